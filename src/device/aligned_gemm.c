@@ -1,15 +1,17 @@
+/* Splits a bf16 GEMM with one unaligned size into an aligned GEMM and a small remainder. */
 #include "device/aligned_gemm.h"
 
-enum { VECTOR = 8 }; /* elements of bf16 in 16 bytes, what one load of a GPU's thread takes */
+enum { VECTOR = 8 }; /* bf16 elements in 16 bytes, the widest load of a GPU thread */
 typedef enum size_name { SIZE_M, SIZE_N, SIZE_K, SIZES } size_name;
 
-/* As numbers: who lists the GEMMs of a program has no memory behind the addresses. */
+/* Integer arithmetic: when the GEMMs of a program are listed, the addresses have no memory behind
+ * them. */
 static void *moved(const void *address, int64_t elements, qd_dtype dtype)
 {
     return (void *)((uintptr_t)address + (uintptr_t)(elements * (int64_t)qd_dtype_size(dtype)));
 }
 
-/* The rows, columns or summands [first, first + length) of a GEMM. */
+/* Rows, columns or summands [first, first + length) of a GEMM. */
 static qd_matmul_args part_of(const qd_matmul_args *a, size_name size, int64_t first, int64_t length)
 {
     qd_matmul_args p = *a;
@@ -32,7 +34,7 @@ static qd_matmul_args part_of(const qd_matmul_args *a, size_name size, int64_t f
 int qd_matmul_cut(const qd_matmul_args *a, double least, qd_matmul_args parts[2])
 {
     const int64_t length[SIZES] = {a->m, a->n, a->k};
-    /* sizes along which some operand or the result lies without gaps */
+    /* Sizes along which some operand or the result is contiguous. */
     const bool runs[SIZES] = {a->trans_a, true, !a->trans_a || a->trans_b};
     const bool bare = !a->bias && !a->residual && !a->bias_grad && a->gelu == QD_MATMUL_NO_GELU;
     const bool aligned = a->lda % VECTOR == 0 && a->ldb % VECTOR == 0 && a->ldc % VECTOR == 0;

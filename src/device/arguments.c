@@ -1,3 +1,5 @@
+/* Argument checks that all devices share. Each returns one line that names the kernel and the
+ * operand. */
 #include "device/arguments_impl.h"
 
 qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype)
@@ -14,11 +16,11 @@ qd_status qd_grouped_check(const qd_grouped_args *a)
     QD_TRY(qd_check_float("grouped", "b", a->b_dtype));
     QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
     if (a->by_experts && (a->active || a->gate_up))
-        return QD_FAIL(QD_USAGE, "grouped: SwiGLU goes with products by rows, and this one is by experts");
+        return QD_FAIL(QD_USAGE, "grouped: SwiGLU can be fused into a GEMM by rows only, and this one is by experts");
     if (!a->gate_up != !a->d_gate_up)
-        return QD_FAIL(QD_USAGE, "grouped: gate_up and its gradient go together");
+        return QD_FAIL(QD_USAGE, "grouped: gate_up and d_gate_up must be given together");
     if (a->active && !a->gate_up && a->n % 2 != 0)
-        return QD_FAIL(QD_USAGE, "grouped: gate and up side by side in %lld columns; an even number would be right", (long long)a->n);
+        return QD_FAIL(QD_USAGE, "grouped: gate and up are stored side by side, so n must be even, not %lld", (long long)a->n);
     return QD_OK;
 }
 
@@ -35,9 +37,9 @@ qd_status qd_matmul_check(const qd_matmul_args *a)
             QD_USAGE, "matmul: row strides a %lld, b %lld, c %lld are shorter than the rows of (%lld, %lld, %lld)",
             (long long)a->lda, (long long)a->ldb, (long long)a->ldc, (long long)a->m, (long long)a->n, (long long)a->k);
     if (a->gelu != QD_MATMUL_NO_GELU && (!a->aux || a->accumulate || a->residual))
-        return QD_FAIL(QD_USAGE, "matmul: GELU in the same pass needs aux, and nothing else that is added to c");
+        return QD_FAIL(QD_USAGE, "matmul: fused GELU needs aux and excludes accumulate and residual");
     if (a->gelu == QD_MATMUL_GELU_GRAD && a->bias)
-        return QD_FAIL(QD_USAGE, "matmul: the derivative of GELU in the same pass excludes a bias");
+        return QD_FAIL(QD_USAGE, "matmul: the fused derivative of GELU excludes a bias");
     if (a->residual && a->residual == a->c)
         return QD_FAIL(QD_USAGE, "matmul: residual must not be c; accumulate adds to c");
     return QD_OK;
@@ -49,15 +51,15 @@ qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_r
     for (int i = 0; i < count; i++) {
         const qd_row_run *r = &runs[i];
         if (r->row < 0 || r->position < 0 || r->count < 0 || r->row + r->count > rows)
-            return QD_FAIL(QD_USAGE, "%s: run %d of %s, rows %lld to %lld at position %lld, does not lie in %lld rows",
+            return QD_FAIL(QD_USAGE, "%s: run %d of %s, rows %lld to %lld at position %lld, is not within the %lld rows",
                            kernel, i, what, (long long)r->row, (long long)(r->row + r->count), (long long)r->position,
                            (long long)rows);
         if (r->position + r->count > positions)
-            return QD_FAIL(QD_USAGE, "%s: run %d of %s ends at position %lld, beyond the last possible, %lld", kernel,
+            return QD_FAIL(QD_USAGE, "%s: run %d of %s ends at position %lld, beyond the last one, %lld", kernel,
                            i, what, (long long)(r->position + r->count), (long long)positions);
         if (i > 0 &&
             (r->position < runs[i - 1].position + runs[i - 1].count || r->row < runs[i - 1].row + runs[i - 1].count))
-            return QD_FAIL(QD_USAGE, "%s: runs %d and %d of %s overlap or are not in the order of positions", kernel,
+            return QD_FAIL(QD_USAGE, "%s: runs %d and %d of %s overlap or are not in ascending order of position", kernel,
                            i - 1, i, what);
     }
     return QD_OK;

@@ -1,3 +1,4 @@
+/* Measures peak arithmetic throughput and copy bandwidth of a device; see ceiling.h. */
 #include "device/ceiling.h"
 
 #include "base/clock.h"
@@ -5,10 +6,10 @@
 
 #include <math.h>
 
-/* Enough runs that some go undisturbed on a busy machine. */
+/* Enough runs that some are undisturbed on a busy machine. */
 enum { RUNS_LEAST = 5, FMA_RUNS = 20 };
 
-/* Far more than the caches, and long enough that asking for it takes no time. */
+/* Far larger than the caches, so that the time to start a copy does not count. */
 static int64_t copy_bytes(const qd_device *device)
 {
     return device->caps.host_memory ? (int64_t)128 << 20 : (int64_t)2 << 30;

@@ -1,5 +1,5 @@
-/* Streams for copies that run beside kernels and communication: from the host, and to it, one for
- * each direction of the link. On the CPU they are the compute stream. */
+/* Streams for copies between host and device that overlap with kernels and communication, one per
+ * direction of the link. On the CPU both are the compute stream. */
 #ifndef QD_DEVICE_COPIES_H
 #define QD_DEVICE_COPIES_H
 

@@ -1,4 +1,4 @@
-/* The registry of devices and the calls that are the same for all of them. */
+/* The registry of devices, and the calls of device.h that dispatch to a backend. */
 #include "device/copies.h"
 #include "device/device_impl.h"
 #include "device/info.h"
@@ -8,7 +8,7 @@
 static const struct {
     const char *kind;
     qd_status (*create)(const qd_device_config *config, qd_device **device);
-    qd_status (*look)(int ordinal, qd_device_info *info); /* accelerators, as the next */
+    qd_status (*look)(int ordinal, qd_device_info *info); /* this and the next: accelerators only */
     qd_status (*exists)(int ordinal);
 } backends[] = {
     {"cpu", qd_cpu_device_create, NULL, NULL},

@@ -1,4 +1,4 @@
-/* What a device backend fills in. Only files below src/device include this. */
+/* The interface that a device backend implements. Only files below src/device include this. */
 #ifndef QD_DEVICE_DEVICE_IMPL_H
 #define QD_DEVICE_DEVICE_IMPL_H
 
@@ -6,9 +6,10 @@
 
 #include <stdatomic.h>
 
-/* Every slot is required. Sizes are in bytes; a size of 0 never reaches copy or fill_zero. */
+/* Slots are required up to describe_workspace. Sizes are in bytes; copy and fill_zero are never
+ * called with size 0. */
 typedef struct qd_device_ops {
-    void (*destroy)(qd_device *device); /* frees the backend's struct, of which qd_device is the first member */
+    void (*destroy)(qd_device *device); /* frees the backend's struct, whose first member is qd_device */
     qd_status (*alloc)(qd_device *device, int64_t bytes, void **address); /* zeroed; bytes >= 1 */
     void (*free)(qd_device *device, void *address, int64_t bytes);
     qd_status (*wait)(qd_stream *stream);
@@ -24,15 +25,15 @@ typedef struct qd_device_ops {
     qd_status (*event_wait)(qd_event *event);
     qd_status (*event_done)(qd_event *event, bool *done);
     qd_status (*event_seconds)(qd_event *from, qd_event *to, double *seconds);
-    /* Optional: NULL where there is nothing to choose or to tell. */
+    /* Optional, except run_fma: NULL where the device has nothing to choose or report. */
     void (*describe_workspace)(const qd_device *device, qd_strbuf *text);
     qd_status (*tune)(qd_device *device, const qd_tune_args *args, bool *searched);
     qd_status (*tuning_get)(qd_device *device, qd_strbuf *text);
     qd_status (*tuning_set)(qd_device *device, const char *text);
-    qd_status (*reach)(qd_device *device, qd_device *other); /* NULL: everything of its kind is in reach */
+    qd_status (*reach)(qd_device *device, qd_device *other); /* NULL: all devices of this kind reach each other */
     qd_status (*make_current)(qd_device *device);
     void *(*native)(qd_stream *stream);
-    qd_status (*run_fma)(qd_stream *stream, double *flops); /* keeps every multiply-add unit busy; says with how much */
+    qd_status (*run_fma)(qd_stream *stream, double *flops); /* required; keeps all multiply-add units busy and returns the FLOPs */
     qd_status (*run_tiles)(qd_stream *stream, double *flops, double *seconds); /* optional; see qd_device_run_tiles */
     qd_status (*run_adds)(qd_stream *stream, double *adds);                    /* optional; see qd_device_measure_adds */
 } qd_device_ops;

@@ -1,16 +1,18 @@
-/* Kernel arguments of blocks with experts, and of norms of queries and keys. Part of device.h.
+/* Kernel arguments for mixture-of-experts blocks and for query/key norms. Part of device.h.
  *
- * An assignment is a pair (row, j), j below per_token: row's j-th choice. Assignments that are
- * carried out are numbered by expert, then row, then j: their place. An expert may have none. */
+ * An assignment is a pair (row, j), j < per_token: the row's j-th choice of an expert. Assignments
+ * that are carried out are numbered by expert, then row, then j; this number is their place. An
+ * expert may have none. */
 #ifndef QD_DEVICE_EXPERTS_H
 #define QD_DEVICE_EXPERTS_H
 
 #include <quadrille/types.h>
 
-/* x (rows, row_stride): heads queries, then kv_heads keys, of head_dim each; what follows them is
- * copied. Each head's vector becomes x * rstd * gamma, rstd = 1 / sqrt(mean(x²) + eps). rstd:
- * (rows, heads + kv_heads). Backward: d (rows, row_stride) in place, from the gradient of the
- * result to that of x; gradients of gammas are added to if accumulate, else overwritten. */
+/* RMSNorm of queries and keys per head. x (rows, row_stride): `heads` queries, then kv_heads keys,
+ * of head_dim each; the remaining columns are copied. Each head's vector becomes x * rstd * gamma,
+ * rstd = 1 / sqrt(mean(x²) + eps). rstd: (rows, heads + kv_heads). Backward: d (rows, row_stride)
+ * is replaced in place, from the gradient of y to that of x; gradients of the gammas are
+ * accumulated into if accumulate, else overwritten. */
 typedef struct qd_head_norm_args {
     const void *x, *q_gamma, *k_gamma;
     void *y;
@@ -24,11 +26,11 @@ typedef struct qd_head_norm_args {
     qd_dtype grad_dtype;
 } qd_head_norm_args;
 
-/* How experts are chosen. Scores are softmax or sigmoid of the logits. Experts lie in `groups`
- * equal groups; the score of a group is the sum of its group_best highest (score + bias), and the
- * top_groups highest groups may be chosen from: the per_token highest (score + bias), of equal ones
- * the lowest index. Weights are scores (without bias), divided by their sum if normalised, times
- * scale. */
+/* How experts are chosen. Scores are the softmax or sigmoid of the logits. Experts form `groups`
+ * equal groups. A group's score is the sum of its group_best highest (score + bias); the top_groups
+ * groups with the highest score are eligible. Of their experts the per_token highest (score + bias)
+ * are chosen; ties go to the lowest index. Weights are scores without bias, divided by their sum if
+ * normalised, times scale. */
 typedef struct qd_route_rule {
     int experts, per_token, groups, top_groups, group_best;
     bool sigmoid, normalised;
@@ -36,7 +38,7 @@ typedef struct qd_route_rule {
 } qd_route_rule;
 
 /* logits (rows, experts) -> choice, weight (rows, per_token), best first. load (loads, experts) =
- * how many rows chose each expert, by sequence: row r belongs to sequence (first_row + r) /
+ * number of rows that chose each expert, per sequence: row r belongs to sequence (first_row + r) /
  * load_rows. */
 typedef struct qd_route_args {
     const float *logits;
@@ -48,9 +50,9 @@ typedef struct qd_route_args {
     qd_dtype bias_dtype;
 } qd_route_args;
 
-/* d_logits (fp32 or bf16) from d_weight, and from two losses of the router:
- *   balance  aux * sum over rows of sum over experts of f[e] * p[row][e], p: scores divided by their sum,
- *            f[e] = load[e] * load_scale, load: that of the row's sequence
+/* d_logits (fp32 or bf16) from d_weight and from two auxiliary losses of the router:
+ *   balance  aux * sum over rows of sum over experts of f[e] * p[row][e],
+ *            p: scores divided by their sum, f[e] = load[e] * load_scale of the row's sequence
  *   z        z * sum over rows of (log sum exp logits)² */
 typedef struct qd_route_grad_args {
     const float *logits, *weight, *d_weight, *load;
@@ -62,9 +64,9 @@ typedef struct qd_route_grad_args {
     qd_dtype grad_dtype;
 } qd_route_grad_args;
 
-/* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at a
- * place, count (experts). limit > 0: an expert takes at most so many; the last, or (least) those of
- * least weight, of equal ones the last, have place -1. */
+/* choice (rows, per_token) -> place (rows, per_token), from (rows * per_token): the assignment at
+ * each place, count (experts). limit > 0 is the capacity of an expert: surplus assignments get
+ * place -1, the last ones, or with `least` those of least weight (of equal ones the last). */
 typedef struct qd_route_plan_args {
     const int32_t *choice;
     const float *weight;
@@ -74,7 +76,7 @@ typedef struct qd_route_plan_args {
     bool least;
 } qd_route_plan_args;
 
-/* total (experts) += how many assignments chose each expert. */
+/* total (experts) += number of assignments per expert. */
 typedef struct qd_route_load_args {
     const int32_t *choice;
     float *total;
@@ -82,12 +84,12 @@ typedef struct qd_route_load_args {
     int experts;
 } qd_route_load_args;
 
-/* y[place] = x[row] [* weight[assignment]], for all places. With `old` (backward of combine): also
- * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for those without a
- * place. `place` may be NULL without `old`; a GPU then reads rows once per choice. */
+/* y[place] = x[row] [* weight[assignment]], for all places. With `old` (backward of combine) also
+ * d_weight[assignment] = <x[row], sum over copies of old[copy][place]>, 0 for assignments without a
+ * place. `place` may be NULL without `old`; a GPU then reads each row once per choice. */
 typedef struct qd_permute_args {
     const void *x;
-    const int32_t *from, *place, *count; /* count (experts): places in all are their sum */
+    const int32_t *from, *place, *count; /* count (experts): its sum is the number of places */
     const float *weight;                 /* NULL: 1 */
     void *y;
     const void *old; /* (copies, copy_rows, cols) or NULL */
@@ -98,7 +100,7 @@ typedef struct qd_permute_args {
     qd_dtype dtype;
 } qd_permute_args;
 
-/* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], in this
+/* y[row] = [add[row]] + sum over j of [weight] * sum over copies of x[copy][place], added in this
  * order. */
 typedef struct qd_combine_args {
     const void *x, *add; /* x (copies, copy_rows, cols) */
@@ -111,25 +113,28 @@ typedef struct qd_combine_args {
     qd_dtype dtype;
 } qd_combine_args;
 
-/* Products over experts. Rows of a come in `sources` blocks, one per rank that sent them, in each
- * by expert: counts[s * count_stride + e] rows for e below experts. Of this list the rows [begin,
- * begin + rows) are at hand, a's and c's row 0 being number begin; rows beyond the end of the list
- * are left alone.
- *   by rows     c (rows, n) = a (rows, k) · op(b_e), b (experts, k, n), or (experts, n, k) if trans_b
- *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; an expert without rows has 0. With
- *               accumulate all this is added to b. squares (experts, n), if given, are then the sums of squares of b's rows, as they
- *               are stored.
- * By rows SwiGLU may go with the product, with the bits that it has by itself:
- *   active      n = 2 w; also active (rows, w) = silu(gate) * up, gate and up being c's first w columns and the others
- *   gate_up     c (rows, n) is the gradient of such an active one, and undefined when this is done; gate_up (rows, 2 n), and d_gate_up its
- *               gradient; active (rows, n), if given, is computed again
- * Rows of these beyond the end of the list are undefined. */
+/* Grouped GEMM: one matrix b_e per expert. Rows of a come in `sources` blocks, one per sending
+ * rank; within a block they are sorted by expert: counts[s * count_stride + e] rows for e <
+ * experts. Of this list the call covers rows [begin, begin + rows): row 0 of a and c is row `begin`
+ * of the list. Rows beyond the end of the list are not touched.
+ *   by rows     c (rows, n) = a (rows, k) · op(b_e);
+ *               b (experts, k, n), or (experts, n, k) if trans_b
+ *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; 0 for an
+ *               expert without rows. accumulate: added to b. squares (experts, n), if set: sums of
+ *               squares of b's rows as stored
+ * By rows SwiGLU can be fused, bit-identical to the separate kernel:
+ *   active      n = 2 w; also active (rows, w) = silu(gate) * up, where gate and up are the first
+ *               and the last w columns of c
+ *   gate_up     c (rows, n) is the gradient of such an `active` and undefined afterwards; gate_up
+ *               (rows, 2 n) is an input, d_gate_up its gradient; active (rows, n), if set, is
+ *               recomputed
+ * Their rows beyond the end of the list are undefined. */
 typedef struct qd_grouped_args {
     const void *a;
     void *b, *c;
-    void *active, *d_gate_up; /* NULL: without SwiGLU; types are c's */
+    void *active, *d_gate_up; /* NULL: no SwiGLU; types are c's */
     const void *gate_up;
-    double *squares; /* NULL: not wanted */
+    double *squares; /* may be NULL */
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;
     int sources, experts;
@@ -137,8 +142,8 @@ typedef struct qd_grouped_args {
     qd_dtype a_dtype, b_dtype, c_dtype;
 } qd_grouped_args;
 
-/* bias -= rate * sign(total - mean), in fp32 (`bias`), rounded into `param` if that is another
- * buffer. If grad_scale is given and not finite nothing is done. rest: instead of bias, as in
+/* bias -= rate * sign(total - mean) in fp32 (`bias`), rounded into `param` if that is another
+ * buffer. If grad_scale is set and not finite, nothing is written. rest: replaces bias, as in
  * qd_adamw_args. */
 typedef struct qd_expert_bias_args {
     float *bias, *total;
@@ -150,12 +155,15 @@ typedef struct qd_expert_bias_args {
     qd_dtype param_dtype;
 } qd_expert_bias_args;
 
-/* Copies of rows, one for each node that has experts of the row (spec/layout/nodes.h): experts lie
- * on `nodes` nodes, equally many on each, one after another. Copies are numbered by node, then by
- * row. An assignment whose `kept` is below 0 is not carried out. place (rows, nodes): a copy's
- * number, or -1; from: row * nodes + node of each copy; copies (nodes): how many there are; counts
- * (experts + nodes): `count`, then `copies`; chosen (copies, 2 * per_token): the row's choices, as
- * the node numbers its experts, -1 for those elsewhere, then all its weights. */
+/* Hierarchical dispatch (spec/layout/nodes.h): one copy of a row for each node that has experts of
+ * the row. Consecutive experts are on the same node, equally many per node. Copies are numbered by
+ * node, then by row. An assignment with `kept` < 0 is not carried out.
+ *   place   (rows, nodes): number of the copy, or -1
+ *   from    row * nodes + node of each copy
+ *   copies  (nodes): number of copies per node
+ *   counts  (experts + nodes): `count`, then `copies`
+ *   chosen  (copies, 2 * per_token): the row's choices as indices of the node's experts, -1 for
+ *           experts elsewhere, then all its weights */
 typedef struct qd_node_plan_args {
     const int32_t *choice, *kept; /* (rows, per_token) */
     const int32_t *count;         /* (experts) */
@@ -165,8 +173,8 @@ typedef struct qd_node_plan_args {
     int experts, nodes, per_token;
 } qd_node_plan_args;
 
-/* d_weight (rows, per_token) from those of the copies, (copies, per_token): each choice's from the
- * copy that went to its node, 0 where `kept` is below 0. */
+/* d_weight (rows, per_token) from that of the copies, (copies, per_token): each choice takes it
+ * from the copy that was sent to its node; 0 where `kept` < 0. */
 typedef struct qd_node_weights_args {
     const int32_t *choice, *kept; /* (rows, per_token) */
     const int32_t *place;         /* (rows, nodes) */
@@ -176,13 +184,13 @@ typedef struct qd_node_weights_args {
     int experts, nodes, per_token;
 } qd_node_weights_args;
 
-/* Places of one round of a node's relayed rows, by expert, then by row: of each expert's
- * assignments, in the order of rows, those from number taken[e] on, take[e] of them. place (rows,
- * per_token): -1 for all others; from: the assignment at each place; count (experts) = take. Of
- * `rows` rows the first `relayed` are there. weight (relayed, per_token), or NULL: those that came
- * with the choices. */
+/* Places for one dispatch round of a node's relayed rows, sorted by expert, then by row. Round: of
+ * each expert's assignments, in order of rows, take[e] starting at number taken[e]. place (rows,
+ * per_token): -1 for all others; from: the assignment at each place; count (experts) = take. The
+ * first `relayed` of `rows` rows are present. weight (relayed, per_token), or NULL: the weights
+ * that arrived with the choices. */
 typedef struct qd_relay_plan_args {
-    const int32_t *chosen;       /* (relayed, 2 * per_token), as node_plan makes them */
+    const int32_t *chosen;       /* (relayed, 2 * per_token), from node_plan */
     const int32_t *taken, *take; /* (experts) */
     int32_t *place, *from, *count;
     float *weight;
@@ -190,7 +198,7 @@ typedef struct qd_relay_plan_args {
     int experts, per_token;
 } qd_relay_plan_args;
 
-/* to[i] = from[i] where place[i] is not below 0. */
+/* to[i] = from[i] where place[i] >= 0. */
 typedef struct qd_relay_keep_args {
     const int32_t *place;
     const float *from;

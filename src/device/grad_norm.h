@@ -1,4 +1,4 @@
-/* The last step of the kernel grad_norm, the same on every device. */
+/* The last step of the grad_norm kernel, shared by all devices so that they agree. */
 #ifndef QD_DEVICE_GRAD_NORM_H
 #define QD_DEVICE_GRAD_NORM_H
 
@@ -12,7 +12,7 @@
 #define QD_GRAD_NORM_ON
 #endif
 
-/* total: of the sums; bad: the first that is not finite, count: none. */
+/* total: sum of the sums of squares; bad: index of the first non-finite one, or count. */
 QD_GRAD_NORM_ON static inline void qd_grad_norm_finish(const qd_grad_norm_args *a, double total, int64_t bad)
 {
     const double correction = a->loss[1] > 0.0 ? a->planned / a->loss[1] : 0.0, norm = sqrt(total) * correction;

@@ -1,10 +1,12 @@
+/* Tree reductions over the values of several ranks: one version per instruction set, chosen at run
+ * time. */
 #include "device/sum.h"
 
 #include <assert.h>
 #include <stdatomic.h>
 #include <string.h>
 
-/* The maximum is a nested statement expression: its temporaries shadow each other on purpose. */
+/* MAX_OF nests statement expressions: its temporaries shadow each other on purpose. */
 #pragma GCC diagnostic ignored "-Wshadow"
 
 typedef void (*reduction)(void *out, const void *const *sources, int n, int64_t count);
@@ -78,7 +80,7 @@ static table_pointer find_table(const char *isa)
     return strcmp(isa, "generic") == 0 ? table_generic : NULL;
 }
 
-/* The choice is the same whoever makes it, so a race to fill it is harmless. */
+/* Every thread makes the same choice, so a race to store it is harmless. */
 static _Atomic(table_pointer) chosen;
 
 static table_pointer choose(void)

@@ -1,14 +1,14 @@
-/* Bodies of the tree reductions for one instruction set: included by sum.c once per set, with
- * QD_SUM_ISA(name) giving the suffix and QD_SUM_WIDTH the bytes of its vectors. Elements are
- * independent, so every set does the same additions in the same order. No product is followed by an
- * addition: nothing can be contracted. */
+/* Tree reductions for one instruction set. sum.c includes this once per set, with QD_SUM_ISA(name)
+ * for the suffix and QD_SUM_WIDTH for the vector size in bytes. Elements are independent, so every
+ * set does the same additions in the same order. No multiplication is followed by an addition, so
+ * the compiler cannot contract to FMA. */
 
-/* Unaligned, may alias: user buffers have only their element's alignment. */
-#define VECTOR(name, type, lanes)                                                                           \
+/* Unaligned and may alias: user buffers have only the alignment of their elements. */
+#define VECTOR(name, type, lanes)                                                                  \
     typedef type QD_SUM_ISA(name) __attribute__((vector_size((lanes) * sizeof(type)), aligned(1), may_alias))
 VECTOR(f32_vector, float, QD_SUM_WIDTH / 4);
 VECTOR(f64_vector, double, QD_SUM_WIDTH / 8);
-VECTOR(u16_vector, uint16_t, QD_SUM_WIDTH / 4); /* as many as f32_vector */
+VECTOR(u16_vector, uint16_t, QD_SUM_WIDTH / 4); /* as many lanes as f32_vector */
 VECTOR(u32_vector, uint32_t, QD_SUM_WIDTH / 4);
 VECTOR(i32_vector, int32_t, QD_SUM_WIDTH / 4);
 VECTOR(u64_vector, uint64_t, QD_SUM_WIDTH / 8);
@@ -23,100 +23,100 @@ VECTOR(i64_vector, int64_t, QD_SUM_WIDTH / 8);
 
 #define LANES_OF(vector) ((int64_t)(sizeof(vector) / sizeof((vector){0}[0])))
 
-/* L(k): accumulator vector of source k at element i. */
+/* L(k): accumulator vector of source k at element i. C(a, b) combines two of them. */
 #define TREE1 L(0)
 #define TREE2 C(L(0), L(1))
 #define TREE3 C(TREE2, L(2))
 #define TREE4 C(TREE2, C(L(2), L(3)))
 #define TREE8 C(TREE4, C(C(L(4), L(5)), C(L(6), L(7))))
 
-#define LOOP(tree)                                                                                          \
-    for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                                  \
-        acc_vector r = tree;                                                                                \
-        SCALE(r);                                                                                           \
-        STORE(out + i, r);                                                                                  \
-    }                                                                                                       \
+#define LOOP(tree)                                                                                 \
+    for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                         \
+        acc_vector r = tree;                                                                       \
+        SCALE(r);                                                                                  \
+        STORE(out + i, r);                                                                         \
+    }                                                                                              \
     break
 
-/* Defines the reduction NAME for elements ELEM, with accumulator vectors ACC, from LOAD, STORE,
- * COMBINE and SCALE. */
-#define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                                   \
-    static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)           \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        switch (n) {                                                                                        \
-        case 1: *result = TREE1; return;                                                                    \
-        case 2: *result = TREE2; return;                                                                    \
-        case 3: *result = TREE3; return;                                                                    \
-        case 4: *result = TREE4; return;                                                                    \
-        default: break;                                                                                     \
-        }                                                                                                   \
-        acc_vector a, b;                                                                                    \
-        int left = qd_sum_left(n);                                                                          \
-        QD_SUM_ISA(NAME##_at)(&a, sources, left, i);                                                        \
-        QD_SUM_ISA(NAME##_at)(&b, sources + left, n - left, i);                                             \
-        *result = C(a, b);                                                                                  \
-    }                                                                                                       \
-    /* Less than a vector, through padded copies. */                                                        \
+/* Defines the reduction NAME for elements ELEM with accumulator vectors ACC. Uses L, C, SCALE and
+ * STORE. */
+#define DEFINE_REDUCTION(NAME, ELEM, ACC)                                                          \
+    static void QD_SUM_ISA(NAME##_at)(ACC * result, const ELEM *const *sources, int n, int64_t i)  \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        switch (n) {                                                                               \
+        case 1: *result = TREE1; return;                                                           \
+        case 2: *result = TREE2; return;                                                           \
+        case 3: *result = TREE3; return;                                                           \
+        case 4: *result = TREE4; return;                                                           \
+        default: break;                                                                            \
+        }                                                                                          \
+        acc_vector a, b;                                                                           \
+        int left = qd_sum_left(n);                                                                 \
+        QD_SUM_ISA(NAME##_at)(&a, sources, left, i);                                               \
+        QD_SUM_ISA(NAME##_at)(&b, sources + left, n - left, i);                                    \
+        *result = C(a, b);                                                                         \
+    }                                                                                              \
+    /* Less than a vector, through padded copies. */                                               \
     static void QD_SUM_ISA(NAME##_tail)(ACC * result, const ELEM *const *from, int n, int64_t i, int64_t valid) \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        if (n == 1) {                                                                                       \
-            ELEM padded[QD_SUM_WIDTH / 4] = {0};                                                            \
-            const ELEM *one = padded;                                                                       \
-            memcpy(padded, from[0] + i, (size_t)valid * sizeof(ELEM));                                      \
-            QD_SUM_ISA(NAME##_at)(result, &one, 1, 0);                                                      \
-            return;                                                                                         \
-        }                                                                                                   \
-        acc_vector a, b;                                                                                    \
-        int left = qd_sum_left(n);                                                                          \
-        QD_SUM_ISA(NAME##_tail)(&a, from, left, i, valid);                                                  \
-        QD_SUM_ISA(NAME##_tail)(&b, from + left, n - left, i, valid);                                       \
-        *result = C(a, b);                                                                                  \
-    }                                                                                                       \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        if (n == 1) {                                                                              \
+            ELEM padded[QD_SUM_WIDTH / 4] = {0};                                                   \
+            const ELEM *one = padded;                                                              \
+            memcpy(padded, from[0] + i, (size_t)valid * sizeof(ELEM));                             \
+            QD_SUM_ISA(NAME##_at)(result, &one, 1, 0);                                             \
+            return;                                                                                \
+        }                                                                                          \
+        acc_vector a, b;                                                                           \
+        int left = qd_sum_left(n);                                                                 \
+        QD_SUM_ISA(NAME##_tail)(&a, from, left, i, valid);                                         \
+        QD_SUM_ISA(NAME##_tail)(&b, from + left, n - left, i, valid);                              \
+        *result = C(a, b);                                                                         \
+    }                                                                                              \
     static void QD_SUM_ISA(NAME)(void *out_any, const void *const *sources_any, int n, int64_t count)       \
-    {                                                                                                       \
-        typedef ACC acc_vector;                                                                             \
-        ELEM *out = out_any;                                                                                \
-        const ELEM *const *sources = (const ELEM *const *)sources_any;                                      \
-        const int ranks = n;                                                                                \
-        (void)ranks;                                                                                        \
-        int64_t i = 0;                                                                                      \
-        switch (n) {                                                                                        \
-        case 1: LOOP(TREE1);                                                                                \
-        case 2: LOOP(TREE2);                                                                                \
-        case 3: LOOP(TREE3);                                                                                \
-        case 4: LOOP(TREE4);                                                                                \
-        case 8: LOOP(TREE8);                                                                                \
-        default:                                                                                            \
-            for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                          \
-                acc_vector r;                                                                               \
-                QD_SUM_ISA(NAME##_at)(&r, sources, n, i);                                                   \
-                SCALE(r);                                                                                   \
-                STORE(out + i, r);                                                                          \
-            }                                                                                               \
-        }                                                                                                   \
-        if (i < count) {                                                                                    \
-            acc_vector r;                                                                                   \
-            ELEM last[QD_SUM_WIDTH / 4];                                                                    \
-            QD_SUM_ISA(NAME##_tail)(&r, sources, n, i, count - i);                                          \
-            SCALE(r);                                                                                       \
-            STORE(last, r);                                                                                 \
-            memcpy(out + i, last, (size_t)(count - i) * sizeof(ELEM));                                      \
-        }                                                                                                   \
+    {                                                                                              \
+        typedef ACC acc_vector;                                                                    \
+        ELEM *out = out_any;                                                                       \
+        const ELEM *const *sources = (const ELEM *const *)sources_any;                             \
+        const int ranks = n;                                                                       \
+        (void)ranks;                                                                               \
+        int64_t i = 0;                                                                             \
+        switch (n) {                                                                               \
+        case 1: LOOP(TREE1);                                                                       \
+        case 2: LOOP(TREE2);                                                                       \
+        case 3: LOOP(TREE3);                                                                       \
+        case 4: LOOP(TREE4);                                                                       \
+        case 8: LOOP(TREE8);                                                                       \
+        default:                                                                                   \
+            for (; i + LANES_OF(acc_vector) <= count; i += LANES_OF(acc_vector)) {                 \
+                acc_vector r;                                                                      \
+                QD_SUM_ISA(NAME##_at)(&r, sources, n, i);                                          \
+                SCALE(r);                                                                          \
+                STORE(out + i, r);                                                                 \
+            }                                                                                      \
+        }                                                                                          \
+        if (i < count) {                                                                           \
+            acc_vector r;                                                                          \
+            ELEM last[QD_SUM_WIDTH / 4];                                                           \
+            QD_SUM_ISA(NAME##_tail)(&r, sources, n, i, count - i);                                 \
+            SCALE(r);                                                                              \
+            STORE(last, r);                                                                        \
+            memcpy(out + i, last, (size_t)(count - i) * sizeof(ELEM));                             \
+        }                                                                                          \
     }
 
-/* Bits of vectors are selected by masks: C has no vector ?: operator. */
+/* Vectors are selected by masks: C has no vector ?: operator. */
 #define SELECT(mask, a, b) (((mask) & (a)) | (~(mask) & (b)))
 
-/* ---- conversions of a vector ---- */
+/* Conversions of a vector. */
 
 static inline __attribute__((always_inline)) void QD_SUM_ISA(load_bf16)(f32_vector *to, const uint16_t *from)
 {
     *to = (f32_vector)(__builtin_convertvector(*(const u16_vector *)from, u32_vector) << 16);
 }
 
-/* To nearest even; NaN stays NaN (quiet). */
+/* Rounds to nearest even; NaN stays NaN (quiet). */
 static inline __attribute__((always_inline)) void QD_SUM_ISA(store_bf16)(uint16_t *to, const f32_vector *from)
 {
     u32_vector u = (u32_vector)*from;
@@ -129,14 +129,13 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(load_fp16)(f32_vect
 {
     u32_vector h = __builtin_convertvector(*(const u16_vector *)from, u32_vector);
     u32_vector magnitude = (h & 0x7fff) << 13;
-    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's and is exact for subnormals
-     * too. */
+    /* Scaling by 2^112 moves the exponent from fp16's bias to fp32's; exact for subnormals too. */
     u32_vector finite = (u32_vector)((f32_vector)magnitude * 0x1p112f);
     u32_vector special = (u32_vector)((h & 0x7c00) == 0x7c00);
     *to = (f32_vector)(SELECT(special, magnitude | 0x7f800000, finite) | ((h & 0x8000) << 16));
 }
 
-/* To nearest even; too large becomes infinity. */
+/* Rounds to nearest even; overflow gives infinity. */
 static inline __attribute__((always_inline)) void QD_SUM_ISA(store_fp16)(uint16_t *to, const f32_vector *from)
 {
     const uint32_t smallest_normal = 113u << 23, overflow = 143u << 23, magic = 126u << 23; /* magic: 0.5 */
@@ -151,8 +150,7 @@ static inline __attribute__((always_inline)) void QD_SUM_ISA(store_fp16)(uint16_
     *(u16_vector *)to = __builtin_convertvector(r | (sign >> 16), u16_vector);
 }
 
-/* ---- floating point: COMBINE works on values; max keeps NaN because a NaN `a` is chosen and `a > NaN` is false
- * ---- */
+/* Sums and averages. */
 
 #define C(a, b) ((a) + (b))
 #define SCALE(r) (void)0
@@ -216,13 +214,14 @@ DEFINE_REDUCTION(sum_int64, uint64_t, u64_vector)
 #undef STORE
 #undef C
 
-/* ---- maximum ---- */
+/* Maximum. A NaN stays: a NaN `a` is chosen explicitly, and with a NaN `b` the comparison `a > b`
+ * is false, which chooses b. */
 
-#define MAX_OF(value, bits, a, b)                                                                           \
-    __extension__({                                                                                         \
-        value max_a = (a), max_b = (b);                                                                     \
-        bits max_mask = (bits)((max_a > max_b) | (max_a != max_a));                                         \
-        (value) SELECT(max_mask, (bits)max_a, (bits)max_b);                                                 \
+#define MAX_OF(value, bits, a, b)                                                                  \
+    __extension__({                                                                                \
+        value max_a = (a), max_b = (b);                                                            \
+        bits max_mask = (bits)((max_a > max_b) | (max_a != max_a));                                \
+        (value) SELECT(max_mask, (bits)max_a, (bits)max_b);                                        \
     })
 
 #define C(a, b) MAX_OF(f32_vector, u32_vector, a, b)

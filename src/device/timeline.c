@@ -1,3 +1,4 @@
+/* Records begin and end of pieces of a stream's work, with device events or with the clock. */
 #include "device/timeline.h"
 
 #include "base/clock.h"
@@ -7,8 +8,8 @@
 
 typedef struct piece {
     int id;
-    double begin, end;        /* by the clock */
-    qd_event *started, *done; /* NULL: by the clock */
+    double begin, end;        /* seconds of qd_clock_now */
+    qd_event *started, *done; /* NULL where the clock is used */
 } piece;
 
 struct qd_timeline {
@@ -16,7 +17,7 @@ struct qd_timeline {
     bool events;
     qd_event *origin; /* recorded by start, at origin_seconds of the clock */
     double origin_seconds;
-    pthread_mutex_t lock; /* the next three */
+    pthread_mutex_t lock; /* guards the next three */
     piece *pieces;
     int count, capacity;
 };
@@ -62,7 +63,7 @@ static qd_status grow(qd_timeline *t)
     while (t->capacity < capacity) {
         piece *p = &t->pieces[t->capacity];
         *p = (piece){0};
-        t->capacity++; /* counted before it is filled, so that destroy sees it */
+        t->capacity++; /* counted before it is filled, so that destroy frees its events */
         if (t->events) {
             QD_TRY(qd_event_create(qd_stream_device(t->stream), &p->started));
             QD_TRY(qd_event_create(qd_stream_device(t->stream), &p->done));
@@ -71,9 +72,9 @@ static qd_status grow(qd_timeline *t)
     return QD_OK;
 }
 
-/* The clock's time of the first event is that of asking for it while the stream is idle: the host
- * waits for it once. */
-qd_status qd_timeline_start(qd_timeline *t, const qd_timeline *beside)
+/* The stream is idle and the host waits for the origin event, so the clock's time is close to that
+ * of the event. */
+qd_status qd_timeline_start(qd_timeline *t, const qd_timeline *reference)
 {
     if (!t->events)
         return QD_OK;
@@ -81,11 +82,11 @@ qd_status qd_timeline_start(qd_timeline *t, const qd_timeline *beside)
     QD_TRY(qd_event_record(t->origin, t->stream));
     QD_TRY(qd_event_wait(t->origin));
     t->origin_seconds = qd_clock_now();
-    if (!beside)
+    if (!reference)
         return QD_OK;
     double since;
-    QD_TRY(qd_event_seconds(beside->origin, t->origin, &since));
-    t->origin_seconds = beside->origin_seconds + since;
+    QD_TRY(qd_event_seconds(reference->origin, t->origin, &since));
+    t->origin_seconds = reference->origin_seconds + since;
     return QD_OK;
 }
 

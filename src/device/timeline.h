@@ -1,5 +1,5 @@
-/* When pieces of a stream's work began and ended. On devices that compute later than they are
- * asked, a pair of events per piece, read when all has run; elsewhere the clock. */
+/* When pieces of a stream's work began and ended. Asynchronous devices record a pair of events per
+ * piece, read once all work has completed; on the CPU the clock is used. */
 #ifndef QD_DEVICE_TIMELINE_H
 #define QD_DEVICE_TIMELINE_H
 
@@ -10,18 +10,17 @@ typedef struct qd_timeline qd_timeline;
 qd_status qd_timeline_create(qd_stream *stream, qd_timeline **timeline);
 void qd_timeline_destroy(qd_timeline *timeline); /* NULL is legal */
 
-/* The stream is idle for a moment: from here on its times are those of the clock. Before the first
- * piece, and after each collect. beside (NULL: none): a timeline of another stream of the device
- * that was started before. Times of the two can be compared to the resolution of the device's
- * events; times that were told by the clock alone are off by what the host needs to wake up. */
-qd_status qd_timeline_start(qd_timeline *timeline, const qd_timeline *beside);
+/* Waits until the stream is idle and relates its times to the clock. Call it before the first piece
+ * and after each collect. reference (may be NULL): a timeline of another stream of the device that
+ * was started earlier. Times of both are then comparable to the resolution of the device's events;
+ * without it, they are off by the time in which the host wakes up. */
+qd_status qd_timeline_start(qd_timeline *timeline, const qd_timeline *reference);
 
-/* A piece with a number of the caller's. Pieces may contain others, and may come from several
- * threads. */
+/* id is the caller's. Pieces may nest, and several threads may record them. */
 qd_status qd_timeline_begin(qd_timeline *timeline, int id, int *piece);
 qd_status qd_timeline_end(qd_timeline *timeline, int piece);
 
-/* Waits for the stream, tells every piece (seconds of qd_clock_now), and forgets them. */
+/* Waits for the stream, calls visit for every piece (seconds of qd_clock_now) and clears them. */
 typedef void (*qd_timeline_visitor)(void *context, int id, double begin, double end);
 qd_status qd_timeline_collect(qd_timeline *timeline, qd_timeline_visitor visit, void *context);
 #endif

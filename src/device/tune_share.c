@@ -1,3 +1,4 @@
+/* Shares out the time for autotuning among the GEMMs of a step; see tune_share.h. */
 #include "device/tune_share.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
 /* How long the search for the fastest algorithm of each GEMM may take, so that all searches
- * together end in time. */
+ * together stay within their time limit. */
 #ifndef QD_DEVICE_TUNE_SHARE_H
 #define QD_DEVICE_TUNE_SHARE_H
 
@@ -7,18 +7,18 @@
 
 typedef struct qd_tune_item {
     qd_matmul_args call;
-    double cost;    /* seconds of a step that it takes, about (qd_tune_cost, times how often it is made) */
-    bool known;     /* its choice is made already */
-    double seconds; /* out: for its search; 0: none, the library's favourite does */
+    double cost;    /* approximate seconds per step: qd_tune_cost times calls */
+    bool known;     /* already has a choice */
+    double seconds; /* out: time for its search; 0: no search, the library's heuristic decides */
 } qd_tune_item;
 
-/* Seconds of one call on a large GPU, about: enough to compare GEMMs of a step with each other. */
+/* Approximate seconds of one call on a large GPU: good enough to compare the GEMMs of a step. */
 double qd_tune_cost(const qd_matmul_args *call);
 
-/* Sorts the items, the cheapest first, so that time that a search leaves over goes to one that
- * matters more, and shares out `seconds` among those that are not known: by the root of what they
- * take of a step, because what an algorithm costs to try does not grow with how often a GEMM is
- * made. What is known gives up its part; GEMMs that take less than 0.4 % are left to the library.
- * INFINITY: every search may take as long as it likes. Returns how many are to be searched for. */
+/* Sorts the items by ascending cost, so that time left over by one search goes to a more important
+ * one, and shares out `seconds` among the items that are not known, in proportion to the square
+ * root of their cost: trying an algorithm does not take longer because a GEMM is called more often.
+ * The share of known items is not used; GEMMs below 0.4 % of the cost are left to the library.
+ * INFINITY: no limit for any search. Returns the number of items to search for. */
 int qd_tune_share(qd_tune_item *items, int count, double seconds);
 #endif

@@ -381,7 +381,7 @@ static void refuses_bad_arguments(void **state)
                                 .q_runs = runs, .k_runs = runs, .q_run_count = 2, .k_run_count = 2, .begin = true};
     ops_assert_ok(k->attention_part_forward(stream, &a));
     a.k_seq = 1;
-    ops_assert_fails(k->attention_part_forward(stream, &a), QD_USAGE, "run 1 of keys, rows 1 to 2 at position 9, does not lie in 1 rows");
+    ops_assert_fails(k->attention_part_forward(stream, &a), QD_USAGE, "run 1 of keys, rows 1 to 2 at position 9, is not within the 1 rows");
     a.k_seq = 2;
     runs[1].position = 5;
     ops_assert_fails(k->attention_part_forward(stream, &a), QD_USAGE, "runs 0 and 1 of queries overlap");

@@ -321,7 +321,7 @@ static void refuses_bad_arguments(void **state)
     a.residual = there;
     a.gelu = QD_MATMUL_GELU;
     a.aux = there;
-    ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "GELU in the same pass");
+    ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "fused GELU");
     a.residual = NULL;
     a.aux = NULL;
     ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "needs aux");

@@ -469,13 +469,13 @@ static void refuses(void **state)
     float x[8] = {0};
     qd_grouped_args args = {.a = x, .b = x, .c = x, .counts = counts, .count_stride = 1, .rows = 1, .n = 1, .k = 1, .sources = 1,
                             .experts = 1, .active = x, .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32};
-    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "an even number");
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "n must be even");
     args.n = 2;
     args.by_experts = true;
     ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "by rows");
     args.by_experts = false;
     args.gate_up = x;
-    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "go together");
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "must be given together");
 }
 
 int main(int argc, char **argv)

@@ -1,4 +1,5 @@
-/* The CPU device: memory, the pool, the choice of the instruction set, and the table of kernels. */
+/* The CPU device: memory, streams, thread pool, choice of the instruction set, and the kernel
+ * table. */
 #include "device/cpu/cpu_impl.h"
 
 #include "base/clock.h"
@@ -21,7 +22,8 @@ static const qd_kernels kernels = {
 #undef KERNEL
 };
 
-/* The features that matter of what the *_isa.c files are compiled for (haswell, skylake-avx512). */
+/* The features used by the targets that *_isa.c files are compiled for (haswell,
+ * skylake-avx512). */
 static bool machine_has(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
@@ -47,12 +49,10 @@ static qd_status choose_isa(const char *wanted, qd_cpu_isa *isa)
             return QD_OK;
         }
         if (wanted)
-            return QD_FAIL(QD_UNSUPPORTED, "cpu device: this machine does not have the instruction set '%s'", wanted);
+            return QD_FAIL(QD_UNSUPPORTED, "cpu device: this machine does not support the instruction set '%s'", wanted);
     }
-    return QD_FAIL(QD_UNSUPPORTED, "cpu device: this build does not know the instruction set '%s'", wanted);
+    return QD_FAIL(QD_UNSUPPORTED, "cpu device: this build has no kernels for the instruction set '%s'", wanted);
 }
-
-/* ---- memory ---- */
 
 static qd_status cpu_alloc(qd_device *device, int64_t bytes, void **address)
 {
@@ -70,11 +70,9 @@ static void cpu_free(qd_device *device, void *address, int64_t bytes)
     free(address);
 }
 
-/* ---- streams ---- */
-
 static qd_status cpu_wait(qd_stream *stream)
 {
-    (void)stream; /* kernels and copies have run when their call returns */
+    (void)stream; /* kernels and copies have completed when their call returns */
     return QD_OK;
 }
 
@@ -97,7 +95,7 @@ enum { MOVE_GRAIN = 1 << 20 };
 
 static qd_status cpu_copy(qd_stream *stream, void *to, const void *from, int64_t bytes)
 {
-    /* memmove's meaning where the two overlap, which a parallel copy cannot give */
+    /* Overlapping buffers need memmove, which cannot run in parallel. */
     const char *first = to < from ? to : from, *second = to < from ? from : to;
     if (first + bytes > second)
         memmove(to, from, (size_t)bytes);
@@ -111,8 +109,6 @@ static qd_status cpu_fill_zero(qd_stream *stream, void *to, int64_t bytes)
     qd_pool_for(qd_cpu_of(stream)->pool, bytes, MOVE_GRAIN, move_range, &(move){to, NULL});
     return QD_OK;
 }
-
-/* ---- host memory and events ---- */
 
 static qd_status cpu_memory(qd_device *device, int64_t *free_bytes, int64_t *total_bytes)
 {
@@ -188,8 +184,6 @@ static qd_status cpu_event_seconds(qd_event *from, qd_event *to, double *seconds
     *seconds = ((cpu_event *)to)->at - ((cpu_event *)from)->at;
     return QD_OK;
 }
-
-/* ---- life ---- */
 
 static void cpu_destroy(qd_device *device)
 {

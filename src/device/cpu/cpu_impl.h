@@ -1,10 +1,10 @@
 /* The CPU device, as its kernels see it.
  *
- * A kernel of slot S is the function qd_cpu_S(stream, args). It checks its arguments, cuts the work
- * into ranges that depend on the shapes only, and hands them to qd_pool_for. What is worth
- * vectorising lives in a file *_isa.c, which the build compiles once per instruction set with
- * QD_ISA set to its name and which exports one table of functions; QD_CPU_TABLE declares the tables
- * and the function that picks one for a device. */
+ * The kernel of slot S is the function qd_cpu_S(stream, args). It checks its arguments, splits the
+ * work into ranges that depend on the shapes only, and passes them to qd_pool_for. Vectorized code
+ * is in files *_isa.c. The build compiles each of them once per instruction set, with QD_ISA set to
+ * its name; each exports one table of functions. QD_CPU_TABLE declares the tables and the function
+ * that picks one for a device. */
 #ifndef QD_DEVICE_CPU_CPU_IMPL_H
 #define QD_DEVICE_CPU_CPU_IMPL_H
 
@@ -28,8 +28,8 @@ typedef enum qd_cpu_isa {
         QD_CPU_ISA_COUNT
 } qd_cpu_isa;
 
-/* Workspace of each compute thread, aligned to 64 bytes, contents undefined at the start of a
- * range. A kernel that wants more cuts its ranges smaller. */
+/* Workspace of each compute thread, aligned to 64 bytes; its contents are undefined at the start of
+ * a range. A kernel that needs more makes its ranges smaller. */
 #define QD_CPU_WORKSPACE_BYTES ((int64_t)4 << 20)
 
 typedef struct qd_cpu {
@@ -45,7 +45,7 @@ static inline qd_cpu *qd_cpu_of(qd_stream *stream)
     return (qd_cpu *)stream->device;
 }
 
-/* For the `thread` that a qd_pool_body is called with. */
+/* thread: the argument of a qd_pool_body. */
 static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 {
     return cpu->workspace + thread * QD_CPU_WORKSPACE_BYTES;
@@ -86,12 +86,12 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 #define QD_ISA_JOIN(name, isa) QD_ISA_JOIN2(name, isa)
 #define QD_ISA_NAME(name) QD_ISA_JOIN(name, QD_ISA)
 
-/* The kernels, in matmul.c, attention.c, norm.c … */
+/* The kernels, one function per slot. */
 #define QD_CPU_KERNEL(slot, args) qd_status qd_cpu_##slot(qd_stream *stream, const args *a);
 QD_KERNEL_TABLE(QD_CPU_KERNEL)
 #undef QD_CPU_KERNEL
 
-/* qd_device_ops.run_fma, run_tiles and run_adds (ceiling.c). */
+/* qd_device_ops.run_fma, run_tiles and run_adds (gemm/ceiling.c). */
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
 qd_status qd_cpu_run_tiles(qd_stream *stream, double *flops, double *seconds);
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds);
@@ -106,7 +106,7 @@ static inline void *qd_cpu_at_mut(void *base, int64_t index, qd_dtype dtype)
     return (char *)base + index * (dtype == QD_F32 ? 4 : 2);
 }
 
-/* Called by qd_cpu_matmul for products with a residual, GELU or bias gradient (matmul_fused.c). */
+/* GEMM with a residual, GELU or bias gradient (gemm/matmul_fused.c); called by qd_cpu_matmul. */
 qd_status qd_cpu_matmul_fused(qd_stream *stream, const qd_matmul_args *a);
 
 #endif

@@ -1,13 +1,13 @@
-/* What the row-wise and element-wise kernels take from their *_isa.c files: functions over a range
- * that depends on the shapes only. The kernels (norm.c …) check arguments and hand the ranges to
- * the pool. */
+/* The boundary between row-wise and element-wise kernels (norm.c …) and their *_isa.c files.
+ * Kernels check arguments and pass ranges to the pool; the functions below compute one range.
+ * Ranges depend on the shapes only. */
 #ifndef QD_DEVICE_CPU_KERNELS_IMPL_H
 #define QD_DEVICE_CPU_KERNELS_IMPL_H
 
 #include "base/rng.h"
 #include "device/cpu/cpu_impl.h"
 
-/* Elements that make a range worth handing to a thread. */
+/* Elements that make a range worth a thread. */
 #define QD_CPU_GRAIN ((int64_t)16384)
 
 /* Rows of `cols` elements per range. */
@@ -16,24 +16,24 @@ static inline int64_t qd_cpu_row_grain(int64_t cols)
     return cols >= QD_CPU_GRAIN || cols < 1 ? 1 : QD_CPU_GRAIN / cols;
 }
 
-/* Hands [0, count) to the threads in ranges of `grain`; body's context is `args`, which it only
- * reads. */
+/* Runs body on [0, count) in ranges of `grain`. Its context is `args`, which it only reads. */
 static inline void qd_cpu_for(qd_stream *stream, int64_t count, int64_t grain, qd_pool_body body, const void *args)
 {
     qd_pool_for(qd_cpu_of(stream)->pool, count, grain, body, (void *)(uintptr_t)args);
 }
 
-/* Bodies take the kernel's argument struct as context unless a comment says otherwise. */
+/* The context of a body is the kernel's argument struct unless a comment says otherwise. */
 typedef struct qd_cpu_norm_ops {
     qd_pool_body forward; /* rows */
-    /* Rows begin .. end-1. dgamma, dbeta: (cols) fp32, added to; either may be NULL. */
+    /* Rows begin .. end-1. dgamma, dbeta: (cols) fp32, accumulated into; either may be NULL. */
     void (*backward)(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta);
 } qd_cpu_norm_ops;
 QD_CPU_TABLE(qd_cpu_norm_ops, qd_cpu_norm_ops)
 
 typedef struct qd_cpu_head_norm_ops {
     qd_pool_body forward; /* rows */
-    /* Rows begin .. end-1. sums: (2, head_dim) fp32, gradients of the two gammas, added to. */
+    /* Rows begin .. end-1. sums: (2, head_dim) fp32, gradients of the two gammas, accumulated
+     * into. */
     void (*backward)(const qd_head_norm_args *a, int64_t begin, int64_t end, float *sums);
 } qd_cpu_head_norm_ops;
 QD_CPU_TABLE(qd_cpu_head_norm_ops, qd_cpu_head_norm_ops)
@@ -89,13 +89,13 @@ typedef struct qd_cpu_cross_entropy_ops {
 } qd_cpu_cross_entropy_ops;
 QD_CPU_TABLE(qd_cpu_cross_entropy_ops, qd_cpu_cross_entropy_ops)
 
-/* A range of parameters is updated in chunks of QD_CPU_GRAIN elements; the last may be shorter. */
+/* A parameter range is updated in chunks of QD_CPU_GRAIN elements; the last may be shorter. */
 static inline int64_t qd_cpu_range_chunks(const qd_param_range *range)
 {
     return (range->count + QD_CPU_GRAIN - 1) / QD_CPU_GRAIN;
 }
 typedef struct qd_cpu_optimizer_ops {
-    qd_pool_body adamw, sgd; /* chunks of all ranges, numbered through */
+    qd_pool_body adamw, sgd; /* chunks, numbered across all ranges */
 } qd_cpu_optimizer_ops;
 QD_CPU_TABLE(qd_cpu_optimizer_ops, qd_cpu_optimizer_ops)
 
@@ -110,19 +110,20 @@ QD_CPU_TABLE(qd_cpu_muon_ops, qd_cpu_muon_ops)
 
 typedef struct qd_cpu_reduce_ops {
     qd_pool_body row_squares; /* rows */
-    /* sum (cols) += rows begin .. end-1 of dy, ascending. */
+    /* sum (cols) += rows begin .. end-1 of dy, in ascending order. */
     void (*column_sums)(const qd_bias_grad_args *a, int64_t begin, int64_t end, float *sum);
-    /* sum[begin .. end-1] += each of the `count` vectors of `width` at `parts`, ascending. */
+    /* sum[begin .. end-1] += each of the `count` vectors of `width` at `parts`, in ascending
+     * order. */
     void (*add_parts)(float *sum, const float *parts, int64_t count, int64_t width, int64_t begin, int64_t end);
     /* grad = sum [+ grad if accumulate], in grad's type. */
     void (*put_grad)(void *grad, qd_dtype dtype, const float *sum, int64_t count, bool accumulate);
 } qd_cpu_reduce_ops;
 QD_CPU_TABLE(qd_cpu_reduce_ops, qd_cpu_reduce_ops)
 
-/* Sums over rows: cuts [0, rows) into blocks of a fixed number of rows, calls body(context, begin,
- * end, part) for each with a zeroed part (width), adds the parts in ascending order, and gives the
- * sum (width, fp32), which lies in the device's workspace. Neither blocks nor order depend on the
- * threads. */
+/* Sums over rows: splits [0, rows) into blocks of a fixed number of rows, calls body(context,
+ * begin, end, part) for each with a zeroed part (width), and adds the parts in ascending order. The
+ * result (width, fp32) is in the device's workspace. Neither blocks nor order depend on the number
+ * of threads. */
 typedef void (*qd_cpu_row_sum_body)(void *context, int64_t begin, int64_t end, float *part);
 qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
                          void *context, const float **sum);

@@ -1,11 +1,11 @@
-/* Kernels between ranks. They run in the calling thread and leave the pool alone: the thread that
- * makes communication progress calls them while the rank's own thread computes with the pool. */
+/* Kernels between ranks. They run in the calling thread and do not use the pool: the communication
+ * progress thread calls them while the rank's own thread computes with the pool. */
 #include "device/cpu/cpu_impl.h"
 #include "device/sum.h"
 
 #include <string.h>
 
-enum { BLOCK_BYTES = 8192 }; /* summed at a time: further outputs are copied from the first while it is in L1 */
+enum { BLOCK_BYTES = 8192 }; /* block size of a sum: the other outputs are copied from the first while it is in L1 */
 
 qd_status qd_cpu_sum_ranks(qd_stream *stream, const qd_sum_ranks_args *a)
 {

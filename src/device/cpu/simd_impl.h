@@ -1,9 +1,8 @@
 /* Vectors for *_isa.c files: one source, compiled for each instruction set. Built on the compilers'
- * vector extension; intrinsics only where the extension has no word for it. Arithmetic uses plain
- * operators (a * b + c is contracted to a fused multiply-add where the instruction set has one).
+ * vector extension; intrinsics only where the extension has no equivalent. Arithmetic uses plain
+ * operators (a * b + c is contracted to FMA where the instruction set has it).
  *
- * vf is QD_VF floats wide; vi the same number of int32. Loads and stores take any alignment of the
- * element. */
+ * vf has QD_VF floats, vi as many int32. Loads and stores need only the alignment of an element. */
 #ifndef QD_DEVICE_CPU_SIMD_IMPL_H
 #define QD_DEVICE_CPU_SIMD_IMPL_H
 
@@ -34,10 +33,10 @@ typedef double vd __attribute__((vector_size(QD_VF * 8)));
 
 QD_INLINE vf vf_set(float x)
 {
-    return x - (vf){0}; /* minus, because -0 + 0 is not -0 and would cost an addition */
+    return x - (vf){0}; /* minus: -0 + 0 is +0, so the compiler would have to keep an addition */
 }
 
-/* Keeps v in a register: the compiler must not fold its load into the instructions that use it. */
+/* Keeps v in a register: the compiler cannot fold its load into the instructions that use it. */
 #if defined(__x86_64__)
 #define QD_IN_REGISTER(v) __asm__("" : "+v"(v))
 #elif defined(__aarch64__)
@@ -46,12 +45,12 @@ QD_INLINE vf vf_set(float x)
 #define QD_IN_REGISTER(v) (void)(v)
 #endif
 
-/* The compiler forgets what it knows about the value of an integer or pointer in a register. */
+/* Hides the value of an integer or pointer from the optimizer. */
 #define QD_HIDE(x) __asm__("" : "+r"(x))
 
-/* Inner loops that go over the same panels again and again would keep the thread sanitizer busy for
- * 80 % of a test's time. They are marked QD_UNSEEN_BY_TSAN, and their caller shows the sanitizer
- * the same memory once: `rows` of `count` floats. */
+/* Instrumenting the inner loops, which read the same panels many times, would take 80 % of a test's
+ * time under the thread sanitizer. They are marked QD_UNSEEN_BY_TSAN, and their caller reports the
+ * same memory to the sanitizer once: `rows` of `count` floats. */
 #if defined(__SANITIZE_THREAD__)
 #define QD_UNSEEN_BY_TSAN __attribute__((no_sanitize_thread))
 void __tsan_read_range(void *from, long bytes);
@@ -74,8 +73,8 @@ QD_INLINE void show_writes(float *to, int64_t rows, int64_t stride, int64_t coun
         __tsan_write_range(to + r * stride, (long)(count * (int64_t)sizeof *to));
 }
 
-/* One number that many vectors are multiplied by: in all lanes, or in one where multiply-adds take
- * any lane for all. A copy into the others would cost arm64 an instruction of the same units. */
+/* A factor for many vectors: in all lanes, or, on arm64, in one. There multiply-adds can use one
+ * lane for all, and a broadcast would take an instruction of the same units. */
 #if defined(__aarch64__)
 typedef float vf_factor;
 #else
@@ -88,13 +87,13 @@ QD_INLINE vf_factor vf_factor_of(float x)
     return x;
 #else
     vf all = vf_set(x);
-    QD_IN_REGISTER(all); /* or each multiply-add would load it again */
+    QD_IN_REGISTER(all); /* else each multiply-add would load it */
     return all;
 #endif
 }
 
-/* sum + x * y. Spelled out where the compilers would otherwise move the sums of a large register
- * tile about. */
+/* sum + x * y. Inline assembly, because compilers would move the sums of a large register tile
+ * between registers. */
 QD_INLINE vf vf_add_product(vf sum, vf_factor x, vf y)
 {
 #if defined(__x86_64__) && defined(__FMA__)
@@ -120,7 +119,7 @@ QD_INLINE void vf_store(float *p, vf v)
     memcpy(p, &v, sizeof v);
 }
 
-/* The first n (0 .. QD_VF) elements; the others are 0, and their memory is not touched. */
+/* The first n (0 .. QD_VF) elements; the others are 0 and their memory is not accessed. */
 QD_INLINE vf vf_load_n(const float *p, int n)
 {
 #if defined(__AVX512F__)
@@ -141,31 +140,32 @@ QD_INLINE void vf_store_n(float *p, vf v, int n)
 #endif
 }
 
-/* A store past the caches to an aligned vector, for what will not stay in them: nothing is read
- * that is overwritten. The sanitizers would not see it, and shorter vectors are not whole lines. */
+/* Non-temporal store to an aligned vector, for data that will not stay in the caches: the cache
+ * line is not read first. Not under sanitizers, which would not see it, and not with shorter
+ * vectors, which do not fill a cache line. */
 #if defined(__x86_64__) && QD_VF == 16 && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
-QD_INLINE void put_past(float *to, vf lanes)
+QD_INLINE void stream_store(float *to, vf lanes)
 {
     __asm__ volatile("vmovntps %1, %0" : "=m"(*(vf *)to) : "v"(lanes));
 }
 
-/* After such stores, before other threads are told. */
-QD_INLINE void end_past(void)
+/* After such stores, before other threads are signalled. */
+QD_INLINE void stream_fence(void)
 {
     __asm__ volatile("sfence" ::: "memory");
 }
 #else
-QD_INLINE void put_past(float *to, vf lanes)
+QD_INLINE void stream_store(float *to, vf lanes)
 {
     vf_store(to, lanes);
 }
 
-QD_INLINE void end_past(void)
+QD_INLINE void stream_fence(void)
 {
 }
 #endif
 
-/* mask lanes are 0 or -1, as comparisons give them. */
+/* Mask lanes are 0 or -1, as comparisons return them. */
 QD_INLINE vf vf_select(vi mask, vf yes, vf no)
 {
     return (vf)(((vi)yes & mask) | ((vi)no & ~mask));
@@ -222,7 +222,7 @@ QD_INLINE float vf_max_lane(vf v)
 #endif
 }
 
-/* bf16: the upper half of a float; rounded to nearest even, NaN stays NaN. */
+/* bf16: the high half of a float; rounded to nearest even, NaN stays NaN. */
 QD_INLINE vf vf_from_bf16(vh h)
 {
 #if defined(__AVX512F__)
@@ -249,7 +249,7 @@ QD_INLINE vh vf_to_bf16(vf v)
 #endif
 }
 
-/* A float in two parts, see base/half.h. */
+/* A float split into a bf16 half and the low 16 bits; see base/half.h. */
 QD_INLINE vf vf_join(vh half, vh rest)
 {
 #if defined(__AVX512F__)
@@ -274,8 +274,8 @@ QD_INLINE vh vf_rest(vf v, vh half)
 #endif
 }
 
-/* Loads and stores of fp32 or bf16 memory by element index. With a dtype known at compile time (an
- * always_inline function called with a constant) the branch disappears. */
+/* Loads and stores of fp32 or bf16 memory by element index. If dtype is a compile-time constant,
+ * the branch disappears. */
 QD_INLINE vf vf_load_as(const void *p, int64_t i, qd_dtype dtype)
 {
     if (dtype == QD_F32)
@@ -328,13 +328,13 @@ QD_INLINE void store_as(void *p, int64_t i, float x, qd_dtype dtype)
 }
 
 /* e^x, relative error below 1e-7. 0 below -87.33 (the result would be subnormal), infinity above
- * 88.72, NaN for NaN. Reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a minimax polynomial in
- * r. */
+ * 88.72, NaN for NaN. Range reduction: x = n ln 2 + r with |r| <= ln 2 / 2, then a minimax
+ * polynomial in r. */
 QD_INLINE vf vf_exp(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
     vf low = vf_set(-87.33654f);
-    vf t = vf_min(vf_set(88.8f), vf_max(low, x)); /* x second: minimum and maximum give it back if it is NaN */
+    vf t = vf_min(vf_set(88.8f), vf_max(low, x)); /* x second: min and max return it if it is NaN */
     vf shifted = t * 1.44269504f + magic;
     vf n = shifted - magic;
     vf r = t - n * 0.693145752f; /* ln 2 in two parts: the first has few bits, so n times it is exact */

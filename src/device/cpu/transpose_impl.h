@@ -1,10 +1,10 @@
-/* Transposing panels in registers, for *_isa.c. */
+/* Transposes panels in registers, for *_isa.c files. */
 #ifndef QD_DEVICE_CPU_TRANSPOSE_IMPL_H
 #define QD_DEVICE_CPU_TRANSPOSE_IMPL_H
 
 #include "device/cpu/simd_impl.h"
 
-/* Exchange between vectors a and b of lanes that differ in bit d: one step of a transposition. */
+/* Exchanges the lanes of vectors a and b that differ in bit d: one step of a transpose. */
 #define QD_LANE_LOW(lane, d) (((lane) & (d)) ? QD_VF + (lane) - (d) : (lane))
 #define QD_LANE_HIGH(lane, d) (((lane) & (d)) ? QD_VF + (lane) : (lane) + (d))
 #define QD_LANES4(F, l, d) F(l, d), F((l) + 1, d), F((l) + 2, d), F((l) + 3, d)
@@ -38,7 +38,7 @@ QD_INLINE void transpose_square(vf *r)
     QD_TRANSPOSE_STEP(r, 1)
 }
 
-/* r = `lines` x `count` of x from element `at` on, zero elsewhere. */
+/* r = `lines` x `count` elements of x, starting at element `at`; zero elsewhere. */
 QD_INLINE void load_square(vf *r, const void *x, int64_t at, int64_t stride, int lines, int count, qd_dtype dtype)
 {
 #pragma GCC unroll 16
@@ -46,9 +46,9 @@ QD_INLINE void load_square(vf *r, const void *x, int64_t at, int64_t stride, int
         r[i] = i < lines ? vf_load_n_as(x, at + i * stride, count, dtype) : (vf){0};
 }
 
-/* to (count, >= lines; row stride ld) = factor * transpose of x (lines, count; row stride `stride`)
- * from element `first` on. Columns of `to` from `lines` up to the next multiple of QD_VF are set to
- * 0 and must exist. */
+/* to (count, >= lines; row stride ld) = factor * transpose of x (lines, count; row stride
+ * `stride`), starting at element `first`. Columns of `to` from `lines` up to the next multiple of
+ * QD_VF are set to 0 and must exist. */
 QD_INLINE void transpose_panel(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int64_t lines,
                                int64_t count, float factor, qd_dtype dtype)
 {

@@ -1,13 +1,13 @@
-/* What the activations need beyond vf_exp, for *_isa.c files. Errors are stated against the exact
- * value; tests/ops/test_activation.c measures them through the kernels. Not a number stays not a
- * number. */
+/* Math functions for *_isa.c files, beyond vf_exp. Errors are relative to the exact value;
+ * tests/ops/test_activation.c measures them through the kernels. NaN stays NaN. */
 #ifndef QD_DEVICE_CPU_VEC_MATH_H
 #define QD_DEVICE_CPU_VEC_MATH_H
 
 #include "device/cpu/simd_impl.h"
 
-/* Runs the block once per vector of [0, count): element index i, lanes n. n is a constant in all
- * but the last, partial vector, so that loads and stores by n cost nothing extra. */
+/* Runs the block once per vector of [0, count): element index i, lanes n. n is a compile-time
+ * constant in all but the last, partial vector, so loads and stores of n lanes cost nothing
+ * extra. */
 #define QD_FOR_VECTORS(i, n, count, ...)                                                                    \
     do {                                                                                                    \
         int64_t i = 0;                                                                                      \
@@ -34,7 +34,7 @@ QD_INLINE void vec_store(void *p, int64_t i, vf v, int n, qd_dtype dtype)
         vf_store_n_as(p, i, v, n, dtype);
 }
 
-/* Values in two parts. */
+/* fp32 values split into a bf16 half and the low 16 bits (base/half.h). */
 QD_INLINE vf vec_load_parts(const uint16_t *half, const int16_t *rest, int64_t i, int n)
 {
     vh upper = {0}, lower = {0};
@@ -50,7 +50,7 @@ QD_INLINE void vec_store_parts(uint16_t *half, int16_t *rest, int64_t i, vf v, i
     memcpy(rest + i, &lower, (size_t)n * 2);
 }
 
-/* v in the first n lanes, `other` in the rest. */
+/* v in the first n lanes, `other` in the remaining ones. */
 QD_INLINE vf vec_first(vf v, int n, float other)
 {
     if (n == QD_VF)
@@ -60,18 +60,19 @@ QD_INLINE vf vec_first(vf v, int n, float other)
     return w;
 }
 
-/* 1 / x, relative error below 1.2e-7, for x from 1 to 1e36: what the functions below divide by. */
+/* 1 / x, relative error below 1.2e-7, for x from 1 to 1e36: the range that the functions below
+ * need. */
 QD_INLINE vf vec_reciprocal(vf x)
 {
 #if defined(__AVX512F__)
-    vf y = (vf)_mm512_rcp14_ps((__m512)x); /* 14 bits; one step of Newton's iteration doubles them */
+    vf y = (vf)_mm512_rcp14_ps((__m512)x); /* 14 bits; one Newton iteration doubles them */
     return y * (2.0f - x * y);
 #else
     return 1.0f / x;
 #endif
 }
 
-/* Correctly rounded. The loop becomes one instruction where the machine has it. */
+/* Correctly rounded. The loop compiles to one instruction where the machine has it. */
 QD_INLINE vf vec_sqrt(vf x)
 {
     float lanes[QD_VF];
@@ -82,19 +83,19 @@ QD_INLINE vf vec_sqrt(vf x)
     return x;
 }
 
-/* 1 / (1 + e^-x), relative error below 3e-7 for x > -80; 1.8e-35 below, so that products with x
- * vanish in practice and infinities stay visible. *complement = 1 - result, with the same relative
- * error for x < 80. */
+/* 1 / (1 + e^-x), relative error below 3e-7 for x > -80; 1.8e-35 below, so that x times it vanishes
+ * in practice and infinities stay visible. *complement = 1 - result, with the same relative error
+ * for x < 80. */
 QD_INLINE vf vec_logistic(vf x, vf *complement)
 {
-    vf e = vf_exp(vf_min(vf_set(80.0f), -x)); /* -x second: vf_min gives it back if it is NaN */
+    vf e = vf_exp(vf_min(vf_set(80.0f), -x)); /* -x second: vf_min returns it if it is NaN */
     vf s = vec_reciprocal(1.0f + e);
     *complement = e * s;
     return s;
 }
 
-/* The standard normal distribution's cumulative function, relative error below 5e-7 + 3e-8 x^2 (the
- * rounding of x^2), and its density in *density. 0 below x = -13.2. */
+/* CDF of the standard normal distribution, relative error below 5e-7 + 3e-8 x^2 (the rounding of
+ * x^2), and its density in *density. 0 below x = -13.2. */
 QD_INLINE vf vec_normal_cdf(vf x, vf *density)
 {
     vf a = vf_min(vf_max(x, -x), vf_set(1e6f));

@@ -1,4 +1,5 @@
-/* The yardstick of `bench`: one large bf16 product, on random numbers because zeros run faster. */
+/* The reference of `bench` on a GPU: one large bf16 GEMM, on random numbers because zeros run
+ * faster. */
 #include "device/cuda/cuda_impl.h"
 
 qd_status qd_cuda_run_fma(qd_stream *stream, double *flops)

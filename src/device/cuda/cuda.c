@@ -1,5 +1,5 @@
-/* The CUDA device: memory, streams, events, copies, and the table of kernels. Every entry point
- * makes its device current, because ranks are threads that may have a GPU each. */
+/* The CUDA device: memory, streams, events, copies, and the kernel table. Every entry point makes
+ * its device current, because ranks are threads that may have a GPU each. */
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/libraries.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LEAST_MAJOR = 8 }; /* compute capability: bf16 tensor cores */
+enum { LEAST_MAJOR = 8 }; /* compute capability with bf16 tensor cores */
 
 static qd_cuda *of_device(const qd_device *device)
 {
@@ -21,7 +21,7 @@ static qd_status make_current(const qd_cuda *cuda)
     return QD_OK;
 }
 
-/* ---- the kernel table: each slot finds its device current ---- */
+/* The kernel table: each slot makes its device current. */
 
 #define ENTER_KERNEL(slot, args)                                                                            \
     static qd_status enter_##slot(qd_stream *stream, const args *a)                                         \
@@ -38,8 +38,6 @@ static const qd_kernels kernels = {
 #undef KERNEL
 };
 
-/* ---- errors ---- */
-
 typedef struct amount {
     char text[24];
 } amount;
@@ -53,7 +51,7 @@ static amount bytes_of(int64_t bytes)
 
 qd_status qd_cuda_fail_at(const char *file, int line, const char *function, const char *call, cudaError_t error)
 {
-    (void)cudaGetLastError(); /* not to be reported a second time by an unrelated call */
+    (void)cudaGetLastError(); /* so that an unrelated call does not report it again */
     const char *end = strchr(call, '(');
     int length = end ? (int)(end - call) : (int)strlen(call);
     if (error == cudaErrorMemoryAllocation) {
@@ -68,7 +66,7 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
                       cudaGetErrorName(error));
 }
 
-/* What a kernel found and could not say; `fault` is the copy of the device's record. */
+/* Reports an error that a kernel recorded; `fault` is a copy of the device's record. */
 static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
 {
     static const char *const names[] = {"", "token", "position", "target", "expert"};
@@ -81,9 +79,7 @@ static qd_status check_fault(qd_cuda *cuda, qd_cuda_fault fault)
                    fault.value, fault.bound - 1);
 }
 
-/* ---- memory ---- */
-
-/* In the order of `stream`, and for it alone; NULL: at once, for all. */
+/* Ordered on `stream` and for its use only; NULL: at once, for all streams. */
 static qd_status take_memory(qd_cuda *cuda, const char *what, int64_t bytes, cudaStream_t stream, void **address)
 {
     *address = NULL;
@@ -106,7 +102,7 @@ static qd_status cuda_alloc(qd_device *device, int64_t bytes, void **address)
     QD_TRY(make_current(cuda));
     QD_TRY(take_memory(cuda, "a buffer", bytes, NULL, address));
     QD_CUDA_TRY(cudaMemsetAsync(*address, 0, (size_t)bytes, cuda->compute.stream));
-    QD_CUDA_TRY(cudaStreamSynchronize(cuda->compute.stream)); /* so that the other stream may use it too */
+    QD_CUDA_TRY(cudaStreamSynchronize(cuda->compute.stream)); /* so that the other streams may use it too */
     return QD_OK;
 }
 
@@ -133,7 +129,7 @@ static qd_status cuda_host_alloc(qd_device *device, int64_t bytes, void **addres
     cudaError_t error = cudaHostAlloc(address, (size_t)bytes, cudaHostAllocPortable);
     if (error == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        return QD_FAIL(QD_NO_MEMORY, "cuda: the host has no %s of memory to lock in place", bytes_of(bytes).text);
+        return QD_FAIL(QD_NO_MEMORY, "cuda: the host has no %s of memory to page-lock", bytes_of(bytes).text);
     }
     QD_CUDA_TRY(error);
     return QD_OK;
@@ -145,9 +141,9 @@ static void cuda_host_free(qd_device *device, void *address)
         (void)cudaFreeHost(address);
 }
 
-/* In the stream's order: cudaFree would wait for all kernels of the device, also for those that
- * wait for other ranks, which may in turn wait for what this one has yet to send. Devices without
- * memory pools have no other way. */
+/* Stream-ordered: cudaFree would wait for all kernels of the device, including those that wait for
+ * other ranks, which may themselves wait for data that this rank has yet to send: a deadlock.
+ * Devices without memory pools have no alternative. */
 static qd_status grow_workspace(qd_cuda *cuda, qd_cuda_stream *s, int64_t bytes)
 {
     const int64_t step = (int64_t)1 << 20;
@@ -179,17 +175,15 @@ qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address)
 static void cuda_describe_workspace(const qd_device *device, qd_strbuf *text)
 {
     const qd_cuda *cuda = of_device(device);
-    qd_strbuf_printf(text, "workspace of the compute stream (products, attention, sums) %s",
+    qd_strbuf_printf(text, "workspace of the compute stream (GEMMs, attention, sums) %s",
                      bytes_of(cuda->compute.workspace_bytes).text);
     if (cuda->comm.workspace_bytes)
         qd_strbuf_printf(text, ", of the communication stream %s", bytes_of(cuda->comm.workspace_bytes).text);
     if (cuda->ceiling)
-        qd_strbuf_printf(text, ", operands of the ceiling's product %s", bytes_of(QD_CUDA_CEILING_BYTES).text);
-    qd_cuda_products_describe(cuda, text);
+        qd_strbuf_printf(text, ", operands of the ceiling's GEMM %s", bytes_of(QD_CUDA_CEILING_BYTES).text);
+    qd_cuda_gemms_describe(cuda, text);
     qd_cuda_attention_describe(cuda, text);
 }
-
-/* ---- streams ---- */
 
 qd_cuda_launch qd_cuda_launch_of(qd_stream *stream)
 {
@@ -207,7 +201,7 @@ qd_cuda_launch qd_cuda_launch_of(qd_stream *stream)
 static qd_status cuda_wait(qd_stream *stream)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
-    bool compute = stream == &cuda->compute.base; /* on which all kernels run that take indices */
+    bool compute = stream == &cuda->compute.base; /* all kernels that take indices run on this stream */
     QD_TRY(make_current(cuda));
     if (compute)
         QD_CUDA_TRY(cudaMemcpyAsync(cuda->fault_seen, cuda->fault, sizeof *cuda->fault, cudaMemcpyDeviceToHost, cuda->compute.stream));
@@ -228,8 +222,6 @@ static qd_status cuda_fill_zero(qd_stream *stream, void *to, int64_t bytes)
     QD_CUDA_TRY(cudaMemsetAsync(to, 0, (size_t)bytes, qd_cuda_stream_of(stream)));
     return QD_OK;
 }
-
-/* ---- events ---- */
 
 typedef struct cuda_event {
     qd_event base;
@@ -303,8 +295,6 @@ static qd_status cuda_event_seconds(qd_event *from, qd_event *to, double *second
     return QD_OK;
 }
 
-/* ---- tuning of products ---- */
-
 static qd_status cuda_tune(qd_device *device, const qd_tune_args *args, bool *searched)
 {
     QD_TRY(make_current(of_device(device)));
@@ -329,8 +319,6 @@ static qd_status cuda_run_fma(qd_stream *stream, double *flops)
     return qd_cuda_run_fma(stream, flops);
 }
 
-/* ---- life ---- */
-
 static void destroy_stream(qd_cuda_stream *stream)
 {
     if (stream->stream) {
@@ -345,7 +333,7 @@ static void cuda_destroy(qd_device *device)
     qd_cuda *cuda = of_device(device);
     if (make_current(cuda) == QD_OK) {
         qd_cuda_attention_destroy(cuda);
-        qd_cuda_products_destroy(cuda);
+        qd_cuda_gemms_destroy(cuda);
         (void)cudaFree(cuda->ceiling);
         destroy_stream(&cuda->compute);
         destroy_stream(&cuda->comm);
@@ -390,8 +378,8 @@ static qd_status choose_device(const qd_device_config *config, int *ordinal, int
     cudaError_t error = cudaGetDeviceCount(count);
     if (error != cudaSuccess || *count == 0) {
         (void)cudaGetLastError();
-        return QD_FAIL(QD_UNSUPPORTED, "device 'cuda': this machine shows no GPU (%s)",
-                       error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+        return QD_FAIL(QD_UNSUPPORTED, "device 'cuda': no GPU is visible on this machine (%s)",
+                       error != cudaSuccess ? cudaGetErrorString(error) : "the driver lists none");
     }
     if (config->ordinal < 0 || (config->ordinal >= *count && !config->share))
         return QD_FAIL(QD_USAGE, "device 'cuda': GPU %d; this machine has 0 .. %d", config->ordinal, *count - 1);
@@ -411,7 +399,7 @@ static qd_status open_device(qd_cuda *cuda)
     snprintf(cuda->isa, sizeof cuda->isa, "sm_%d%d", p->major, p->minor);
     QD_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->compute.stream, cudaStreamNonBlocking, least));
-    /* Communication goes first where both have work: others wait for it. */
+    /* Communication has priority where both have work: other ranks wait for it. */
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->comm.stream, cudaStreamNonBlocking, greatest));
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->in.stream, cudaStreamNonBlocking, least));
     QD_CUDA_TRY(cudaStreamCreateWithPriority(&cuda->out.stream, cudaStreamNonBlocking, least));
@@ -421,7 +409,7 @@ static qd_status open_device(qd_cuda *cuda)
     QD_CUDA_TRY(cudaMemsetAsync(cuda->fault, 0, sizeof *cuda->fault, cuda->compute.stream));
     QD_CUDA_TRY(cudaHostAlloc((void **)&cuda->fault_seen, sizeof *cuda->fault_seen, cudaHostAllocPortable));
     QD_TRY(qd_cuda_workspace(&cuda->compute.base, QD_CUDA_WORKSPACE_BYTES, &workspace));
-    QD_TRY(qd_cuda_products_create(cuda));
+    QD_TRY(qd_cuda_gemms_create(cuda));
     QD_TRY(qd_cuda_attention_create(cuda));
     return QD_OK;
 }

@@ -1,4 +1,4 @@
-/* What GPUs there are, and which libraries this process would use on them. */
+/* Which GPUs are visible, and which libraries this process would use on them. */
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/libraries.h"
 #include "device/info.h"
@@ -12,8 +12,8 @@ static qd_status count_gpus(int *count)
         return QD_OK;
     (void)cudaGetLastError();
     *count = 0;
-    return QD_FAIL(QD_UNSUPPORTED, "this machine shows no GPU (%s)",
-                   error != cudaSuccess ? cudaGetErrorString(error) : "none is visible");
+    return QD_FAIL(QD_UNSUPPORTED, "no GPU is visible on this machine (%s)",
+                   error != cudaSuccess ? cudaGetErrorString(error) : "the driver lists none");
 }
 
 static qd_status check_ordinal(int ordinal, int count)

@@ -1,4 +1,4 @@
-/* What kernels (.cu files, C++) and the rest of the CUDA device (C) share. Neither `struct qd_cuda`
+/* What kernels (.cu files, C++) and the C files of the CUDA device share. Neither `struct qd_cuda`
  * nor library handles are visible here: see cuda_impl.h, which is C only. */
 #ifndef QD_DEVICE_CUDA_LAUNCH_IMPL_H
 #define QD_DEVICE_CUDA_LAUNCH_IMPL_H
@@ -11,8 +11,8 @@ extern "C" {
 
 #include <cuda_runtime_api.h>
 
-/* What a kernel that was given an impossible index leaves behind in device memory. The host cannot
- * look before the kernel runs, so the next qd_stream_wait reports it. */
+/* Recorded in device memory by a kernel that reads an invalid index. The host cannot check before
+ * the kernel runs, so the next qd_stream_wait reports it. */
 typedef enum qd_cuda_fault_kind {
     QD_CUDA_NO_FAULT,
     QD_CUDA_BAD_TOKEN,
@@ -23,28 +23,28 @@ typedef enum qd_cuda_fault_kind {
 typedef struct qd_cuda_fault {
     int kind; /* qd_cuda_fault_kind */
     int value;
-    long long row, bound; /* bound: values must be below, or -1: values must be at least 0 */
+    long long row, bound; /* values must be below bound; -1: at least 0 */
 } qd_cuda_fault;
 
-/* Where and how to launch, taken from a stream. */
+/* Where and how to launch: properties of a stream and its device. */
 typedef struct qd_cuda_launch {
     cudaStream_t stream;
     int multiprocessors;
-    int shared_most;      /* bytes of shared memory that a block may ask for */
+    int shared_most;      /* most bytes of shared memory per block */
     bool deterministic;
-    bool has_wgmma;       /* a Hopper GPU, and this build has machine code for its own instructions (sm_90a) */
+    bool has_wgmma;       /* a Hopper GPU, and this build has sm_90a code */
     qd_cuda_fault *fault; /* device address */
 } qd_cuda_launch;
 qd_cuda_launch qd_cuda_launch_of(qd_stream *stream);
 
-/* At least `bytes` of memory for the call that is being enqueued on this stream; its contents are
- * undefined, and the next call on the stream may use it too, which is safe because a stream runs
- * its work in order. Grows where it is too small, which waits for the stream: calls of one shape do
- * so once at most. Aligned to 256 bytes. */
+/* At least `bytes` of scratch memory for the call that is being enqueued on this stream, aligned to
+ * 256 bytes. Its contents are undefined. The next call on the stream may use it too, which is safe
+ * because a stream runs its work in order. It is reallocated where it is too small: at most once
+ * for calls of one shape. */
 qd_status qd_cuda_workspace(qd_stream *stream, int64_t bytes, void **address);
 
-/* Records the failure of a call of the CUDA runtime and clears its sticky state. Out of memory
- * becomes QD_NO_MEMORY, with what is free and what there is. */
+/* Records the failure of a CUDA runtime call and clears its sticky state. Out of memory becomes
+ * QD_NO_MEMORY, with free and total bytes. */
 qd_status qd_cuda_fail_at(const char *file, int line, const char *function, const char *call, cudaError_t error);
 #define QD_CUDA_TRY(call)                                                                                   \
     do {                                                                                                    \
@@ -62,17 +62,17 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
         }                                                                                                   \
     } while (0)
 
-/* The kernels. Slot S of the table is qd_cuda_S; when it is called the stream's device is
- * current. */
+/* The kernels. Slot S of the table is qd_cuda_S; the stream's device is current when it is
+ * called. */
 #define QD_CUDA_KERNEL(slot, args) qd_status qd_cuda_##slot(qd_stream *stream, const args *a);
 QD_KERNEL_TABLE(QD_CUDA_KERNEL)
 #undef QD_CUDA_KERNEL
 
-/* Attention with kernels of our own (attention*.cu): everything that cpu/attention.c takes. */
+/* Attention with our own kernels (attention*.cu): everything that the CPU device supports. */
 qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a);
 qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a);
 
-/* bf16 numbers in [-1, 1), for measurements. */
+/* bf16 numbers in [-1, 1), for benchmarks. */
 qd_status qd_cuda_fill_random(qd_stream *stream, void *to, int64_t n);
 
 #ifdef __cplusplus

@@ -1,9 +1,9 @@
-/* cuBLASLt and cuDNN, loaded when they are first used. Linked, they would take a tenth of a second
- * at the start of every command, on any device, and programs built with CUDA would not start on
- * machines without it.
+/* Loads cuBLASLt and cuDNN on first use. If they were linked, every command would start a tenth of
+ * a second later, on any device, and programs built with CUDA would not start on machines without
+ * it.
  *
- * Each function of theirs that we call stands here under its own name, with the declaration of its
- * header, and passes the call on. */
+ * Each library function that we call is defined here under its own name, with the declaration of
+ * its header, and forwards the call. */
 #include "device/cuda/libraries.h"
 
 #include <cublasLt.h>
@@ -12,13 +12,13 @@
 #include <pthread.h>
 #include <stdio.h>
 
-/* X(result, what it is without the library, name, parameters, arguments) */
+/* X(result, result without the library, name, parameters, arguments) */
 #define CUBLAS_TABLE(X) \
     X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtCreate, (cublasLtHandle_t *a), (a)) \
     X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtDestroy, (cublasLtHandle_t a), (a)) \
     X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtGetProperty, (libraryPropertyType a, int \
       *b), (a, b)) \
-    X(const char *, "cuBLASLt is not there", cublasLtGetStatusString, (cublasStatus_t a), (a)) \
+    X(const char *, "cuBLASLt is not loaded", cublasLtGetStatusString, (cublasStatus_t a), (a)) \
     X(size_t, 0, cublasLtGetVersion, (void), ()) \
     X(cublasStatus_t, CUBLAS_STATUS_NOT_INITIALIZED, cublasLtMatmul, (cublasLtHandle_t a, \
       cublasLtMatmulDesc_t b, const void *c, const void *d, cublasLtMatrixLayout_t e, const void *f, \
@@ -77,14 +77,14 @@
       c, d, e)) \
     X(cudnnStatus_t, CUDNN_STATUS_NOT_INITIALIZED, cudnnCreate, (cudnnHandle_t *a), (a)) \
     X(cudnnStatus_t, CUDNN_STATUS_NOT_INITIALIZED, cudnnDestroy, (cudnnHandle_t a), (a)) \
-    X(const char *, "cuDNN is not there", cudnnGetErrorString, (cudnnStatus_t a), (a)) \
+    X(const char *, "cuDNN is not loaded", cudnnGetErrorString, (cudnnStatus_t a), (a)) \
     X(size_t, 0, cudnnGetVersion, (void), ()) \
     X(cudnnStatus_t, CUDNN_STATUS_NOT_INITIALIZED, cudnnSetStream, (cudnnHandle_t a, cudaStream_t b), \
       (a, b))
 
 typedef struct library {
     void *handle;
-    char missing[256]; /* why it is not there */
+    char missing[256]; /* why it could not be loaded */
 } library;
 
 static library cublas, cudnn;
@@ -95,7 +95,7 @@ CUBLAS_TABLE(POINTER)
 CUDNN_TABLE(POINTER)
 static void (*cudnnGetLastErrorString_at)(char *a, size_t b);
 
-/* By name, as the system finds libraries; else where it was when this was built. */
+/* By name, as the system finds libraries; else at its location at build time. */
 static void open_library(library *l, const char *name, const char *built_with)
 {
     l->handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
@@ -105,7 +105,7 @@ static void open_library(library *l, const char *name, const char *built_with)
     l->handle = dlopen(built_with, RTLD_NOW | RTLD_LOCAL);
 }
 
-/* A function that an older version lacks makes the library unusable as a whole. */
+/* A function that an older version does not have makes the whole library unusable. */
 static void *find(library *l, const char *name)
 {
     void *at = l->handle ? dlsym(l->handle, name) : NULL;
@@ -121,7 +121,7 @@ static void load(void)
 {
     open_library(&cublas, QD_CUBLASLT_NAME, QD_CUBLASLT_PATH);
     open_library(&cudnn, QD_CUDNN_NAME, QD_CUDNN_PATH);
-    /* POSIX lets an object pointer be stored as a function's. */
+    /* POSIX allows storing an object pointer as a function pointer. */
 #define FIND_CUBLAS(result, otherwise, name, parameters, arguments) *(void **)&name##_at = find(&cublas, #name);
 #define FIND_CUDNN(result, otherwise, name, parameters, arguments) *(void **)&name##_at = find(&cudnn, #name);
     CUBLAS_TABLE(FIND_CUBLAS)

@@ -1,5 +1,5 @@
 /* What the kernels share: vectors of elements in registers as fp32, sums over warps and blocks, and
- * launches. */
+ * launch helpers. */
 #ifndef QD_DEVICE_CUDA_MATH_IMPL_CUH
 #define QD_DEVICE_CUDA_MATH_IMPL_CUH
 
@@ -10,12 +10,12 @@
 
 typedef __nv_bfloat16 bf16;
 
-/* Elements that a thread moves at a time where everything is aligned: 16 bytes of bf16, two times
- * 16 of fp32. */
+/* Elements per access of a thread where everything is aligned: 16 bytes of bf16, twice 16 bytes of
+ * fp32. */
 #define VECTOR 8
 
-/* ---- loads and stores: N consecutive elements, N 8, 4 or 1; for N > 1 the address is a multiple of N elements
- * ---- */
+/* Loads and stores of N consecutive elements, N 8, 4 or 1. For N > 1 the address is a multiple of N
+ * elements. */
 
 template <int N> static __device__ __forceinline__ void load(const float *p, float (&v)[N])
 {
@@ -75,7 +75,8 @@ template <int N> static __device__ __forceinline__ void store(float *p, const fl
 template <int N> static __device__ __forceinline__ void store(bf16 *p, const float (&v)[N])
 {
     if constexpr (N == 8) {
-        *reinterpret_cast<uint4 *>(p) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
+        *reinterpret_cast<uint4 *>(p) =
+            make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
     } else if constexpr (N == 4) {
         *reinterpret_cast<uint2 *>(p) = make_uint2(pack(v[0], v[1]), pack(v[2], v[3]));
     } else {
@@ -85,8 +86,8 @@ template <int N> static __device__ __forceinline__ void store(bf16 *p, const flo
     }
 }
 
-/* fp32 values in two parts, see base/half.h: bf16 roundings, and remainders (which are 16-bit
- * integers). Pairs lie in words. */
+/* fp32 values split into bf16 halves and the low 16 bits, as signed remainders (base/half.h). Pairs
+ * are packed into 32-bit words. */
 static __device__ __forceinline__ void join_pair(uint32_t halves, uint32_t rests, float &low, float &high)
 {
     low = __uint_as_float((halves << 16) + (uint32_t)(int32_t)(int16_t)(rests & 0xffffu));
@@ -95,7 +96,7 @@ static __device__ __forceinline__ void join_pair(uint32_t halves, uint32_t rests
 
 static __device__ __forceinline__ uint32_t rest_of(float value, uint32_t half)
 {
-    int32_t rest = (int32_t)(__float_as_uint(value) - half); /* half: in the upper bits */
+    int32_t rest = (int32_t)(__float_as_uint(value) - half); /* half: in the high bits */
     return (uint32_t)max(min(rest, 0x7fff), -0x8000) & 0xffffu;
 }
 
@@ -133,7 +134,7 @@ template <int N> static __device__ __forceinline__ void store_parts(bf16 *half, 
     }
 }
 
-/* With the type known at run time: the branch is the same for all threads. */
+/* The type is known at run time; the branch is uniform. */
 template <int N> static __device__ __forceinline__ void load_as(const void *p, int64_t i, bool is_bf16, float (&v)[N])
 {
     if (is_bf16)
@@ -158,7 +159,7 @@ static __device__ __forceinline__ float to_float(bf16 x)
 {
     return __bfloat162float(x);
 }
-/* x as it will be read back once it is stored as T. */
+/* x after a round trip through storage type T. */
 template <typename T> static __device__ __forceinline__ float rounded(float x)
 {
     if constexpr (sizeof(T) == 2)
@@ -167,9 +168,7 @@ template <typename T> static __device__ __forceinline__ float rounded(float x)
         return x;
 }
 
-/* ---- sums ---- */
-
-#define ALL_LANES 0xffffffffu /* of a warp take part */
+#define ALL_LANES 0xffffffffu /* all lanes of a warp take part */
 
 template <typename V> static __device__ __forceinline__ V warp_sum(V x)
 {
@@ -179,7 +178,7 @@ template <typename V> static __device__ __forceinline__ V warp_sum(V x)
     return x;
 }
 
-/* Of the lanes up to this one. */
+/* Inclusive prefix sum over the lanes. */
 template <typename V> static __device__ __forceinline__ V warp_sum_so_far(V x)
 {
 #pragma unroll
@@ -198,23 +197,21 @@ static __device__ __forceinline__ float warp_max(float x)
     return x;
 }
 
-/* The sum over the block, in every thread. blockDim.x is a multiple of 32. `room` holds 32 values
- * and is free again when all threads have passed the next barrier. */
-template <typename V> static __device__ __forceinline__ V block_sum(V x, V *room)
+/* The sum over the block, in every thread. blockDim.x is a multiple of 32. `scratch` holds 32
+ * values and may be reused after the next barrier. */
+template <typename V> static __device__ __forceinline__ V block_sum(V x, V *scratch)
 {
     int warps = blockDim.x / 32, lane = threadIdx.x % 32;
     x = warp_sum(x);
     if (warps == 1)
         return x;
     if (lane == 0)
-        room[threadIdx.x / 32] = x;
+        scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? room[lane] : V(0));
+    return warp_sum(lane < warps ? scratch[lane] : V(0));
 }
 
-/* ---- indices ---- */
-
-/* Row and column of item i of a table with `cols` columns; 32-bit arithmetic where it suffices. */
+/* Row and column of item i of a table with `cols` columns, in 32-bit arithmetic where possible. */
 static __device__ __forceinline__ void split_index(int64_t i, int64_t cols, int64_t &row, int64_t &col)
 {
     if ((uint64_t)i >> 32 == 0 && (uint64_t)cols >> 32 == 0) {
@@ -228,14 +225,12 @@ static __device__ __forceinline__ void split_index(int64_t i, int64_t cols, int6
 
 static __device__ __forceinline__ void report_fault(qd_cuda_fault *fault, int kind, int64_t row, int value, int64_t bound)
 {
-    if (atomicCAS(&fault->kind, QD_CUDA_NO_FAULT, kind) == QD_CUDA_NO_FAULT) { /* the first to come */
+    if (atomicCAS(&fault->kind, QD_CUDA_NO_FAULT, kind) == QD_CUDA_NO_FAULT) { /* only the first fault is recorded */
         fault->value = value;
         fault->row = row;
         fault->bound = bound;
     }
 }
-
-/* ---- launches ---- */
 
 static inline int64_t divide_up(int64_t x, int64_t step)
 {
@@ -247,8 +242,8 @@ static inline bool is_aligned(const void *p)
     return ((uintptr_t)p & 15) == 0;
 }
 
-/* Whether rows of `cols` elements at these addresses can be read VECTOR elements at a time. NULL
- * counts as aligned. */
+/* Whether rows of `cols` elements at these addresses can be read in vectors of VECTOR elements.
+ * NULL counts as aligned. */
 static inline bool can_vector(int64_t cols, const void *a, const void *b = NULL, const void *c = NULL, const void *d = NULL,
                               const void *e = NULL)
 {
@@ -261,7 +256,7 @@ template <typename F> static qd_status with_type(qd_dtype dtype, F body)
     return dtype == QD_F32 ? body(float()) : body(bf16());
 }
 
-/* After each launch. */
+/* Use after each launch. */
 #define QD_CUDA_LAUNCHED() QD_CUDA_TRY(cudaGetLastError())
 
 #endif

@@ -1,13 +1,12 @@
-/* Kernels between ranks: sums along the tree of device/sum.h with the same bits, and copies of many
- * pieces at once. No kernel here waits for another one. */
+/* Kernels between ranks: sums that are bit-identical to the tree of device/sum.h, and copies of
+ * many pieces at once. No kernel here waits for another one. */
 #include "device/cuda/launch_impl.h"
 
 #include <stdint.h>
 
 enum { THREADS = 256, SEGMENTS = 48, PIECES = 96, COPY_ENGINE_BYTES = 512 << 10 };
 
-/* ---- elements: loaded into an accumulator, combined, stored; as sum_kernels.h does it, bit by bit
- * ---- */
+/* Elements: loaded into an accumulator, combined, stored; bit-identical to sum_kernels.h. */
 
 template <typename T> struct element;
 template <> struct element<float> {
@@ -24,7 +23,7 @@ template <> struct element<double> {
     static __device__ double add(double a, double b) { return __dadd_rn(a, b); }
     static __device__ double average(double a, int n) { return __dmul_rn(a, __ddiv_rn(1.0, (double)n)); }
 };
-/* Sums of whole numbers wrap around; the tree is that of unsigned numbers. */
+/* Integer sums wrap around: they are computed as unsigned numbers. */
 template <> struct element<int32_t> {
     typedef int32_t acc;
     static __device__ int32_t load(int32_t x) { return x; }
@@ -44,7 +43,7 @@ struct bf16 {
 };
 template <> struct element<bf16> : element<float> {
     static __device__ float load(bf16 x) { return __uint_as_float((uint32_t)x.bits << 16); }
-    static __device__ bf16 store(float x) /* to nearest even; NaN stays NaN (quiet) */
+    static __device__ bf16 store(float x) /* rounds to nearest even; NaN stays NaN (quiet) */
     {
         uint32_t u = __float_as_uint(x);
         uint32_t r = (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -62,7 +61,7 @@ template <> struct element<fp16> : element<float> {
         uint32_t finite = __float_as_uint(__fmul_rn(__uint_as_float(magnitude), 0x1p112f));
         return __uint_as_float((special ? magnitude | 0x7f800000u : finite) | sign);
     }
-    static __device__ fp16 store(float x) /* to nearest even; too large becomes infinity */
+    static __device__ fp16 store(float x) /* rounds to nearest even; overflow gives infinity */
     {
         uint32_t u = __float_as_uint(x), sign = u & 0x80000000u, r;
         u ^= sign;
@@ -80,11 +79,9 @@ enum { REDUCE_SUM, REDUCE_MAX };
 
 template <typename T, int REDUCE> __device__ typename element<T>::acc combine(typename element<T>::acc a, typename element<T>::acc b)
 {
-    if (REDUCE == REDUCE_MAX) return a > b || a != a ? a : b; /* keeps NaN */
+    if (REDUCE == REDUCE_MAX) return a > b || a != a ? a : b; /* a NaN stays */
     return element<T>::add(a, b);
 }
-
-/* ---- sums ---- */
 
 struct sum_call {
     const void *sources[QD_SUM_RANKS_MOST];
@@ -95,12 +92,12 @@ struct sum_call {
     bool average;
 };
 
-/* The largest piece that a thread handles at a time: 16 bytes. */
+/* The largest vector of one access: 16 bytes. */
 template <typename T, int WIDTH> struct alignas(sizeof(T) * WIDTH) pack {
     T v[WIDTH];
 };
 
-/* The tree over sources [first, first + N), N known to the compiler. */
+/* The tree over sources [first, first + N), with N a compile-time constant. */
 template <typename T, int REDUCE, int WIDTH, int N> struct tree {
     typedef typename element<T>::acc acc;
     static __device__ void run(const sum_call &c, int first, int64_t i, acc *r)
@@ -123,8 +120,8 @@ template <typename T, int REDUCE, int WIDTH> struct tree<T, REDUCE, WIDTH, 1> {
     }
 };
 
-/* Any number of sources: finished left parts wait on a stack until their right part, of the same
- * size, is there; what is left at the end is combined from the right. That is the same tree. */
+/* Any number of sources: complete left subtrees wait on a stack for a right subtree of the same
+ * size; what remains at the end is combined from the right. That is the same tree. */
 template <typename T, int REDUCE, int WIDTH> struct tree<T, REDUCE, WIDTH, 0> {
     typedef typename element<T>::acc acc;
     static __device__ void run(const sum_call &c, int, int64_t i, acc *r)
@@ -174,7 +171,7 @@ template <typename T, int REDUCE, int N> static void launch_sum(const sum_call *
         sum_kernel<T, REDUCE, 1, N><<<blocks, THREADS, 0, stream>>>(*c);
 }
 
-/* The usual sums with the number of ranks known to the compiler. */
+/* The common sums, with the number of ranks as a compile-time constant. */
 template <typename T> static void launch_usual(const sum_call *c, int blocks, bool wide, cudaStream_t stream)
 {
     switch (c->source_count) {
@@ -217,7 +214,7 @@ static bool aligned(const void *base, int64_t offset)
     return ((uintptr_t)base + (uintptr_t)offset) % 16 == 0;
 }
 
-/* All loads and stores of the call may take 16 bytes at a time. */
+/* Whether all loads and stores of the call can be 16 bytes wide. */
 static bool is_wide(const sum_call *c, int64_t size)
 {
     for (int s = 0; s < c->segment_count; s++) {
@@ -230,7 +227,7 @@ static bool is_wide(const sum_call *c, int64_t size)
     return true;
 }
 
-/* Adds a segment unless it is empty; its blocks by its share of what keeps the device busy. */
+/* Adds a segment unless it is empty, with blocks in proportion to its size. */
 static void add_segment(sum_call *c, int64_t in, int64_t out, int64_t count, int64_t per_block, int most)
 {
     if (count == 0) return;
@@ -247,7 +244,7 @@ static qd_status run_sum(const qd_cuda_launch *launch, sum_call *c, qd_dtype dty
     if (c->segment_count == 0) return QD_OK;
     bool wide = is_wide(c, (int64_t)qd_dtype_size(dtype));
     if (!launch_type(c, c->first_block[c->segment_count], dtype, max, wide, launch->stream))
-        return QD_FAIL(QD_UNSUPPORTED, "sum_ranks: %s can be moved but not reduced", qd_dtype_name(dtype));
+        return QD_FAIL(QD_UNSUPPORTED, "sum_ranks: %s can be sent but not reduced", qd_dtype_name(dtype));
     c->segment_count = 0;
     QD_CUDA_TRY(cudaGetLastError());
     return QD_OK;
@@ -256,7 +253,7 @@ static qd_status run_sum(const qd_cuda_launch *launch, sum_call *c, qd_dtype dty
 qd_status qd_cuda_sum_ranks(qd_stream *stream, const qd_sum_ranks_args *a)
 {
     if (a->source_count < 1 || a->source_count > QD_SUM_RANKS_MOST || a->out_count > QD_SUM_RANKS_MOST)
-        return QD_FAIL(QD_USAGE, "sum_ranks: %d sources and %d outputs; 1 to %d are possible", a->source_count, a->out_count,
+        return QD_FAIL(QD_USAGE, "sum_ranks: %d sources and %d outputs; 1 to %d are supported", a->source_count, a->out_count,
                        QD_SUM_RANKS_MOST);
     qd_cuda_launch launch = qd_cuda_launch_of(stream);
     int64_t size = (int64_t)qd_dtype_size(a->dtype), wide = 16 / size;
@@ -268,7 +265,7 @@ qd_status qd_cuda_sum_ranks(qd_stream *stream, const qd_sum_ranks_args *a)
     for (int k = 0; k < a->source_count; k++) c.sources[k] = a->sources[k];
     for (int j = 0; j < a->out_count; j++) c.outs[j] = a->outs[j];
     bool max = a->reduce == QD_MAX;
-    /* Whole vectors first, then the ends: one odd length must not slow down the rest. */
+    /* Whole vectors first, then the tails: one odd length must not slow down the rest. */
     for (int tails = 0; tails < 2; tails++) {
         for (int s = 0; s < a->segment_count; s++) {
             qd_sum_segment segment = a->segments[s];
@@ -283,8 +280,6 @@ qd_status qd_cuda_sum_ranks(qd_stream *stream, const qd_sum_ranks_args *a)
     }
     return QD_OK;
 }
-
-/* ---- copies ---- */
 
 struct copy_call {
     const char *from[PIECES];
@@ -325,8 +320,8 @@ static qd_status run_copy(const qd_cuda_launch *launch, copy_call *c)
     return QD_OK;
 }
 
-/* Large pieces go by themselves, through the driver's fastest way between two addresses; small ones
- * share a kernel. */
+/* Large pieces are copied one by one with cudaMemcpyAsync, which picks the fastest path between two
+ * addresses; small ones share a kernel. */
 qd_status qd_cuda_copy_pieces(qd_stream *stream, const qd_copy_pieces_args *a)
 {
     qd_cuda_launch launch = qd_cuda_launch_of(stream);

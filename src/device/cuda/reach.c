@@ -1,4 +1,5 @@
-/* What communication between ranks needs of a CUDA device beyond its kernels. */
+/* What communication needs from a CUDA device: peer access, the current device, native stream
+ * handles. */
 #include "device/cuda/cuda_impl.h"
 
 qd_status qd_cuda_reach(qd_device *device, qd_device *other)
@@ -8,11 +9,11 @@ qd_status qd_cuda_reach(qd_device *device, qd_device *other)
     QD_TRY(qd_cuda_make_current(device));
     QD_CUDA_TRY(cudaDeviceCanAccessPeer(&possible, here, there));
     if (!possible)
-        return QD_FAIL(QD_UNSUPPORTED, "GPU %d cannot reach the memory of GPU %d (nvidia-smi topo -p2p r shows which can); "
+        return QD_FAIL(QD_UNSUPPORTED, "GPU %d cannot access the memory of GPU %d (nvidia-smi topo -p2p r shows which can); "
                                        "run.backend=nccl does not need it", here, there);
     cudaError_t error = cudaDeviceEnablePeerAccess(there, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled) {
-        (void)cudaGetLastError(); /* another rank of this process was first */
+        (void)cudaGetLastError(); /* another rank of this process enabled it first */
         return QD_OK;
     }
     QD_CUDA_TRY(error);

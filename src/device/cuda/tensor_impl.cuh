@@ -1,4 +1,4 @@
-/* Instructions of tensor cores since sm_80, and of the copies that feed them. */
+/* Tensor-core instructions of sm_80 and later, and the asynchronous copies that feed them. */
 #ifndef QD_DEVICE_CUDA_TENSOR_IMPL_CUH
 #define QD_DEVICE_CUDA_TENSOR_IMPL_CUH
 
@@ -9,7 +9,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* 16 bytes to shared memory in the background; zeros if not valid. */
+/* Copies 16 bytes to shared memory asynchronously; zeros if not valid. */
 static __device__ __forceinline__ void copy_async(bf16 *to, const bf16 *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0));
@@ -20,7 +20,7 @@ static __device__ __forceinline__ void copies_end_group()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Until at most PENDING of this thread's latest groups are under way. */
+/* Waits until at most PENDING of this thread's latest groups are in flight. */
 template <int PENDING> static __device__ __forceinline__ void copies_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");

@@ -1,5 +1,5 @@
-/* Causal attention, of whole sequences and of parts of them: checks, and the cut into ranges that
- * one thread computes alone and in a fixed order. */
+/* Causal attention of whole sequences and of parts of them: checks, and the split into ranges that
+ * one thread computes alone, in a fixed order. */
 #include "device/cpu/attention/attention_impl.h"
 #include "device/arguments_impl.h"
 
@@ -23,12 +23,12 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
     return QD_OK;
 }
 
-/* A kernel's work, cut into tiles of queries. */
+/* The work of a kernel, split into tiles of queries. */
 typedef struct work {
     const qd_cpu *cpu;
     const qd_cpu_attention *kernel;
     qd_cpu_attention_job job;
-    int64_t tile_rows, tiles; /* of queries in a sequence */
+    int64_t tile_rows, tiles; /* per sequence */
     bool with_dq;
 } work;
 
@@ -74,8 +74,8 @@ static int64_t item_count(const work *w)
     return w->tiles * w->job.batch * w->job.heads;
 }
 
-/* Item i of (tiles, batch, heads). The last tiles see the most keys and come first, so that the
- * threads end together. */
+/* Item i of (tiles, batch, heads). The last tiles attend to the most keys and come first, so that
+ * the threads finish together. */
 static qd_cpu_attention_item item_at(const work *w, int64_t i)
 {
     int64_t each = w->job.batch * w->job.heads;
@@ -87,7 +87,7 @@ typedef void tile_kernel(const qd_cpu_attention_job *j, const qd_cpu_attention_i
 static void run_tiles(const work *w, tile_kernel *kernel, int64_t begin, int64_t end, int thread)
 {
     for (int64_t i = begin; i < end; i++) {
-        int64_t next = i + qd_pool_threads(w->cpu->pool); /* the other threads take those between */
+        int64_t next = i + qd_pool_threads(w->cpu->pool); /* the other threads take the items in between */
         bool last = next >= item_count(w);
         qd_cpu_attention_item item = item_at(w, i), ahead = item_at(w, last ? i : next);
         kernel(&w->job, &item, last ? NULL : &ahead, qd_cpu_workspace(w->cpu, thread));
@@ -122,7 +122,7 @@ static void backward_range(void *context, int64_t begin, int64_t end, int thread
     }
 }
 
-enum { DELTA_ROWS = 16 }; /* at a time; their heads lie side by side */
+enum { DELTA_ROWS = 16 }; /* per range; the heads of a row are contiguous */
 
 typedef struct delta_work {
     const qd_attention_args *args;
@@ -164,8 +164,8 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
     QD_TRY(check("attention_backward", a));
     qd_row_run run = whole(a->seq);
     work w = make_work(stream, a, &run, QD_ATTENTION_BLOCK);
-    /* One pass over the pairs of blocks when dq can be summed in fp32 while the keys go by, two
-     * otherwise. */
+    /* One pass over the pairs of blocks if dq can be accumulated in fp32 during the pass over keys,
+     * else two. */
     int64_t group = a->heads / a->kv_heads;
     w.with_dq = a->dtype == QD_F32 || group * a->seq * a->head_dim <= QD_ATTENTION_KEPT_FLOATS;
     compute_delta(w.cpu, a);
@@ -174,8 +174,6 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
         qd_pool_for(w.cpu->pool, item_count(&w), 1, backward_dq_range, &w);
     return QD_OK;
 }
-
-/* ---- parts of sequences ---- */
 
 static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_attention_part_args *a, int64_t rows, work *w)
 {

@@ -1,5 +1,5 @@
-/* What both passes of attention_isa.c do with blocks: products, packing, masks, powers of two,
- * fetching what is to come. */
+/* Operations on blocks that both passes of attention_isa.c use: GEMMs, packing, masks, powers of
+ * two, prefetching. */
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
 
@@ -26,14 +26,15 @@ typedef qd_cpu_attention_job job;
 typedef qd_cpu_attention_tile tile;
 typedef qd_cpu_attention_item item;
 
-/* Buffers of the workspace, each with row stride `ld` (head_dim up to a whole vector) or BLOCK. */
+/* Buffers in the workspace, each with row stride `ld` (head_dim rounded up to a whole vector) or
+ * BLOCK. */
 typedef struct buffers {
-    float *q, *d_o;     /* (BLOCK, ld): queries, scaled; gradient of the output. Forward: q has room for FORWARD rows */
+    float *q, *d_o;     /* (BLOCK, ld): scaled queries; gradient of the output. Forward: q has FORWARD rows */
     float *k_t, *v_t;   /* (head_dim, BLOCK) */
     float *k, *v;       /* (BLOCK, ld) */
-    float *s, *dp;      /* (BLOCK, BLOCK): scores, then probabilities; gradient of them, then of the scores */
-    float *o, *dk, *dv; /* (BLOCK, ld): results; o is also dq. Forward: o has room for FORWARD rows */
-    float *kept; /* QD_ATTENTION_KEPT_FLOATS: places of tiles of queries, or dq in the making where it is not fp32 */
+    float *s, *dp;      /* (BLOCK, BLOCK): scores, then probabilities; their gradient, then that of the scores */
+    float *o, *dk, *dv; /* (BLOCK, ld): results; o also serves as dq. Forward: o has FORWARD rows */
+    float *kept; /* QD_ATTENTION_KEPT_FLOATS: slots of query tiles, or fp32 sums of a dq that is not fp32 */
     int64_t ld;
     int vectors; /* ld / QD_VF */
 } buffers;
@@ -46,8 +47,8 @@ static buffers carve(const job *a, void *workspace)
     float *next = workspace;
     buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
     w.ld = w.vectors * QD_VF;
-    /* after q and after o lie two buffers that the forward pass does not need: it has three times
-     * the room for q and o */
+    /* q and o are each followed by two buffers that the forward pass does not use, so it has three
+     * times the space for q and o. */
     _Static_assert(FORWARD <= 3 * BLOCK, "queries of the forward pass must fit three buffers");
     float **by_head[] = {&w.q, &w.d_o, &w.v_t, &w.k_t, &w.v, &w.k, &w.o, &w.dk, &w.dv};
     for (size_t i = 0; i < sizeof by_head / sizeof *by_head; i++, next += BY_HEAD)
@@ -58,10 +59,8 @@ static buffers carve(const job *a, void *workspace)
     return w;
 }
 
-/* ---- products of packed blocks ---- */
-
-/* What a product does with what c holds: forgets it, adds to it, or adds to `factor` (one for each
- * row) times it. */
+/* What a GEMM does with the contents of c: overwrite, add, or add to `factor` (one per row) times
+ * c. */
 typedef enum keeping { SET, ADD, SCALE } keeping;
 
 /* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. */
@@ -98,13 +97,13 @@ QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float 
 }
 
 /* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…)
- * with row stride lda, otherwise (MR, count) . */
+ * with row stride lda, else (MR, count). */
 QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float *c, int64_t ldc, const float *a,
                        int64_t lda, const float *b, int64_t ldb, int64_t count, int vectors)
 {
     int64_t row = transposed ? 1 : lda, step = transposed ? lda : 1;
     while (vectors > 0) {
-        /* 5 and 6 as 3 + 2 and 3 + 3: narrow stripes leave multipliers idle */
+        /* 5 and 6 as 3 + 2 and 3 + 3: narrow stripes leave multipliers idle. */
         int nv = vectors >= NV && (NV < 4 || vectors == 4 || vectors > 6) ? NV : vectors < 3 || NV < 3 ? vectors : 3;
         if (nv == NV)
             micro(MR, NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
@@ -142,10 +141,8 @@ static void product_scale(const float *factor, float *c, int64_t ldc, const floa
     stripes(false, SCALE, factor, c, ldc, a, lda, b, ldb, count, vectors);
 }
 
-/* ---- packing ---- */
-
-/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`) from element `first`,
- * zero in between; the rows up to a whole register tile are 0. */
+/* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`), starting at element
+ * `first`. Padding columns, and rows up to a whole register tile, are 0. */
 QD_INLINE void pack_rows_as(float *to, int64_t ld, const void *x, int64_t first, int64_t stride, int rows, int head_dim,
                             float factor, qd_dtype dtype)
 {
@@ -181,28 +178,27 @@ static void pack_transposed(float *to, const void *x, int64_t first, int64_t str
         transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_BF16);
 }
 
-/* Whether rows of x go past the caches: where the results of a call, `heads` for each row, are so
- * large that most leave these before anybody reads them. */
-static bool passes_caches(const job *a, const void *x, int64_t stride, int heads)
+/* Whether rows of x are written with non-temporal stores: if the results of a call, `heads` per
+ * row, are so large that most leave the caches before they are read. */
+static bool streams_rows(const job *a, const void *x, int64_t stride, int heads)
 {
-    enum { PAST = 1 << 18 };
+    enum { STREAMED_FLOATS = 1 << 18 };
     return a->out_dtype == QD_F32 && a->head_dim % QD_VF == 0 && stride % QD_VF == 0 && (uintptr_t)x % sizeof(vf) == 0 &&
-           a->batch * a->q_seq * heads * a->head_dim >= PAST;
+           a->batch * a->q_seq * heads * a->head_dim >= STREAMED_FLOATS;
 }
 
-/* Rows of x = factor * from (rows, ld). past: as passes_caches() says; end_past() is to follow. */
+/* Rows of x = factor * from (rows, ld). streamed: see streams_rows(); call stream_fence()
+ * afterwards. */
 static void unpack_rows(void *x, int64_t first, int64_t stride, const float *from, int64_t ld, int rows, int head_dim,
-                        float factor, qd_dtype dtype, bool past)
+                        float factor, qd_dtype dtype, bool streamed)
 {
     for (int r = 0; r < rows; r++, from += ld, first += stride) {
-        for (int i = 0; past && i < head_dim; i += QD_VF)
-            put_past((float *)x + first + i, vf_load(from + i) * factor);
-        if (!past)
+        for (int i = 0; streamed && i < head_dim; i += QD_VF)
+            stream_store((float *)x + first + i, vf_load(from + i) * factor);
+        if (!streamed)
             QD_FOR_VECTORS(i, n, head_dim, { vec_store(x, first + i, vf_load(from + i) * factor, n, dtype); });
     }
 }
-
-/* ---- masks ---- */
 
 static int64_t smaller(int64_t x, int64_t y)
 {
@@ -214,14 +210,14 @@ static int64_t larger(int64_t x, int64_t y)
     return x > y ? x : y;
 }
 
-/* Row r of a tile, at position t = position + r, sees keys at positions first_key(r) .. t. */
+/* Row r of a tile, at position t = position + r, attends to keys at positions first_key(r) .. t. */
 static int64_t first_key(const job *a, int64_t batch, const tile *at, int64_t r)
 {
     int64_t start = a->doc_start ? a->doc_start[batch * a->q_seq + at->row + r] : 0;
     return smaller(larger(start, 0), at->position + r);
 }
 
-/* The first position that some row of the tile sees. */
+/* The first position that any row of the tile attends to. */
 static int64_t first_key_of(const job *a, int64_t batch, const tile *at)
 {
     int64_t least = first_key(a, batch, at, 0);
@@ -230,9 +226,9 @@ static int64_t first_key_of(const job *a, int64_t batch, const tile *at)
     return least;
 }
 
-/* A block of neighbouring keys. */
+/* A block of consecutive keys. */
 typedef struct key_block {
-    int64_t row, position; /* in the sequence's part, in the sequence */
+    int64_t row, position; /* row within the part, position within the sequence */
     int keys;
 } key_block;
 
@@ -241,8 +237,8 @@ static key_block block_at(const qd_row_run *run, int64_t at)
     return (key_block){run->row + at, run->position + at, (int)smaller(BLOCK, run->count - at)};
 }
 
-/* Keys of the block that some row of the group of MR rows from position t on sees: the count from
- * its first on. */
+/* Number of keys of the block, from its first, that any of the MR rows starting at position t
+ * attends to. */
 static int64_t group_keys(int64_t t, const key_block *k)
 {
     return smaller(larger(t + MR - k->position, 0), k->keys);
@@ -253,8 +249,8 @@ static int key_vectors(int64_t keys)
     return (int)((keys + QD_VF - 1) / QD_VF);
 }
 
-/* 2^x for x <= 0; 0 below -126 and for what is not a number, which infinities give where nothing
- * was seen yet. */
+/* 2^x for x <= 0; 0 below -126, and for NaN, which arises from infinities while a row has no key
+ * yet. */
 QD_INLINE vf exp2_negative(vf x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
@@ -267,7 +263,7 @@ QD_INLINE vf exp2_negative(vf x)
     p = p * r + 2.4022651e-1f;
     p = p * r + 6.9314718e-1f;
     p = p * r + 1.0f;
-    vi y = (vi)((vu)p + ((vu)t << 23)); /* of large x anything, which is not used */
+    vi y = (vi)((vu)p + ((vu)t << 23)); /* arbitrary below -126; masked out */
 #if defined(__AVX512F__)
     return (vf)_mm512_maskz_mov_epi32(_mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), (__m512i)y);
 #else
@@ -275,8 +271,8 @@ QD_INLINE vf exp2_negative(vf x)
 #endif
 }
 
-/* s (one row, `vectors`) outside of keys [low, high) becomes `value`. Whole vectors: single stores
- * would hold up the loads that follow. */
+/* Sets s (one row, `vectors`) outside of keys [low, high) to `value`. Writes whole vectors: single
+ * stores would stall the loads that follow. */
 static void mask_row(float *s, int vectors, int64_t low, int64_t high, float value)
 {
     vi lane;
@@ -290,21 +286,19 @@ static void mask_row(float *s, int vectors, int64_t low, int64_t high, float val
     }
 }
 
-/* ---- memory to come ---- */
-
-/* Rows that are fetched into the caches a few at a time, while something else is computed: the rows
- * of a head are short pieces, pages apart, which no machine fetches by itself. */
+/* Rows that are prefetched a few at a time during other computation: the rows of a head are short
+ * pieces, pages apart, which the hardware does not prefetch. */
 typedef struct fetches {
     struct {
         const char *at;
         int64_t stride, rows; /* stride in bytes */
-        int lines;            /* of a row */
+        int lines;            /* cache lines per row */
     } piece[5];
     int count, next;          /* pieces */
-    int64_t done, rows, each; /* rows of the next piece that are done; rows in all; rows at a time */
+    int64_t done, rows, each; /* rows of the next piece done so far; rows in total; rows per call */
 } fetches;
 
-/* Rows of x: `heads` of them from element `first` on. */
+/* Adds rows of x: `heads` heads of each, starting at element `first`. */
 static void add_fetch(fetches *f, const job *a, const void *x, int64_t first, int64_t stride, int heads, int64_t rows)
 {
     int size = a->dtype == QD_F32 ? 4 : 2;

@@ -1,3 +1,5 @@
+/* Attention of new rows to a key/value cache, for generation: checks, storing the new rows, and the
+ * split into (row, head) pairs. */
 #include "device/cpu/kernels_impl.h"
 
 #include <string.h>
@@ -13,7 +15,7 @@ qd_status qd_cpu_attention_cached(qd_stream *stream, const qd_attention_cached_a
 {
     QD_TRY(qd_check_float("attention_cached", "q", a->dtype));
     if (a->past < 0 || a->rows < 0 || a->past + a->rows > a->context)
-        return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit a cache of %lld", (long long)a->past,
+        return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit in a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);
     if (a->head_dim > QD_CPU_CACHED_HEAD_DIM || a->heads % a->kv_heads != 0)
         return QD_FAIL(QD_UNSUPPORTED, "attention_cached: head size %d with %d heads on %d; sizes up to %d, heads a multiple of "

@@ -1,11 +1,11 @@
-/* One query row and head at a time, online softmax over the cached keys: bound by reading the
+/* Attention of one query row and head to cached keys, with online softmax: bound by reading the
  * cache. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
 #include <math.h>
 
-#define BLOCK 64 /* keys whose scores are held at a time */
+#define BLOCK 64 /* keys per step of the online softmax */
 
 static float dot(const float *q, const void *k, int64_t n, qd_dtype dtype)
 {

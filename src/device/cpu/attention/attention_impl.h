@@ -1,29 +1,29 @@
-/* The boundary between attention.c (checks, cuts, threads) and attention_isa.c (one range of rows,
- * vectorised). */
+/* The boundary between attention.c (checks, work items, threads) and attention_isa.c (one range of
+ * rows, vectorized). */
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_IMPL_H
 
 #include "device/cpu/cpu_impl.h"
 
-/* Rows of queries and of keys that are worked on together. Both are multiples of every register
- * tile's rows and of every vector's length. */
+/* Block size in queries and keys: a multiple of the register tile's rows and of the vector length,
+ * for every instruction set. */
 #define QD_ATTENTION_BLOCK 96
-/* Queries of a range of the forward pass: more than a block, so that packed keys serve more of
- * them. */
+/* Queries per item of the forward pass: several blocks, so that packed keys are reused more
+ * often. */
 #define QD_ATTENTION_FORWARD_ROWS (3 * QD_ATTENTION_BLOCK)
 #define QD_ATTENTION_HEAD_MOST 256
 
-/* Floats of the workspace in which the backward pass may keep a key head's packed queries and their
- * gradients, or, if these are more, sum dq when it is not fp32. */
+/* Floats of the workspace in which the backward pass keeps a key head's packed queries and their
+ * gradients or, if those do not fit, accumulates a dq that is not fp32. */
 #define QD_ATTENTION_KEPT_FLOATS ((int64_t)512 << 10)
-/* Floats that are fetched ahead in the backward pass, at most. */
+/* Most floats that the backward pass prefetches. */
 #define QD_ATTENTION_AHEAD_FLOATS (96 << 10)
 
-/* What attention_* and attention_part_* have in common: queries and keys in runs of positions; the
- * whole of a sequence is one run of each. */
+/* What attention_* and attention_part_* have in common: queries and keys in runs of positions. A
+ * whole sequence is one run of each. */
 typedef struct qd_cpu_attention_job {
     const void *q, *k, *v, *d_o;
-    void *o, *dq, *dk, *dv; /* o, gradients: of type out_dtype */
+    void *o, *dq, *dk, *dv; /* o and gradients have type out_dtype */
     const float *delta;
     float *lse;
     const int32_t *doc_start;
@@ -33,32 +33,32 @@ typedef struct qd_cpu_attention_job {
     int heads, kv_heads, head_dim;
     float scale;
     qd_dtype dtype, out_dtype;
-    bool merge;      /* forward: into the o and lse that are there; o is fp32 */
-    bool accumulate; /* backward: gradients are added to; they are fp32 */
+    bool merge;      /* forward: merge into the existing o and lse; o is fp32 */
+    bool accumulate; /* backward: accumulate into the gradients; they are fp32 */
 } qd_cpu_attention_job;
 
-/* Neighbouring rows of queries: from row `row` of the sequence's part, at position `position`. */
+/* Consecutive rows of queries, starting at row `row` of the part, at position `position`. */
 typedef struct qd_cpu_attention_tile {
     int64_t row, position;
     int rows;
 } qd_cpu_attention_tile;
 
-/* Rows of the queries of one head: what a thread computes alone. */
+/* Rows of one head's queries: the unit of work of the forward pass. */
 typedef struct qd_cpu_attention_item {
     int64_t batch;
     int head;
     qd_cpu_attention_tile tile;
 } qd_cpu_attention_item;
 
-/* One key head: what a thread computes alone in the backward pass. */
+/* One key head: the unit of work of the backward pass. */
 typedef struct qd_cpu_attention_keys {
     int64_t batch;
     int kv_head;
 } qd_cpu_attention_keys;
 
 typedef struct qd_cpu_attention {
-    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: what this thread is likely to do next, so that
-     * its memory can be fetched; NULL: nothing. */
+    /* Up to QD_ATTENTION_FORWARD_ROWS rows. ahead: the thread's probable next item, whose memory is
+     * prefetched; may be NULL. */
     void (*forward)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead, void *workspace);
     /* dk and dv of one key head; with_dq: also dq of the query heads that use it. */
     void (*backward)(const qd_cpu_attention_job *j, const qd_cpu_attention_keys *keys, const qd_cpu_attention_keys *ahead, bool with_dq,
@@ -66,7 +66,7 @@ typedef struct qd_cpu_attention {
     /* dq of up to QD_ATTENTION_BLOCK rows, where `backward` did not compute it. */
     void (*backward_dq)(const qd_cpu_attention_job *j, const qd_cpu_attention_item *item, const qd_cpu_attention_item *ahead,
                         void *workspace);
-    /* delta = rowsum(d_o * o), of all heads, for one row of (batch, seq). */
+    /* delta = rowsum(d_o * o) of all heads, for one row of (batch, seq). */
     void (*backward_delta)(const qd_attention_args *a, int64_t batch, int64_t t);
 } qd_cpu_attention;
 QD_CPU_TABLE(qd_cpu_attention, qd_cpu_attention)

@@ -1,21 +1,20 @@
 /* Causal attention on blocks of BLOCK queries x BLOCK keys, packed to fp32 in the workspace. Scores
- * are kept in units of log 2 (queries or keys are scaled by scale * log2 e when packed), so that
+ * are in units of log 2 (queries or keys are scaled by scale * log2 e when packed), so that
  * exponentials are powers of two.
  *
- * In every block the row groups of a product leave out the keys that none of their rows sees. */
+ * In every block, the row groups of a GEMM skip the keys that none of their rows attends to. */
 #include "device/cpu/attention/attention_blocks_impl.h"
 
 #include <math.h>
 
-/* ---- forward ---- */
-
-/* The running result of an item's rows, and what the block of keys at hand shrinks it by. */
+/* The running result of an item's rows, and the factor by which the current block of keys shrinks
+ * it. */
 typedef struct running {
     float most[FORWARD], total[FORWARD], shrink[FORWARD];
 } running;
 
-/* to[i] = sum or maximum of the lanes of x[i]. All rows go the same way together, lanes of two rows
- * in a vector: half of the instructions and an MR-th of the waiting of one row after another. */
+/* to[i] = sum or maximum of the lanes of x[i]. All rows are reduced together, with lanes of two
+ * rows in a vector: half the instructions and 1/MR of the latency of reducing row by row. */
 QD_INLINE void reduce_rows(float *to, vf x[MR], bool sum)
 {
 #if QD_VF >= 8
@@ -39,7 +38,7 @@ QD_INLINE void reduce_rows(float *to, vf x[MR], bool sum)
     vf other = __builtin_shufflevector(r[0], r[0], 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
     r[0] = sum ? r[0] + other : vf_max(r[0], other);
 #endif
-    /* bit by bit, the halves of the lanes tell the halves of the rows apart */
+    /* Each step halves the lanes per row: row i ends at lane i * QD_VF / 8. */
 #pragma GCC unroll 8
     for (int i = 0; i < MR; i++)
         to[i] = r[0][i * (QD_VF / 8)];
@@ -77,14 +76,14 @@ QD_INLINE void softmax_rows(float *s, int vectors, running *state, int row, fetc
             vf_store(s + i * BLOCK + v * QD_VF, p);
         }
         all[i] = sum;
-        fetch_some(f); /* bit by bit: many lines at once would hold up the loads */
+        fetch_some(f); /* a few at a time: many cache lines at once would delay the loads */
     }
     reduce_rows(sums, all, true);
     for (int i = 0; i < MR; i++)
         total[i] = total[i] * shrink[i] + sums[i];
 }
 
-/* The running result of the rows before the first keys of this call. */
+/* Initializes the running result of the rows before the first keys of this call. */
 static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t row0, const float *lse, int head,
                        running *state)
 {
@@ -98,8 +97,9 @@ static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t r
                   a->head_dim, 1, QD_F32);
 }
 
-/* What the block of keys at `from` of the run makes time for: the next block of this item's keys,
- * and part of what the item ahead begins with, as large as the block's part of the work. */
+/* What to prefetch during the block of keys at `from` of the run: the next block of this item's
+ * keys, and a share of what the next item starts with, in proportion to the block's share of the
+ * work. */
 static fetches fetches_of(const job *a, const item *now, const item *ahead, const qd_row_run *run, int64_t from,
                           int64_t least)
 {
@@ -110,7 +110,7 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
             keys = smaller(end - from - BLOCK, BLOCK);
     add_fetch(&f, a, a->k, key * a->k_stride + now->head / group * hd, a->k_stride, 1, keys);
     add_fetch(&f, a, a->v, key * a->v_stride + now->head / group * hd, a->v_stride, 1, keys);
-    int64_t work = 0, before = 0, here = 0; /* rows that see the blocks: all, of those before this one, of this one */
+    int64_t work = 0, before = 0, here = 0; /* rows that attend to the blocks: in total, to earlier blocks, to this one */
     for (int64_t i = larger(least - run->position, 0) / BLOCK * BLOCK; i < end; i += BLOCK) {
         int64_t seeing = smaller(at->rows, at->position + at->rows - run->position - i);
         work += seeing;
@@ -130,7 +130,7 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
     return f;
 }
 
-/* A row of o that will be stored to. */
+/* Prefetches a row of o for writing. */
 static void expect_row(const job *a, int64_t row, int head)
 {
     int size = a->out_dtype == QD_F32 ? 4 : 2;
@@ -138,11 +138,11 @@ static void expect_row(const job *a, int64_t row, int head)
         __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
 }
 
-/* log2 x for x >= 1, absolute error below 2e-7 besides the rounding of the result, up to 2^24;
- * minus infinity for 0. */
+/* log2 x for x >= 1, absolute error below 2e-7 in addition to the rounding of the result, up to
+ * 2^24; minus infinity for 0. */
 QD_INLINE vf log2_above_one(vf x)
 {
-    const int half_root = 0x3f3504f3; /* sqrt(1/2): m below lies between it and twice it */
+    const int half_root = 0x3f3504f3; /* sqrt(1/2): m below is between it and twice it */
     vi exponent = ((vi)x - half_root) >> 23;
     vf m = (vf)((vu)x - ((vu)exponent << 23)), z = (m - 1.0f) / (m + 1.0f), y = z * z;
     vf p = vf_set(2.0f / 9 * LOG2_E); /* 2 log2(e) z^n / n, odd n */
@@ -153,9 +153,9 @@ QD_INLINE vf log2_above_one(vf x)
     return vf_select(x > 0.0f, p * z + __builtin_convertvector(exponent, vf), vf_set(-INFINITY));
 }
 
-/* o and lse of up to MR rows that have seen all their keys. */
+/* o and lse of up to MR rows that have been through all their keys. */
 static void finish_rows(const job *a, const buffers *w, const running *state, int from, int rows, int64_t o_row,
-                        int head, float *lse, bool past)
+                        int head, float *lse, bool streamed)
 {
     for (int j = 0; j < rows; j += QD_VF) {
         int n = (int)smaller(QD_VF, rows - j);
@@ -164,11 +164,11 @@ static void finish_rows(const job *a, const buffers *w, const running *state, in
     }
     for (int r = from; r < from + rows; r++) {
         int64_t at = (o_row + r) * a->o_stride + head * a->head_dim;
-        /* Nothing was seen, or a score was too large for its type: that must not look like a
+        /* No key was seen (0), or a score overflowed (NaN): the latter must not look like a
          * result. */
         float nothing = state->most[r] == -INFINITY ? 0 : NAN;
         float factor = state->total[r] == 0 ? nothing : 1 / state->total[r];
-        unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, past);
+        unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, streamed);
     }
 }
 
@@ -182,9 +182,9 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     int64_t q0 = (row0 + at->row) * a->q_stride + head * a->head_dim;
     int rows = at->rows, hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
     float *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
-    /* queries are read where they lie, but for the rows of an incomplete group and other types */
+    /* fp32 queries are read in place, except for the rows of an incomplete group. */
     int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
-    bool past = passes_caches(a, a->o, a->o_stride, a->heads), begun = false;
+    bool streamed = streams_rows(a, a->o, a->o_stride, a->heads), begun = false;
     running state;
     for (int run = 0; run < a->k_run_count; run++) {
         const qd_row_run *k_run = &a->k_runs[run];
@@ -205,11 +205,11 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
             for (int g = 0; g < rows; g += MR) {
                 int64_t seen = group_keys(at->position + g, &k);
                 float *o = w.o + g * w.ld;
-                if (seen == 0 && fresh) /* nor will it see the blocks to come of this run */
+                if (seen == 0 && fresh) /* nor will it attend to the following blocks of this run */
                     memset(o, 0, (size_t)(MR * w.ld) * sizeof *o);
                 if (seen == 0)
                     continue;
-                /* its last keys */
+                /* the last keys of the group */
                 bool last = a->k_run_count == 1 &&
                             (at->position + g + MR <= k.position + k.keys || from + BLOCK >= k_run->count);
                 int vectors = key_vectors(seen);
@@ -219,7 +219,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                 else
                     product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
                 for (int r = g; r < g + MR; r++) {
-                    if (last && !past && r < rows)
+                    if (last && !streamed && r < rows)
                         expect_row(a, row0 + at->row + r, head);
                     int64_t low = r < rows ? first_key(a, batch, at, r) - k.position : 0;
                     int64_t high = smaller(at->position + r + 1 - k.position, seen);
@@ -232,26 +232,24 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                 else
                     product_scale(state.shrink + g, o, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
                 if (last) {
-                    for (; done <= g; done += MR) /* rows before these see none at all */
+                    for (; done <= g; done += MR) /* earlier rows attend to no keys */
                         finish_rows(a, &w, &state, done, (int)smaller(MR, rows - done), row0 + at->row, head, lse,
-                                    past);
+                                    streamed);
                 }
             }
         }
     }
     if (!begun && a->merge)
-        return; /* no key of this call is seen: the running result stays */
+        return; /* no row attends to a key of this call: the running result stays */
     if (!begun) {
         begin_rows(a, &w, at, row0, lse, head, &state);
         memset(w.o, 0, (size_t)(FORWARD * w.ld) * sizeof(float));
     }
     for (int g = done; g < rows; g += MR)
-        finish_rows(a, &w, &state, g, (int)smaller(MR, rows - g), row0 + at->row, head, lse, past);
-    if (past)
-        end_past();
+        finish_rows(a, &w, &state, g, (int)smaller(MR, rows - g), row0 + at->row, head, lse, streamed);
+    if (streamed)
+        stream_fence();
 }
-
-/* ---- backward ---- */
 
 static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
 {
@@ -263,7 +261,7 @@ static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
     }
 }
 
-/* A pair of blocks. */
+/* A pair of blocks: queries and keys. */
 typedef struct pair {
     int64_t batch;
     int head;
@@ -280,7 +278,7 @@ static void pack_queries(const job *a, const buffers *w, const pair *b)
               a->dtype);
 }
 
-/* Keys are packed with the factor `scale`, which dq needs. */
+/* Keys are packed with the factor `scale`, for dq. */
 static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
 {
     int64_t row = b->batch * a->k_seq + b->k.row, k = row * a->k_stride + kv * a->head_dim,
@@ -290,21 +288,20 @@ static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
     pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->scale, a->dtype);
 }
 
-/* Vectors of keys of the pair that the group of rows g has scores for: up to a whole group of MR
- * keys; 0: it sees none. */
+/* Number of key vectors of the pair for which row group g has scores, rounded up to a whole group
+ * of MR keys; 0: it attends to none. */
 static int pair_vectors(const pair *b, int g)
 {
     int64_t seen = group_keys(b->q.position + g, &b->k);
     return key_vectors(smaller((seen + MR - 1) / MR * MR, b->k.keys));
 }
 
-/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, but for `scale`.
- * Zero where masked, up to the last group of MR keys that the row's group sees. */
+/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, without `scale`.
+ * Zero where masked, up to the last group of MR keys that the row group attends to. */
 static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
 {
     int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
-    /* one product after the other: the operands of both do not fit the first-level cache
-     * together */
+    /* One GEMM after the other: the operands of both do not fit in the L1 cache together. */
     for (int g = 0; g < b->q.rows; g += MR)
         product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, pair_vectors(b, g));
     for (int g = 0; g < b->q.rows; g += MR) {
@@ -333,12 +330,13 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
     }
 }
 
-/* to += scores^T · rows, of either kind: for each group of keys, over the rows that see them. */
+/* to += scores^T · rows, for dk or dv: for each group of keys, over the rows that attend to
+ * them. */
 static void add_key_gradient(const buffers *w, const pair *b, float *to, const float *scores, const float *rows)
 {
     for (int g = 0; g < b->k.keys; g += MR) {
-        /* rows before the group's first key do not see it; their group of MR rows may not have been
-         * written either */
+        /* Rows before the group's first key do not attend to it; their group of MR rows may not
+         * have been written either. */
         int64_t from = larger(b->k.position + g - b->q.position, 0) / MR * MR;
         if (from >= b->q.rows)
             break;
@@ -369,7 +367,7 @@ static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, i
     }
 }
 
-/* Gradients of rows of head `head`, written or added to what is there. */
+/* Writes gradients of rows of head `head`, or adds to them. */
 static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, int head, const float *from, int64_t ld,
                           int rows, float factor)
 {
@@ -378,17 +376,17 @@ static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, i
         add_rows((float *)to + at, stride, from, ld, rows, a->head_dim, factor);
     else
         unpack_rows(to, at, stride, from, ld, rows, a->head_dim, factor, a->out_dtype,
-                    passes_caches(a, to, stride, a->heads + 2 * a->kv_heads));
+                    streams_rows(a, to, stride, a->heads + 2 * a->kv_heads));
 }
 
-/* Queries of a key head. kept: each tile of each query head has a place in the workspace for its
- * packed queries, the gradient of its results and its dq, which are read and written once.
- * Otherwise tiles are packed for every block of keys, and dq is summed where `dq` (of the first
- * query head, row 0 of the sequence's part) says; NULL: it is not wanted. */
+/* The queries of a key head. kept: each tile of each query head has a slot in the workspace for its
+ * packed queries, the gradient of its results and its dq, which are then read and written once.
+ * Else tiles are packed for every block of keys, and dq is accumulated at `dq` (first query head,
+ * row 0 of the part); NULL: dq is not computed. */
 enum { KEPT_MOST = 128 }; /* tiles; fewer where heads are longer than two vectors */
 typedef struct queries {
     bool kept;
-    bool begun[KEPT_MOST]; /* tiles that have a dq */
+    bool begun[KEPT_MOST]; /* tiles whose dq has been written */
     float *dq;
     int64_t dq_stride;
     fetches ahead;
@@ -399,7 +397,7 @@ static int tiles_of(const qd_row_run *run)
     return (int)((run->count + BLOCK - 1) / BLOCK);
 }
 
-/* w with the place of a tile. */
+/* w with the slot of a tile. */
 static buffers place_of(const buffers *w, int place)
 {
     buffers at = *w;
@@ -409,8 +407,8 @@ static buffers place_of(const buffers *w, int place)
     return at;
 }
 
-/* Queries of one run of query head h (of the key head's), from place `first` on, that see keys of
- * the block b->k: a tile at a time. */
+/* The queries of one run of query head h (relative to the key head) that attend to keys of block
+ * b->k, tile by tile. The slots start at `first`. */
 static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_run *run, queries *all, int h, int first)
 {
     for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
@@ -422,7 +420,7 @@ static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_r
         if (!all->kept)
             pack_queries(a, &at, b);
         score_gradients(a, &at, b, &all->ahead);
-        add_key_gradient(&at, b, at.dv, at.s, at.d_o); /* again one after the other */
+        add_key_gradient(&at, b, at.dv, at.s, at.d_o); /* again one GEMM after the other */
         add_key_gradient(&at, b, at.dk, at.dp, at.q);
         if (all->kept) {
             query_gradients(&at, b, all->begun[place]);
@@ -435,7 +433,7 @@ static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_r
     }
 }
 
-/* Packs the tiles of all places, or at the end puts their dq where it belongs. */
+/* Packs the tiles of all slots or, with `end`, stores their dq. */
 static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, const queries *all, bool end)
 {
     int group = a->heads / a->kv_heads, place = 0;
@@ -458,8 +456,8 @@ static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, 
     }
 }
 
-/* What the key head ahead needs, to be fetched a few rows at a time, if it leaves enough of the
- * second-level cache to this one. */
+/* What the next key head needs, prefetched a few rows at a time, if enough of the L2 cache is left
+ * for the current one. */
 static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int tiles, fetches *f)
 {
     int group = a->heads / a->kv_heads;
@@ -471,7 +469,7 @@ static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int ti
     add_fetch(f, a, a->d_o, row * a->o_stride + group * head, a->o_stride, group, a->q_seq);
     add_fetch(f, a, a->k, row * a->k_stride + head, a->k_stride, 1, a->k_seq);
     add_fetch(f, a, a->v, row * a->v_stride + head, a->v_stride, 1, a->k_seq);
-    f->each = f->rows / (group * a->q_seq * (tiles + 1) / 2) + 1; /* a row meets about half of the blocks of keys */
+    f->each = f->rows / (group * a->q_seq * (tiles + 1) / 2) + 1; /* a row attends to about half of the key blocks */
 }
 
 static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
@@ -484,7 +482,7 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
         tiles += tiles_of(&a->q_runs[i]);
     queries all = {.kept = with_dq && group * tiles <= KEPT_MOST &&
                            group * tiles * 3 * BLOCK * w.ld <= QD_ATTENTION_KEPT_FLOATS};
-    bool direct = a->out_dtype == QD_F32; /* where it is not kept, dq is summed in place */
+    bool direct = a->out_dtype == QD_F32; /* if not kept, dq is accumulated in place */
     if (all.kept) {
         visit_places(a, &w, batch, kv, &all, false);
     } else if (with_dq) {
@@ -517,7 +515,7 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
         for (int i = 0; i < group * hd; i++)
             store_as(a->dq, (batch * a->q_seq + t) * a->dq_stride + kv * group * hd + i, all.dq[t * all.dq_stride + i],
                      a->out_dtype);
-    end_past();
+    stream_fence();
 }
 
 static void backward_dq(const job *a, const item *now, const item *ahead, void *workspace)
@@ -543,7 +541,7 @@ static void backward_dq(const job *a, const item *now, const item *ahead, void *
         }
     }
     put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, w.o, w.ld, at->rows, 1);
-    end_past();
+    stream_fence();
 }
 
 const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {

@@ -1,4 +1,4 @@
-/* Rows are sent to experts, multiplied there, and brought back; the biases of experts. */
+/* Kernels on rows of experts: permute, grouped GEMM, combine; and the update of expert biases. */
 #include "device/cpu/kernels_impl.h"
 
 #include "base/half.h"
@@ -13,7 +13,7 @@ qd_status qd_cpu_permute(qd_stream *stream, const qd_permute_args *a)
     for (int e = 0; e < a->experts; e++)
         places += a->count[e];
     if (places > a->rows * a->per_token)
-        return QD_FAIL(QD_USAGE, "permute: %lld places, but there are %lld assignments", (long long)places,
+        return QD_FAIL(QD_USAGE, "permute: %lld places for %lld assignments; places must not exceed assignments", (long long)places,
                        (long long)(a->rows * a->per_token));
     for (int64_t i = 0; a->old && i < a->rows * a->per_token; i++)
         if (a->place[i] < 0)
@@ -29,9 +29,8 @@ qd_status qd_cpu_combine(qd_stream *stream, const qd_combine_args *a)
     return QD_OK;
 }
 
-/* One product for the rows that an expert has from one source. `accumulate`: by experts, it is
- * added to b. */
-static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows, bool accumulate)
+/* One GEMM over the rows that an expert has from one source. accumulate: by experts, added to b. */
+static qd_status expert_gemm(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows, bool accumulate)
 {
     const void *x = qd_cpu_at(a->a, row * a->k, a->a_dtype);
     void *weight = qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), *y = qd_cpu_at_mut(a->c, row * a->n, a->c_dtype);
@@ -44,7 +43,7 @@ static qd_status product(qd_stream *stream, const qd_grouped_args *a, int expert
         .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
-/* Of rows whose product is there. */
+/* SwiGLU of rows whose GEMM is done. */
 static qd_status swiglu(qd_stream *stream, const qd_grouped_args *a, int64_t row, int64_t rows)
 {
     const qd_dtype t = a->c_dtype;
@@ -69,7 +68,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
     QD_TRY(qd_grouped_check(a));
     int64_t at = 0, end = a->begin + a->rows;
     bool overwrite = a->by_experts && !a->accumulate;
-    if (overwrite && a->sources != 1) { /* the first source that has rows of an expert is not known before all have been looked at */
+    if (overwrite && a->sources != 1) { /* which source is the first with rows of an expert is not known until all have been read */
         QD_TRY(zero_weights(stream, a, 0, a->experts));
         overwrite = false;
     }
@@ -80,7 +79,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
             first = first < a->begin ? a->begin : first;
             last = last > end ? end : last;
             if (first < last) {
-                QD_TRY(product(stream, a, e, first - a->begin, last - first, !overwrite));
+                QD_TRY(expert_gemm(stream, a, e, first - a->begin, last - first, !overwrite));
                 QD_TRY(swiglu(stream, a, first - a->begin, last - first));
             } else if (overwrite) {
                 QD_TRY(zero_weights(stream, a, e, 1));

@@ -1,4 +1,4 @@
-/* Rows on their way to experts and back. */
+/* Row copies of permute and combine, vectorized. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

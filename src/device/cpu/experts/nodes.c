@@ -1,4 +1,5 @@
-/* Rows that go to the experts of a node once: who goes where. Counting, in the order of rows. */
+/* Hierarchical dispatch: places of row copies per node and of relayed rows, by counting in order of
+ * rows. */
 #include "device/cpu/kernels_impl.h"
 
 #include <string.h>
@@ -6,7 +7,7 @@
 qd_status qd_cpu_node_plan(qd_stream *stream, const qd_node_plan_args *a)
 {
     int nodes = a->nodes, k = a->per_token, each = a->experts / nodes;
-    int32_t *next = a->counts + a->experts; /* number of a node's next copy, until it becomes how many there are */
+    int32_t *next = a->counts + a->experts; /* number of a node's next copy; at the end the number of copies */
     (void)stream;
     memcpy(a->counts, a->count, (size_t)a->experts * sizeof *a->counts);
     memset(a->copies, 0, (size_t)nodes * sizeof *a->copies);
@@ -55,9 +56,9 @@ qd_status qd_cpu_relay_plan(qd_stream *stream, const qd_relay_plan_args *a)
     memset(a->count, 0, (size_t)a->experts * sizeof *a->count);
     for (int64_t i = 0; i < a->rows * k; i++) {
         int32_t expert = i < relayed ? a->chosen[i / k * 2 * k + i % k] : -1;
-        a->place[i] = expert < 0 ? -1 : a->count[expert]++; /* its number among the expert's */
+        a->place[i] = expert < 0 ? -1 : a->count[expert]++; /* its number among the expert's assignments */
     }
-    for (int e = 0; e < a->experts; e++) { /* count[e] becomes what makes a number a place */
+    for (int e = 0; e < a->experts; e++) { /* count[e] becomes the offset from such a number to a place */
         a->count[e] = first - a->taken[e];
         first += a->take[e];
     }

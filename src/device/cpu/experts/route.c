@@ -1,4 +1,5 @@
-/* Which experts a row chooses, and the gradient of its weights. */
+/* Routing: which experts a row chooses, the gradient of its weights, and the places of
+ * assignments. */
 #include "device/cpu/kernels_impl.h"
 
 #include "base/half.h"
@@ -6,21 +7,21 @@
 #include <math.h>
 #include <string.h>
 
-/* A thread's workspace: scores, what is compared, marks. */
-typedef struct room {
+/* A thread's workspace: scores, values to compare, marks. */
+typedef struct scratch {
     float *score, *value, *other;
     uint8_t *taken;
-} room;
+} scratch;
 
 typedef struct route_job {
-    const void *args; /* qd_route_args, qd_route_grad_args */
+    const void *args; /* qd_route_args or qd_route_grad_args */
     const qd_cpu *cpu;
 } route_job;
 
-static room room_of(void *workspace, int experts)
+static scratch scratch_of(void *workspace, int experts)
 {
     float *base = workspace;
-    return (room){base, base + experts, base + 2 * (int64_t)experts, (uint8_t *)(base + 3 * (int64_t)experts)};
+    return (scratch){base, base + experts, base + 2 * (int64_t)experts, (uint8_t *)(base + 3 * (int64_t)experts)};
 }
 
 static qd_status check_rule(const char *kernel, const qd_route_rule *r)
@@ -28,7 +29,7 @@ static qd_status check_rule(const char *kernel, const qd_route_rule *r)
     if (r->experts < 1 || r->experts > 65536 || r->per_token < 1 || r->per_token > r->experts || r->groups < 1 ||
         r->experts % r->groups != 0 || r->top_groups < 1 || r->top_groups > r->groups ||
         r->top_groups * (r->experts / r->groups) < r->per_token)
-        return QD_FAIL(QD_USAGE, "%s: %d of %d experts from %d of %d groups cannot be chosen", kernel, r->per_token, r->experts,
+        return QD_FAIL(QD_USAGE, "%s: cannot choose %d of %d experts from %d of %d groups", kernel, r->per_token, r->experts,
                        r->top_groups, r->groups);
     return QD_OK;
 }
@@ -58,8 +59,7 @@ static void row_scores(const qd_route_rule *r, const float *logits, float *score
         score[e] = (float)((double)score[e] / sum);
 }
 
-/* The index of the largest value that is not taken, of equal ones the lowest; numbers that are not
- * numbers come last. */
+/* Index of the largest value that is not taken, of equal ones the lowest; NaN comes last. */
 static int take_best(const float *value, uint8_t *taken, int begin, int end)
 {
     int best = -1;
@@ -70,8 +70,8 @@ static int take_best(const float *value, uint8_t *taken, int begin, int end)
     return best;
 }
 
-/* Marks the experts of all groups but the best as taken. */
-static void limit_groups(const qd_route_rule *r, room *w)
+/* Marks the experts of all but the best groups as taken. */
+static void limit_groups(const qd_route_rule *r, scratch *w)
 {
     int size = r->experts / r->groups;
     for (int g = 0; g < r->groups; g++) {
@@ -83,7 +83,8 @@ static void limit_groups(const qd_route_rule *r, room *w)
     memset(w->taken, 0, (size_t)r->groups);
     for (int i = 0; i < r->top_groups; i++)
         take_best(w->other, w->taken, 0, r->groups);
-    /* From the last group down: marks of groups lie where those of the first experts will. */
+    /* From the last group down: the marks of groups are stored where those of the first experts
+     * will be. */
     for (int g = r->groups - 1; g >= 0; g--)
         memset(w->taken + (int64_t)g * size, w->taken[g] ? 0 : 1, (size_t)size);
 }
@@ -93,7 +94,7 @@ static void route_rows(void *context, int64_t begin, int64_t end, int thread)
     const route_job *job = context;
     const qd_route_args *a = job->args;
     const qd_route_rule *r = &a->rule;
-    room w = room_of(qd_cpu_workspace(job->cpu, thread), r->experts);
+    scratch w = scratch_of(qd_cpu_workspace(job->cpu, thread), r->experts);
     for (int64_t row = begin; row < end; row++) {
         int32_t *choice = a->choice + row * r->per_token;
         float *weight = a->weight + row * r->per_token, sum = 0.0f;
@@ -133,7 +134,7 @@ qd_status qd_cpu_route(qd_stream *stream, const qd_route_args *a)
     return QD_OK;
 }
 
-/* d_score -> d_logits, both in d: softmax or sigmoid. */
+/* d_score (d) -> d_logits, through softmax or sigmoid. */
 static void through_scores(const qd_route_rule *r, const float *score, const double *d, float *d_logits)
 {
     double dot = 0.0;
@@ -200,8 +201,6 @@ qd_status qd_cpu_route_grad(qd_stream *stream, const qd_route_grad_args *a)
     return QD_OK;
 }
 
-/* ---- places ---- */
-
 /* Whether assignment x comes before y: by weight, heaviest first, or by number. */
 static bool before(const float *weight, int32_t x, int32_t y)
 {
@@ -223,7 +222,7 @@ static void sift(int32_t *list, int64_t root, int64_t count, const float *weight
     }
 }
 
-/* Heap sort: in place, whatever the length. */
+/* Heapsort: in place, for any length. */
 static void sort(int32_t *list, int64_t count, const float *weight)
 {
     for (int64_t i = count / 2 - 1; i >= 0; i--)
@@ -248,7 +247,7 @@ qd_status qd_cpu_route_plan(qd_stream *stream, const qd_route_plan_args *a)
         a->place[i] = -1;
     }
     /* count[e] becomes the end of expert e's list, moves back to its start while the list is filled
-     * from the end, and becomes its length again while lists that are too long are cut. */
+     * from the end, and becomes its length again when lists above the limit are truncated. */
     for (int e = 0; e < a->experts; e++)
         a->count[e] += e > 0 ? a->count[e - 1] : 0;
     for (int64_t i = assignments - 1; i >= 0; i--)

@@ -1,11 +1,13 @@
+/* Measures the peak throughput of the CPU: multiply-adds and integer additions in registers, and
+ * GEMM panels in cache. */
 #include "base/clock.h"
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/gemm/matmul_impl.h"
 
-/* Together about half a millisecond: short enough to fall between interruptions. In many pieces,
- * because a core may be slower than the others for a while: the ceiling is what all do together,
- * not the slowest times their number. Pieces of a few microseconds, because threads that have none
- * left wait for the last one. */
+/* About half a millisecond in total: short enough to run between interrupts. In many pieces,
+ * because a core may be slower than the others for a while: the ceiling is what all threads achieve
+ * together, not the slowest thread times their number. Pieces of a few microseconds, because
+ * threads without work wait for the last one. */
 enum { STEPS = 1 << 11, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
 
 static void run_fma(void *context, int64_t begin, int64_t end, int thread)
@@ -22,7 +24,7 @@ static void run_adds(void *context, int64_t begin, int64_t end, int thread)
         *sink = qd_cpu_ceiling_for(context)->add(ADD_STEPS);
 }
 
-/* So many pieces for each thread; returns how many there were. */
+/* Runs `pieces` pieces per thread; returns their total number. */
 static double run_pieces(qd_cpu *cpu, int64_t pieces, void (*piece)(void *context, int64_t begin, int64_t end, int thread))
 {
     int64_t all = qd_pool_threads(cpu->pool) * pieces;
@@ -33,18 +35,20 @@ static double run_pieces(qd_cpu *cpu, int64_t pieces, void (*piece)(void *contex
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    *flops = run_pieces(cpu, PIECES, run_fma) * STEPS * qd_cpu_ceiling_for(cpu)->flops_per_step;
+    const double steps = run_pieces(cpu, PIECES, run_fma) * STEPS;
+    *flops = steps * qd_cpu_ceiling_for(cpu)->flops_per_step;
     return QD_OK;
 }
 
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
-    *adds = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS * qd_cpu_ceiling_for(cpu)->adds_per_step;
+    const double steps = run_pieces(cpu, ADD_PIECES, run_adds) * ADD_STEPS;
+    *adds = steps * qd_cpu_ceiling_for(cpu)->adds_per_step;
     return QD_OK;
 }
 
-/* A product that stays in the second-level cache. */
+/* A GEMM that stays in the L2 cache. */
 enum { TILE_ROWS = 96, TILE_COLS = 96, TILE_K = 768, TILE_PIECES = 16, TILE_FLOATS = TILE_ROWS * TILE_COLS + 3 * 96 * TILE_K };
 _Static_assert(TILE_FLOATS * 4 <= QD_CPU_WORKSPACE_BYTES, "the operands must fit the workspace");
 
@@ -59,8 +63,8 @@ static void run_panels(void *context, int64_t begin, int64_t end, int thread)
         qd_cpu_gemm_for(cpu)->multiply(&block);
 }
 
-/* Common numbers: what lies in the workspace may be infinite, or so small that it is multiplied
- * slowly. */
+/* Ordinary numbers: the workspace may contain infinities or subnormals, which are slow to
+ * multiply. */
 static void fill_panels(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;

@@ -1,3 +1,4 @@
+/* The boundary between ceiling.c and ceiling_isa.c (measuring loops, vectorized). */
 #ifndef QD_DEVICE_CPU_GEMM_CEILING_IMPL_H
 #define QD_DEVICE_CPU_GEMM_CEILING_IMPL_H
 
@@ -6,7 +7,7 @@
 typedef struct qd_cpu_ceiling {
     int flops_per_step, adds_per_step;
     float (*fma)(int64_t steps); /* independent chains of multiply-adds in registers; returns their sum */
-    int64_t (*add)(int64_t steps); /* the same with additions of integers, more at a time than a core can issue */
+    int64_t (*add)(int64_t steps); /* the same with integer additions, more independent ones than a core can issue */
 } qd_cpu_ceiling;
 QD_CPU_TABLE(qd_cpu_ceiling, qd_cpu_ceiling)
 

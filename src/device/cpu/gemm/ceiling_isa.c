@@ -1,9 +1,8 @@
-/* The loops that measure what the multiply-add units can do, and how many instructions a core
- * issues. */
+/* Loops that measure the throughput of multiply-adds, and how many instructions a core issues. */
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 
-/* Enough to hide the latency, few enough for the registers. */
+/* Enough to hide the latency, few enough to fit in registers. */
 #if defined(__aarch64__)
 enum { CHAINS = 24 };
 #else
@@ -20,7 +19,7 @@ static float fma_loop(int64_t steps)
     for (int64_t s = 0; s < steps; s++)
 #pragma GCC unroll 24
         for (int i = 0; i < CHAINS; i++)
-#if defined(__aarch64__) /* adds to what it overwrites: the other way round there would be copies */
+#if defined(__aarch64__) /* fmla adds to its destination; the other form would need copies */
             sum[i] = vf_add_product(sum[i], vf_factor_of(x), y);
 #else
             sum[i] = sum[i] * y + x;
@@ -42,7 +41,7 @@ static int64_t add_loop(int64_t steps)
 #pragma GCC unroll 8
             for (int i = 0; i < ADD_CHAINS; i++) {
                 sum[i] += 1;
-                QD_HIDE(sum[i]); /* or they would become one */
+                QD_HIDE(sum[i]); /* else the additions would be combined */
             }
 #pragma GCC unroll 8
     for (int i = 0; i < ADD_CHAINS; i++)

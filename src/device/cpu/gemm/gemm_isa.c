@@ -1,20 +1,20 @@
-/* Matrix products: a register tile of MR x NR is multiplied along a panel of op(a) and one of
- * op(b), which are as wide as the tile. Panels of b are (kc, NR), packed: transposed, converted to
- * fp32 and padded as needed. Panels of a are
- *   rows     (MR, kc), row stride `lda` where a lies, or kc where it was converted;
- *   columns  (kc, MR), packed, where a is stored transposed.
- * Single elements of a are broadcast, so either order is as good, and a need not be moved unless
- * its rows lie across.
+/* GEMM: a register tile of MR x NR is accumulated along a panel of op(a) and a panel of op(b),
+ * which are as wide as the tile. Panels of b are (kc, NR), packed: transposed, converted to fp32
+ * and padded as needed. Panels of a are
+ *   by rows     (MR, kc): row stride `lda` if read in place, kc if converted to fp32
+ *   by columns  (kc, MR), packed, if a is stored transposed
+ * Single elements of a are broadcast, so both orders are equally fast, and a is packed only if it
+ * is transposed or not fp32.
  *
  * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending
- * order, each block summed in ascending k. This holds wherever the element lies, so cutting c
- * differently changes no bit. */
+ * order, each block summed in ascending k. This holds for every position, so results are
+ * bit-identical however c is split. */
 #include "device/cpu/gemm/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
 #include "device/cpu/vec_math.h"
 
-/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in the registers. Wide
- * rather than high: a row costs a load of its own. MR is half a vector, or a multiple of one. */
+/* MR x NV vectors of accumulators, NV vectors of b and one of a must fit in registers. Wide rather
+ * than tall: each row costs a load. MR is half a vector, or a multiple of one. */
 #if QD_VF == 16
 enum { MR = 8, NV = 3 };
 #elif QD_VF == 8
@@ -24,28 +24,27 @@ enum { MR = 8, NV = 3 };
 #else
 enum { MR = 4, NV = 2 };
 #endif
-enum { NR = NV * QD_VF, LINE = 16 /* floats of a cache line */ };
-_Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole vectors or halves");
-
-/* ---- packing ---- */
+enum { NR = NV * QD_VF, LINE = 16 /* floats per cache line */ };
+_Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole or half vectors");
 
 #if QD_VF >= 8
 typedef float half __attribute__((vector_size(QD_VF * 2)));
 #endif
 
-/* A line more than the panel takes, so that the same place of several panels lies in different sets
- * of the cache. */
+/* Padded by a cache line, so that the same position in several panels maps to different cache
+ * sets. */
 QD_INLINE int64_t stride_of_panel(int width, int64_t kc)
 {
     return width * kc + LINE;
 }
 
-/* Floats of a packed b that goes by from which on it is written past the caches: it will not stay
- * there, and so nothing is read that is overwritten. A step of a panel must be whole lines. */
-enum { PAST = 1 << 18 };
+/* From this size in floats on, a packed b that is used once is written with non-temporal stores: it
+ * would not stay in the caches, and the lines to overwrite are not read first. A step of a panel
+ * must be whole cache lines. */
+enum { STREAMED_FLOATS = 1 << 18 };
 
-/* The vector's lanes are lines at one step of k: to panels (…, kc, width), `to` being the place of
- * its first lane. */
+/* Stores one vector, whose lanes are lines at one step of k, to panels (…, kc, width). `to`: the
+ * address of its first lane. */
 QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
 {
     if (width >= QD_VF) {
@@ -72,18 +71,18 @@ QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
     return (const char *)x + i * (dtype == QD_F32 ? 4 : 2);
 }
 
-/* What is fetched ahead, in elements along a row and in rows: the machine's own prefetching follows
- * neither many rows at once nor pieces of rows far apart. */
+/* Prefetch distance, in elements along a row and in rows: the hardware prefetcher follows neither
+ * many rows at once nor pieces of rows far apart. */
 enum { AHEAD = 64, ROWS_AHEAD = 6 };
 
-/* What to pack: lines [begin, end) of which `lines` exist, of each steps [from, until) of kc. Line
- * 0 begins at element `first`. */
+/* What to pack: lines [begin, end), of which `lines` exist; of each, steps [from, until) of kc.
+ * Line 0 starts at element `first`. */
 typedef struct part {
     int64_t first, stride, begin, end, lines, from, until, kc;
-    bool past; /* the caches, where whole panels are written along the rows of x */
+    bool streamed; /* non-temporal stores, where whole panels are written along the rows of x */
 } part;
 
-/* by_line: x is stored (lines, k), otherwise (k, lines). */
+/* by_line: x is stored (lines, k), else (k, lines). */
 QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool by_line, qd_dtype dtype)
 {
     const int wide = width > QD_VF ? width : QD_VF; /* lines written together: whole panels and whole vectors */
@@ -119,15 +118,15 @@ QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool
     }
     for (int64_t p = from; p < until; p++) { /* along the rows of x, which are long */
         int64_t at = first + p * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
-        float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a whole panel */
+        float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a multiple of the panel width */
         int64_t whole = end < lines ? end : lines;
         for (; l + wide <= whole; l += wide, out += next_panels) {
 #pragma GCC unroll 4
             for (int v = 0; v < wide; v += QD_VF) {
                 __builtin_prefetch(element(x, at + l + v + ROWS_AHEAD * stride, dtype), 0, 2);
                 vf lanes = vf_load_as(x, at + l + v, dtype);
-                if (width >= QD_VF && of->past)
-                    put_past(out + v, lanes);
+                if (width >= QD_VF && of->streamed)
+                    stream_store(out + v, lanes);
                 else
                     put_lanes(out + v, width, kc, lanes);
             }
@@ -160,7 +159,7 @@ static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end
     part of = {.first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k, .stride = a->lda, .begin = begin, .end = end,
                .lines = g->rows, .from = from, .until = until, .kc = g->kc};
     if (!a->trans_a)
-        pack_rows(to, a->a, &of, QD_BF16); /* fp32 stays where it is */
+        pack_rows(to, a->a, &of, QD_BF16); /* fp32 is read in place */
     else if (a->a_dtype == QD_F32)
         pack_as(to, MR, a->a, &of, false, QD_F32);
     else
@@ -171,13 +170,13 @@ static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end
 {
     const qd_matmul_args *a = g->args;
     part of = {.first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
-               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .past = !g->b_stays && g->cols * g->kc >= PAST};
+               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .streamed = !g->b_stays && g->cols * g->kc >= STREAMED_FLOATS};
     if (a->b_dtype == QD_F32)
         pack_as(to, NR, a->b, &of, a->trans_b, QD_F32);
     else
         pack_as(to, NR, a->b, &of, a->trans_b, QD_BF16);
-    if (of.past)
-        end_past();
+    if (of.streamed)
+        stream_fence();
 }
 
 static int64_t offset_a(int64_t line, int64_t kc)
@@ -190,14 +189,12 @@ static int64_t offset_b(int64_t line, int64_t kc)
     return line / NR * stride_of_panel(NR, kc);
 }
 
-/* ---- multiplying ---- */
-
 typedef struct tile {
     int64_t kc;
     const float *a, *b;
-    int64_t a_row;     /* between the rows of a panel, where it is stored by rows */
-    const float *next; /* a panel that comes later: MR pieces, `next_row` apart, a line of each every four steps … */
-    int64_t next_row, next_step; /* … `next_step` on */
+    int64_t a_row;     /* stride between the rows of a panel stored by rows */
+    const float *next; /* prefetched: a later panel, in MR pieces, `next_row` apart */
+    int64_t next_row, next_step; /* one cache line of each piece every four steps, `next_step` floats apart */
     const vf *bias;
     bool add;
     float *c;
@@ -207,15 +204,15 @@ typedef struct tile {
 #if defined(__x86_64__) && QD_VF == 16
 #include "device/cpu/gemm/tile_avx512_impl.h"
 #else
-/* Lines of a piece of the next panel that a tile of kc steps fetches: one every four steps of a row
- * of c. */
+/* Cache lines per piece of the next panel that a tile of kc steps prefetches: one every four steps
+ * of a row of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)
 {
     return kc / 4 / MR;
 }
 
-/* Rows of a are addressed from pointers to every third: base, base + row, base + 2 row are one
- * instruction each. */
+/* Rows of a are addressed relative to every third row: base, base + row and base + 2 row are
+ * addressing modes of one instruction. */
 enum { BASES = (MR + 2) / 3 };
 
 /* sum (MR, NV) += column of a (MR) x row of b (NR) */
@@ -251,12 +248,11 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
 #pragma GCC unroll 8
     for (int i = 0; i < BASES; i++) {
         base[i] = (const char *)(t->a + 3 * i * a_row);
-        QD_HIDE(base[i]); /* or the compiler would address all rows from one pointer, with a register for each */
+        QD_HIDE(base[i]); /* else the compiler would use one pointer for all rows and a register per offset */
     }
     const float *restrict b = t->b;
     float *restrict c = t->c;
-    /* the rows of c are fetched one after another: all at once they would hold up the loads of a
-     * and b */
+    /* Rows of c are prefetched one at a time: all at once would delay the loads of a and b. */
     int64_t p = 0, fours = kc / 4 / MR;
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 4
@@ -310,7 +306,7 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const
 
 typedef void micro_tile(const tile *t);
 
-/* The tile hangs over the edge of c: through a full one on the side. */
+/* A tile that extends beyond the edge of c: computed in a full tile on the stack. */
 static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
 {
     float side[MR * NR];
@@ -347,7 +343,7 @@ static int64_t smaller(int64_t x, int64_t y)
     return x < y ? x : y;
 }
 
-/* How panels of a lie. */
+/* Memory layout of the panels of a. */
 typedef struct layout {
     int64_t row, panel; /* floats between the rows of a panel, and between panels */
     bool by_rows;
@@ -361,7 +357,7 @@ static layout layout_of_a(const qd_gemm_block *g)
     return (layout){.row = a->trans_a ? 1 : g->kc, .panel = stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
 }
 
-/* What a tile fetches of the panel that goes by next: its share, 1 / staying, of every piece. */
+/* What a tile prefetches of the next panel: its share, 1 / staying, of every piece. */
 static void share_next(tile *t, const float *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
 {
     int64_t lines = (length / LINE + staying - 1) / staying, fetched = lines_fetched(t->kc);
@@ -370,7 +366,7 @@ static void share_next(tile *t, const float *panel, int64_t row, int64_t length,
     t->next_step = fetched ? (lines * LINE + fetched - 1) / fetched : 0;
 }
 
-/* For the thread sanitizer: what the tiles of a block read and write. */
+/* For the thread sanitizer: the memory that the tiles of a block read and write. */
 static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
 {
     layout a = layout_of_a(g);
@@ -393,7 +389,7 @@ static void multiply(const qd_gemm_block *g)
     layout a = layout_of_a(g);
     show_block(g, c, ldc, high, wide);
     micro_tile *micro = a.by_rows ? micro_tile_rows : micro_tile_columns;
-    /* rows beyond the last must not be read where a lies */
+    /* Where a is read in place, rows beyond the last one must not be read. */
     float edge[MR * QD_GEMM_KC];
     int64_t edge_rows = qd_gemm_direct(args) ? g->rows % MR : 0;
     if (edge_rows) {

@@ -1,27 +1,27 @@
-/* Matrix products: checks, blocks that fit the workspace, and the threads' items.
+/* GEMM on the CPU: checks, blocks that fit the workspace, and work items for the threads.
  *
- * An item is a chunk of one operand's lines (rows of op(a), columns of op(b)) in one block of k:
- * the thread packs it for itself, into its own cache, and multiplies it with the lines of the other
- * operand, which all items share. The shared operand is packed by all threads together beforehand,
- * unless it can be read where it lies. So nothing is packed twice.
+ * An item is a chunk of one operand's lines (rows of op(a) or columns of op(b)) in one block of k.
+ * A thread packs the chunk into its own cache and multiplies it by the lines of the other operand,
+ * which all items share. All threads together pack the shared operand beforehand, unless it can be
+ * read in place. So nothing is packed twice.
  *
- * Chunks shrink towards the end, so that the threads end together. */
+ * Chunks shrink towards the end, so that the threads finish together. */
 #include "device/cpu/gemm/matmul_impl.h"
 
 #include <sched.h>
 #include <stdatomic.h>
 
 enum {
-    CHUNK_FLOATS = 96 << 10, /* of a packed chunk: a part of a second-level cache, which the other operand passes through */
-    OWN_FLOATS = 112 << 10,   /* with room for the gaps between panels */
+    CHUNK_FLOATS = 96 << 10, /* of a packed chunk: part of an L2 cache, through which the other operand streams */
+    OWN_FLOATS = 112 << 10,   /* including the padding between panels */
     LEAST = 48,               /* fewest lines of a chunk */
     CHUNKS = 2048,            /* most chunks, or chunks times parts, of a block */
-    ITEMS = 4,                /* per thread at least, if there is enough to share */
-    PACK_LINES = 96,          /* of the shared operand that a thread packs at a time … */
-    PACK_WIDE = 768,          /* … or so many lines, and … */
-    PACK_STEPS = 32,          /* … steps of k, of a b that is stored step by step: long pieces of memory one after another */
-    SUMS_LINES = 4096,        /* most lines of the shared operand where sums are kept on the side */
-    SMALL = 1 << 18,          /* products of fewer multiply-adds take less time than waking the threads */
+    ITEMS = 4,                /* least number per thread, if there is enough work */
+    PACK_LINES = 96,          /* lines of the shared operand that a thread packs at once … */
+    PACK_WIDE = 768,          /* … or, for a b stored (k, n), so many lines and … */
+    PACK_STEPS = 32,          /* … so many steps of k: long contiguous reads */
+    SUMS_LINES = 4096,        /* most lines of the shared operand where sums are kept outside c */
+    SMALL = 1 << 18,          /* GEMMs with fewer multiply-adds take less time than waking the threads */
     SPINS = 64,               /* between yields to other threads */
 };
 _Static_assert(LEAST * QD_GEMM_KC <= CHUNK_FLOATS, "the smallest chunk must fit");
@@ -30,15 +30,15 @@ typedef struct job {
     const qd_cpu *cpu;
     const qd_cpu_gemm *gemm;
     qd_gemm_block block; /* k and kc: the first block of k of a pass */
-    bool own_a;          /* items take chunks of a's lines, else of b's */
+    bool own_a;          /* items are chunks of a's lines, else of b's */
     bool packs_own, packs_shared;
     float *own;    /* (threads, OWN_FLOATS) */
     float *shared; /* the packed shared operand */
-    int64_t blocks; /* of k in a pass */
-    int64_t chunks, parts; /* parts: that the shared operand's lines are cut into */
+    int64_t blocks; /* blocks of k per pass */
+    int64_t chunks, parts; /* parts: number of ranges of the shared operand's lines */
     int32_t begin[CHUNKS + 1]; /* first line of each chunk */
-    _Atomic int64_t next;      /* first item that nobody took: (blocks, chunks, parts) */
-    _Atomic int32_t done[CHUNKS]; /* blocks of k that are in c, for each (chunk, part) */
+    _Atomic int64_t next;      /* next item to be taken, of (blocks, chunks, parts) */
+    _Atomic int32_t done[CHUNKS]; /* blocks of k added to c so far, for each (chunk, part) */
 } job;
 
 static int64_t count_parts(int64_t size, int64_t part)
@@ -61,7 +61,7 @@ static int64_t round_up(int64_t size, int64_t step)
     return count_parts(size, step) * step;
 }
 
-/* Lines of an operand are cut at multiples of this. */
+/* Lines of an operand are split at multiples of this. */
 static int64_t step_of(const job *j, bool a)
 {
     return a ? j->gemm->row_step : j->gemm->nr;
@@ -72,8 +72,8 @@ static int64_t lines_of(const qd_gemm_block *g, bool a)
     return a ? g->rows : g->cols;
 }
 
-/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), without the packed operand
- * itself. */
+/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), except for the packed
+ * operand. */
 static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
 {
     if (a) {
@@ -95,10 +95,10 @@ static void pack(const job *j, const qd_gemm_block *g, bool a, float *to, int64_
     (a ? j->gemm->pack_a : j->gemm->pack_b)(g, to, begin, begin + round_up(size, step_of(j, a)), from, until);
 }
 
-/* How the shared operand is cut for packing: pieces of (lines, steps). */
+/* How the shared operand is split for packing: pieces of (lines, steps). */
 typedef struct pieces {
-    int64_t lines, steps; /* of a piece */
-    int64_t down, along;  /* pieces */
+    int64_t lines, steps; /* per piece */
+    int64_t down, along;  /* number of pieces */
 } pieces;
 
 static pieces cut_pieces(const job *j)
@@ -123,7 +123,7 @@ static void pack_shared(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* The block of item `index`; nothing is packed yet. */
+/* The block of item `index`, before packing. */
 static qd_gemm_block item_block(const job *j, int64_t index)
 {
     qd_gemm_block g = j->block;
@@ -139,8 +139,8 @@ static qd_gemm_block item_block(const job *j, int64_t index)
     return g;
 }
 
-/* Blocks of k are added to c in ascending order. Items are taken in that order too, so whoever has
- * the earlier block is at work on it. */
+/* Blocks of k are added to c in ascending order. Items are taken in that order too, so the thread
+ * that has the earlier block is already working on it. */
 static void wait_for_block(job *j, int64_t which, int64_t block)
 {
     for (int spin = 1; atomic_load_explicit(&j->done[which], memory_order_acquire) < block; spin++)
@@ -164,16 +164,16 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
         qd_gemm_block g = item_block(j, item);
         if (g.rows > 0 && g.cols > 0) {
             const qd_matmul_args *a = g.args;
-            const float *lies = (const float *)a->a + g.m * a->lda + g.k; /* where it is read as it is */
+            const float *in_place = (const float *)a->a + g.m * a->lda + g.k; /* a, if it is read in place */
             const float *shared = j->shared;
             g.b_stays = !j->own_a;
             if (j->packs_own)
                 pack(j, &g, j->own_a, own, 0, lines_of(&g, j->own_a), 0, g.kc);
             if (j->own_a) {
-                g.a = j->packs_own ? own : lies;
+                g.a = j->packs_own ? own : in_place;
                 g.b = shared + j->gemm->offset_b(g.n - j->block.n, g.kc);
             } else {
-                g.a = j->packs_shared ? shared + j->gemm->offset_a(g.m - j->block.m, g.kc) : lies;
+                g.a = j->packs_shared ? shared + j->gemm->offset_a(g.m - j->block.m, g.kc) : in_place;
                 g.b = own;
             }
             wait_for_block(j, item % per_block, item / per_block);
@@ -183,7 +183,7 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Cuts the own operand's lines into chunks: as long as the cache allows, shorter towards the
+/* Splits the lines of the own operand into chunks: as long as the cache allows, shorter towards the
  * end. */
 static void cut_chunks(job *j, int threads)
 {
@@ -225,8 +225,8 @@ static void run_block(job *j, bool small)
     }
 }
 
-/* Whose lines the items take: those of the operand with more of them. Where a is read in place,
- * taking b's saves the packing beforehand, if b has enough for all threads. */
+/* Whether items are chunks of a: of the operand with more lines. Where a is read in place, chunks
+ * of b need no packing beforehand, if b has enough lines for all threads. */
 static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, int64_t threads)
 {
     if (qd_gemm_direct(a) && a->n >= ITEMS * threads * gemm->nr)
@@ -247,12 +247,12 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
     j.shared = j.own + threads * OWN_FLOATS;
     const int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - OWN_FLOATS);
 
-    /* lines of the shared operand per block, and of the own */
+    /* lines per block: of the shared operand, of the own operand */
     int64_t lines[2] = {j.own_a ? a->n : a->m, j.own_a ? a->m : a->n}, most[2] = {lines[0], (int64_t)LEAST * CHUNKS};
     int64_t step = step_of(&j, !j.own_a), packed = 0;
     if (!fp32)
         most[0] = SUMS_LINES;
-    if (j.packs_shared) /* with the gaps between panels; sums leave a third of the room */
+    if (j.packs_shared) /* including padding between panels; sums leave a third of the space */
         most[0] = smaller(most[0], floats / (fp32 ? 1 : 3) / (kc + 16) / step * step - step);
     lines[0] = smaller(lines[0], round_up(count_parts(lines[0], count_parts(lines[0], most[0])), step));
     if (j.packs_shared)

@@ -1,14 +1,14 @@
-/* Products with what other devices do in the same pass, here one kernel after the other: the CPU
- * gains little from one pass, and the op lists of other devices can be run and tested on it. */
+/* GEMMs with the steps that other devices fuse, here as separate kernels: the CPU gains little from
+ * fusion, but op lists for other devices can be run and tested on it. */
 #include "device/cpu/kernels_impl.h"
 
-/* The further kernels see rows without gaps. */
+/* The separate kernels need contiguous rows. */
 static qd_status check(const qd_matmul_args *a)
 {
     if ((a->residual || a->gelu != QD_MATMUL_NO_GELU) && a->ldc != a->n)
-        return QD_FAIL(QD_UNSUPPORTED, "matmul: residual and GELU want c without gaps between rows");
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: residual and GELU need a contiguous c (ldc == n)");
     if (a->bias_grad && (!a->trans_a || a->lda != a->m))
-        return QD_FAIL(QD_UNSUPPORTED, "matmul: bias_grad wants a transposed, without gaps between rows");
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: bias_grad needs a transposed, contiguous a (lda == m)");
     return QD_OK;
 }
 

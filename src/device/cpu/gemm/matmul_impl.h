@@ -1,13 +1,13 @@
 /* The boundary between matmul.c (checks, blocks, threads) and gemm_isa.c (packing and multiplying,
- * vectorised). */
+ * vectorized). */
 #ifndef QD_DEVICE_CPU_GEMM_MATMUL_IMPL_H
 #define QD_DEVICE_CPU_GEMM_MATMUL_IMPL_H
 
 #include "device/cpu/cpu_impl.h"
 
 /* Most steps of k that are summed in registers before they are added to c: each pass over c costs a
- * read and a write of it. A longer k is cut into blocks of one length (qd_gemm_k_block). The only
- * thing about blocking that changes bits, so it depends on k alone. */
+ * read and a write of it. A longer k is split into blocks of equal length (qd_gemm_k_block). This
+ * is the only blocking parameter that changes bits, so it depends on k alone. */
 #define QD_GEMM_KC 1024
 
 static inline int64_t qd_gemm_k_block(int64_t k)
@@ -16,33 +16,32 @@ static inline int64_t qd_gemm_k_block(int64_t k)
     return blocks < 2 ? k : ((k + blocks - 1) / blocks + 15) / 16 * 16;
 }
 
-/* op(a) in fp32 with its rows one after another in memory is multiplied where it lies. */
+/* op(a) is read in place if it is fp32 and not transposed. */
 static inline bool qd_gemm_direct(const qd_matmul_args *a)
 {
     return a->a_dtype == QD_F32 && !a->trans_a;
 }
 
-/* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a product. */
+/* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a GEMM. */
 typedef struct qd_gemm_block {
     const qd_matmul_args *args;
     int64_t m, rows, n, cols, k, kc;
-    const float *a; /* row m: where it lies if qd_gemm_direct, else packed, with room for a multiple of row_step rows */
+    const float *a; /* row m: in place if qd_gemm_direct, else packed and padded to a multiple of row_step rows */
     const float *b; /* column n, packed */
-    bool b_stays;   /* b's panels are few and stay in the cache while a's go by once, or the other way round; set before packing */
-    float *sums;    /* (rows, cols; row stride ld_sums): c in the making where c is not fp32 */
+    bool b_stays;   /* b's few panels stay in cache while a's stream by, or the reverse; set before packing */
+    float *sums;    /* (rows, cols; row stride ld_sums): fp32 sums where c is not fp32 */
     int64_t ld_sums;
 } qd_gemm_block;
 
 typedef struct qd_cpu_gemm {
-    int mr, nr;   /* the register tile: widths of the panels of a and b */
-    int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) of nr */
+    int mr, nr;   /* register tile: panel widths of a and b */
+    int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
     /* Floats from the first panel of a packed operand to that of line `line` (a multiple of
      * row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
     int64_t (*offset_b)(int64_t line, int64_t kc);
-    /* Packs rows of op(a), columns of op(b), [begin, end) of the block, steps [from, until) of its
-     * k; lines beyond its last become
-     * 0. `to` is the first panel of the block. */
+    /* Packs rows of op(a) or columns of op(b), [begin, end) of the block, steps [from, until) of
+     * its k. Lines beyond the last one become 0. `to` is the first panel of the block. */
     void (*pack_a)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
     void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
     /* c [+]= a · b */

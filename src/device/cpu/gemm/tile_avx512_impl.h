@@ -1,7 +1,7 @@
-/* The register tile of products for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers
- * move sums from register to register in this loop, and the machine is at its limit here: beside 24
- * multiply-adds a step has 11 loads (3 of 64 bytes, 8 that spread one number), of which a core does
- * little more than one a cycle, so broadcasts within the multiply-adds, which load more often, are
+/* The GEMM register tile for AVX-512, in assembly: 8 rows x 3 vectors of sums. Compilers move sums
+ * between registers in this loop, and the loop is at the limit of the machine: a step has 24
+ * multiply-adds and 11 loads (3 of 64 bytes, 8 broadcasts), and a core does little more than one
+ * load per cycle. Broadcasts as memory operands of the multiply-adds load more often and are
  * slower.
  *
  * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by
@@ -13,9 +13,9 @@
 
 _Static_assert(MR == 8 && NV == 3 && QD_VF == 16, "the tile below");
 
-/* What is not needed in every step stays in memory. Strides in bytes. */
+/* Values that are not needed in every step stay in memory. Strides are in bytes. */
 typedef struct tile_frame {
-    int64_t blocks, rest; /* eights of steps for each row of c that is fetched, and steps after all of those */
+    int64_t blocks, rest; /* groups of 8 steps per prefetched row of c; steps after all groups */
     int64_t ldc, next_row, next_step;
     const char *next;
     char *c, *c_end;
@@ -23,13 +23,13 @@ typedef struct tile_frame {
     int64_t add;
 } tile_frame;
 
-/* mem: an element of a. x, y, z: the registers of its row's sums. */
+/* mem: an element of a. x, y, z: the accumulator registers of its row. */
 #define TILE_ROW(mem, x, y, z)                                                                              \
     "vbroadcastss " mem ", %%zmm3\n"                                                                        \
     "vfmadd231ps %%zmm0, %%zmm3, %%zmm" #x "\n"                                                             \
     "vfmadd231ps %%zmm1, %%zmm3, %%zmm" #y "\n"                                                             \
     "vfmadd231ps %%zmm2, %%zmm3, %%zmm" #z "\n"
-/* Step q of those between which the pointers stay. */
+/* Step q after the last update of the pointers. */
 #define TILE_LINE_OF_B(q)                                                                                   \
     "vmovups 192*" #q "(%[b]), %%zmm0\n"                                                                    \
     "vmovups 64+192*" #q "(%[b]), %%zmm1\n"                                                                 \
@@ -75,8 +75,8 @@ typedef struct tile_frame {
     "vaddps 64(%[c]), %%zmm" #y ", %%zmm" #y "\n"                                                           \
     "vaddps 128(%[c]), %%zmm" #z ", %%zmm" #z "\n" TILE_STORE(x, y, z)
 
-/* BY8, BY1: move the pointers into a on by 8 steps, by 1. As in micro_tile_as, rows of c are
- * fetched one after another, and a line of the panel that comes next every four steps. */
+/* BY8, BY1: advance the pointers into a by 8 steps, by 1 step. As in micro_tile_as, rows of c are
+ * prefetched one at a time, and a cache line of the next panel every four steps. */
 #define TILE_CODE(STEP, BY8, BY1)                                                                           \
     TILE_ALL_ROWS(TILE_CLEAR)                                                                               \
     "cmpq $0, %c[blocks](%[f])\n"                                                                           \
@@ -131,8 +131,8 @@ typedef struct tile_frame {
         "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", \
         "zmm31", "memory", "cc"
 
-/* Lines of a piece of the next panel that a tile of kc steps fetches: two in every eight steps of a
- * row of c. */
+/* Cache lines per piece of the next panel that a tile of kc steps prefetches: two in every eight
+ * steps of a row of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)
 {
     return 2 * (kc / (8 * MR));

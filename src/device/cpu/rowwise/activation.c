@@ -1,10 +1,11 @@
+/* Activation functions: checks and ranges of rows; the arithmetic is in activation_isa.c. */
 #include "device/cpu/kernels_impl.h"
 
 static qd_status check(const char *kernel, const qd_activation_args *a)
 {
     QD_TRY(qd_check_float(kernel, "x", a->dtype));
     if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && a->kind != QD_ACT_SWIGLU)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: activation %d is not known", kernel, (int)a->kind);
+        return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
     return QD_OK;
 }
 

@@ -1,5 +1,5 @@
-/* GELU (with tanh, and exact) and SwiGLU. Each element is read before it is written, so results may
- * take the place of inputs. */
+/* GELU (tanh form and exact) and SwiGLU. Each element is read before it is written, so results may
+ * overwrite inputs. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -10,7 +10,7 @@
 
 QD_INLINE vf gelu_tanh(vf x, vf *derivative)
 {
-    vf squared = vf_min(x * x, vf_set(1e6f)); /* bounded: 0 times infinity must not arise from finite x */
+    vf squared = vf_min(x * x, vf_set(1e6f)); /* bounded: a finite x must not give 0 times infinity */
     vf complement;
     vf s = vec_logistic(x * (TWO_B + TWO_BK * squared), &complement);
     *derivative = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);

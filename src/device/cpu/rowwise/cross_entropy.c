@@ -1,3 +1,4 @@
+/* Cross-entropy over a whole or a sharded vocabulary: checks and ranges of rows. */
 #include "device/cpu/kernels_impl.h"
 
 qd_status qd_cpu_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a)

@@ -1,6 +1,6 @@
-/* Softmax and its loss, one row at a time in two passes: the first finds the maximum and the sum of
- * exponentials together, by stretches that fit the first-level cache; the second writes the
- * gradient. Where fp32 logits become their gradient, the first pass leaves the exponentials for the
+/* Softmax and cross-entropy, row by row in two passes. The first computes the maximum and the sum
+ * of exponentials together, in stretches that fit in the L1 cache; the second writes the gradient.
+ * Where fp32 logits are replaced by their gradient, the first pass stores the exponentials for the
  * second, each stretch relative to the maximum so far. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
@@ -8,10 +8,10 @@
 #include <math.h>
 
 #define STRETCH 4096
-#define STRETCHES_MOST 128 /* of a row whose exponentials are kept */
+#define STRETCHES_MOST 128 /* of a row whose exponentials are stored */
 
-/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities has *top
- * = 0 and sum 0. shifts: x, which is fp32, becomes e^(x - shift of the stretch); NULL: it stays. */
+/* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities gives
+ * *top = 0 and sum 0. If shifts is set, x (fp32) is overwritten by e^(x - shift of the stretch). */
 static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float *shifts)
 {
     double sum = 0;
@@ -38,14 +38,14 @@ static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float 
             odd = next;
         });
         if (shifts)
-            shifts[first / STRETCH] = most; /* minus infinity if there was nothing else: the exponentials stay 0 */
+            shifts[first / STRETCH] = most; /* minus infinity if all logits so far were: the exponentials stay 0 */
         sum += (double)vf_sum(even + odd);
     }
     *top = most == -INFINITY ? 0.0f : most;
     return sum;
 }
 
-/* Exponentials that exp_sum() left become factor * e^(x - top). */
+/* Turns exponentials that exp_sum() stored into factor * e^(x - top). */
 static void scale_kept(float *x, int64_t vocab, float factor, const float *shifts, float top)
 {
     for (int64_t first = 0; first < vocab; first += STRETCH) {
@@ -62,7 +62,7 @@ static void rows(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t row = begin; row < end; row++) {
         void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
         int32_t target = a->targets[row];
-        int64_t cleared = 0; /* first column that becomes 0 */
+        int64_t cleared = 0; /* first column to be set to 0 */
         if (target < 0) {
             a->losses[row] = 0.0f;
         } else {
@@ -88,7 +88,7 @@ static void rows(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* ---- logits that ranks share out by tokens ---- */
+/* Cross-entropy over a sharded vocabulary. */
 
 static float max_of(const void *x, int64_t vocab, qd_dtype dtype)
 {
@@ -124,7 +124,7 @@ static void part_row(const qd_cross_entropy_part_args *a, int64_t row)
         a->sums[2 * row + 1] = here ? load_as(x, target, a->dtype) - top : 0.0f;
         return;
     }
-    int64_t cleared = 0; /* first column that becomes 0 */
+    int64_t cleared = 0; /* first column to be set to 0 */
     double sum = a->sums[2 * row], shifted = a->sums[2 * row + 1];
     a->losses[row] = a->targets[row] < 0 ? 0.0f : (float)(log(sum) - shifted);
     if (!a->grad)

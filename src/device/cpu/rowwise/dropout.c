@@ -1,3 +1,4 @@
+/* Dropout: checks and the random stream; the masks are drawn in dropout_isa.c. */
 #include "device/cpu/kernels_impl.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Dropout. Dropped elements are multiplied by 0, not replaced, so that what is not finite stays
+/* Dropout. Dropped elements are multiplied by 0, not replaced by 0, so that non-finite values stay
  * visible. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
@@ -10,12 +10,11 @@
 #include <arm_neon.h>
 #endif
 
-/* 64-bit lanes: a Philox word lies in the lower half, and what is in the upper half does not
- * matter. */
+/* 64-bit lanes: a Philox word is in the low half; the high half is ignored. */
 typedef uint64_t vq __attribute__((vector_size(QD_VF * 4)));
 enum { LANES = QD_VF / 2, BLOCKS = 32, DRAWS = 4 * BLOCKS };
 
-/* The 64-bit products of the lower halves with m. */
+/* The low halves times m, as 64-bit results. */
 QD_INLINE vq multiply(vq a, uint32_t m)
 {
 #if defined(__AVX512F__)
@@ -32,7 +31,7 @@ QD_INLINE vq multiply(vq a, uint32_t m)
 }
 
 typedef struct round_keys {
-    uint64_t k[10][2]; /* 64 bits wide, to be loaded into all lanes at once */
+    uint64_t k[10][2]; /* 64 bits wide, to be broadcast to all lanes */
 } round_keys;
 
 static round_keys expand(qd_philox_key key)
@@ -45,8 +44,8 @@ static round_keys expand(qd_philox_key key)
     return keys;
 }
 
-/* words[4 * b + w] = word w of block (first + b, high): Philox4x32-10 as qd_philox4x32, LANES
- * blocks side by side. */
+/* words[4 * b + w] = word w of block (first + b, high): Philox4x32-10 as in qd_philox4x32, LANES
+ * blocks in parallel. */
 static void draw(uint32_t words[DRAWS], const round_keys *keys, uint64_t first, uint64_t high)
 {
     for (int base = 0; base < BLOCKS; base += LANES) {
@@ -79,10 +78,10 @@ static void apply(void *context, int64_t begin, int64_t end, int thread)
     uint64_t first = (uint64_t)a->first_row * (uint64_t)a->cols; /* index of element 0 */
     round_keys keys = expand(job->key);
     vf keep = vf_set(1.0f / (1.0f - a->p));
-    /* uniform >= p, said with the 24 bits that make the uniform number */
+    /* uniform >= p, in terms of the 24 bits of the uniform number */
     int32_t least = (int32_t)ceilf(a->p * 0x1p24f);
     for (int64_t at = begin; at < end;) {
-        uint32_t words[DRAWS + QD_VF]; /* with room for a whole vector at the last draw */
+        uint32_t words[DRAWS + QD_VF]; /* padded: a whole vector may be read at the last draw */
         uint64_t index = first + (uint64_t)at;
         draw(words, &keys, index / 4, a->step);
         const uint32_t *word = words + index % 4;

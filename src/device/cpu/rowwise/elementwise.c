@@ -1,3 +1,4 @@
+/* Element-wise kernels: add, cast and row copies with conversion. */
 #include "device/cpu/kernels_impl.h"
 
 qd_status qd_cpu_add(qd_stream *stream, const qd_add_args *a)

@@ -1,3 +1,4 @@
+/* Element-wise kernels on one range, vectorized. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

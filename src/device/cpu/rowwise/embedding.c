@@ -1,6 +1,7 @@
+/* Token and position embeddings: table lookup, and gradients by sorting rows instead of atomics. */
 #include "device/cpu/kernels_impl.h"
 
-/* bound < 0: only the lower end is checked, because the kernel does not know the table's length. */
+/* bound < 0: only the lower end is checked, because the length of the table is not known. */
 static qd_status check_indices(const char *kernel, const char *what, const int32_t *indices, int64_t rows,
                                int64_t bound)
 {
@@ -27,9 +28,9 @@ qd_status qd_cpu_embedding_forward(qd_stream *stream, const qd_embedding_forward
     return QD_OK;
 }
 
-/* Rows of dy are taken in batches; within one they are sorted by table row, stably, so that each
- * table row's gradient is loaded, summed in fp32 over its rows in ascending order, and rounded
- * once. Table rows are independent. */
+/* Rows of dy are processed in batches. Within a batch they are sorted by table row (stable), so
+ * that each table row's gradient is loaded once, summed in fp32 over its rows in ascending order,
+ * and rounded once. Table rows are independent. */
 #define BATCH ((int64_t)4096)
 #define DIGIT_BITS 11
 
@@ -42,7 +43,7 @@ typedef struct scatter_job {
     qd_dtype dtype, grad_dtype;
 } scatter_job;
 
-/* The runs of equal table rows that begin in [begin, end), each to its end. */
+/* The runs of equal table rows that start in [begin, end), each to its end. */
 static void scatter_range(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -60,8 +61,8 @@ static void scatter_range(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Stable radix sort by the upper halves of the keys, none of them above `most`. Returns the buffer
- * with the result. */
+/* Stable radix sort by the high halves of the keys, none of which exceeds `most`. Returns the
+ * buffer that holds the result. */
 static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint64_t most)
 {
     for (int shift = 0; most >> shift; shift += DIGIT_BITS) {
@@ -80,8 +81,8 @@ static uint64_t *sort_keys(uint64_t *keys, uint64_t *other, int64_t count, uint6
     return keys;
 }
 
-/* grad[index of row - base] += dy[row] where that is below `held` (0: always); indices NULL: row %
- * seq. */
+/* grad[index of row - base] += dy[row] where this index is below `held` (0: always). indices NULL:
+ * row % seq. */
 static void scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, int64_t base, int64_t held,
                         void *grad)
 {

@@ -1,3 +1,4 @@
+/* Embedding lookup and gradient sums of one range, vectorized. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -28,7 +29,7 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-#define STRETCH 1024 /* columns whose sums wait in fp32 */
+#define STRETCH 1024 /* columns whose sums are held in fp32 at once */
 
 static void add_rows(void *grad, qd_dtype grad_dtype, const void *dy, qd_dtype dtype, int64_t cols,
                      const uint64_t *keys, int64_t count)

@@ -1,3 +1,4 @@
+/* RMSNorm of queries and keys per head: checks, ranges of rows and sums of the gamma gradients. */
 #include "device/cpu/kernels_impl.h"
 
 static qd_status check(const char *kernel, const qd_head_norm_args *a)
@@ -6,7 +7,7 @@ static qd_status check(const char *kernel, const qd_head_norm_args *a)
     QD_TRY(qd_check_float(kernel, "gamma", a->param_dtype));
     int64_t width = (int64_t)(a->heads + a->kv_heads) * a->head_dim;
     if (a->head_dim < 1 || a->row_stride < width)
-        return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are too short for %lld of queries and keys", kernel,
+        return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are shorter than their queries and keys, %lld elements", kernel,
                        (long long)a->row_stride, (long long)width);
     return QD_OK;
 }

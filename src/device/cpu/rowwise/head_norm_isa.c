@@ -1,4 +1,4 @@
-/* RMS norms of queries and keys: short vectors, one after another in a row. */
+/* RMSNorm of queries and keys: many short vectors per row. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

@@ -1,3 +1,4 @@
+/* The element-wise steps of Muon: checks and ranges. */
 #include "device/cpu/kernels_impl.h"
 
 #include <math.h>
@@ -18,7 +19,7 @@ qd_status qd_cpu_unit_norm(qd_stream *stream, const qd_unit_norm_args *a)
     for (int64_t row = 0; row < a->rows; row++)
         sum += a->row_squares[row];
     double norm = sqrt(sum);
-    qd_cpu_unit_norm_job job = {a, (float)(1.0 / (norm < a->eps ? a->eps : norm))}; /* not a number stays so */
+    qd_cpu_unit_norm_job job = {a, (float)(1.0 / (norm < a->eps ? a->eps : norm))}; /* NaN stays NaN */
     qd_cpu_for(stream, a->rows * a->cols, QD_CPU_GRAIN, qd_cpu_muon_ops_for(qd_cpu_of(stream))->unit_norm, &job);
     return QD_OK;
 }

@@ -1,4 +1,4 @@
-/* The elementwise steps of Muon. */
+/* The element-wise steps of Muon on one range, vectorized. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 

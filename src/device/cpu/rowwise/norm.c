@@ -1,3 +1,4 @@
+/* LayerNorm and RMSNorm: checks, ranges of rows and sums of the parameter gradients. */
 #include "device/cpu/kernels_impl.h"
 
 qd_status qd_cpu_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
@@ -13,7 +14,7 @@ typedef struct norm_backward_job {
     const qd_cpu_norm_ops *ops;
 } norm_backward_job;
 
-/* part: (dgamma (cols), if wanted | dbeta (cols), if wanted) */
+/* part: (dgamma (cols), if requested | dbeta (cols), if requested) */
 static void backward_block(void *context, int64_t begin, int64_t end, float *part)
 {
     const norm_backward_job *job = context;
@@ -37,7 +38,7 @@ qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a
     QD_TRY(qd_check_float("norm_backward", "gamma", a->param_dtype));
     if (a->dgamma || a->dbeta)
         QD_TRY(qd_check_float("norm_backward", "dgamma", a->grad_dtype));
-    QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */
+    QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first, because dx may overwrite add */
     norm_backward_job job = {a, qd_cpu_norm_ops_for(cpu)};
     const float *sum;
     int64_t width = (a->dgamma ? a->cols : 0) + (a->dbeta ? a->cols : 0);

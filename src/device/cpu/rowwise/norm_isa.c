@@ -1,4 +1,4 @@
-/* LayerNorm and RMSNorm, row by row. Storage fp32 or bf16, computed in fp32; sums over a row are
+/* LayerNorm and RMSNorm, row by row. Storage is fp32 or bf16, arithmetic fp32. Sums over a row are
  * kept per vector lane over stretches of SUM_STRETCH columns, whose totals are added in double. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
@@ -40,7 +40,7 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
             QD_FOR_VECTORS(i, n, cols, {
                 vec_store(sum, i, vec_load(x, i, n, a->dtype) + vec_load(add, i, n, a->dtype), n, a->dtype);
             });
-            x = sum; /* as stored: the backward pass sees the rounded value too */
+            x = sum; /* as stored: the backward pass reads the rounded value too */
         }
         float mean = a->rms ? 0.0f : (float)(row_moment(x, cols, a->dtype, 0.0f, 1) / (double)cols);
         double variance = row_moment(x, cols, a->dtype, mean, 2) / (double)cols;

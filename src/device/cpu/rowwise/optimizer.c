@@ -1,3 +1,4 @@
+/* AdamW and SGD: checks and chunks of parameter ranges. */
 #include "device/cpu/kernels_impl.h"
 #include "device/split_master.h"
 

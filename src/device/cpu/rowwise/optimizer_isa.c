@@ -1,10 +1,10 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master
- * into the parameter. Or put parameter and remainder together to the master, and take the new one
- * apart. */
+/* Parameter updates in one pass: read gradient, master weight and state, write them back, and round
+ * the master weight into the parameter. With `rest`, the master weight is joined from parameter and
+ * low 16 bits, and split again afterwards. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
-/* The elements that chunk number `chunk` covers. */
+/* The elements of chunk number `chunk`. */
 static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
 {
     while (chunk >= qd_cpu_range_chunks(ranges)) {
@@ -17,15 +17,16 @@ static qd_param_range chunk_part(const qd_param_range *ranges, int64_t chunk)
                             .decay = ranges->decay};
 }
 
-/* Where the values of a chunk lie. */
+/* Addresses of a chunk's values. */
 typedef struct values {
     float *master;   /* or NULL */
-    uint16_t *param; /* bf16; NULL: the master is all there is */
-    int16_t *rest;   /* what `param` lacks, where there is no master */
+    uint16_t *param; /* bf16; NULL: only the master is stored */
+    int16_t *rest;   /* low 16 bits of the master weight, if there is no master */
 } values;
 
-/* Addresses do not tell whether there is a master beside the parameter: they are those of element
- * 0, which a buffer that begins with a later one does not have, and two of them may be equal. */
+/* Addresses do not show whether a master is stored next to the parameter: they are those of element
+ * 0, which a buffer that starts at a later element does not contain, and two of them may be
+ * equal. */
 static values values_at(void *param, float *master, int16_t *rest, int64_t offset, qd_dtype dtype)
 {
     return (values){
@@ -35,7 +36,7 @@ static values values_at(void *param, float *master, int16_t *rest, int64_t offse
     };
 }
 
-/* split: known where they are called, so that the loops have no branch for it */
+/* split: a compile-time constant at the call, so that the loops have no branch for it. */
 QD_INLINE vf load_values(const values *x, int64_t i, int n, bool split)
 {
     return split ? vec_load_parts(x->param, x->rest, i, n) : vec_load(x->master, i, n, QD_F32);
@@ -69,8 +70,10 @@ QD_INLINE void adamw_chunks(const qd_adamw_args *a, int64_t begin, int64_t end, 
             vf g = vec_load(grad, i, n, grad_dtype) * scale;
             vf m = vec_load(ms, i, n, QD_F32), v = vec_load(vs, i, n, QD_F32);
             vf first = m - m * new1, second = v - v * new2;
-            QD_IN_REGISTER(first); /* of two products and their sum, the same one is fused everywhere: bits do not depend on */
-            QD_IN_REGISTER(second); /* where a range begins */
+            /* Of two multiplications and their sum, always the same one is fused: results are
+             * bit-identical wherever a range begins. */
+            QD_IN_REGISTER(first);
+            QD_IN_REGISTER(second);
             m = g * new1 + first;
             v = g * g * new2 + second;
             vf p = load_values(&x, i, n, split);

@@ -1,10 +1,12 @@
+/* Reductions: bias gradients, sums of squares, loss sums and the gradient norm, in orders that do
+ * not depend on the number of threads. */
 #include "device/cpu/kernels_impl.h"
 #include "device/grad_norm.h"
 
 #include <string.h>
 
-/* Rows of one partial sum: short enough that fp32 sums stay exact to a few units, long enough that
- * the partial sums are a small part of the traffic. */
+/* Rows per partial sum: few enough that fp32 sums are accurate to a few units in the last place,
+ * enough that partial sums are a small part of the traffic. */
 #define BLOCK_ROWS 32
 #define COLUMN_GRAIN 2048
 
@@ -39,12 +41,12 @@ static void add_columns(void *context, int64_t begin, int64_t end, int thread)
 qd_status qd_cpu_row_sum(qd_cpu *cpu, const char *kernel, int64_t rows, int64_t width, qd_cpu_row_sum_body body,
                          void *context, const float **sum)
 {
-    /* The sum and as many partial sums as the threads' workspaces hold together; more blocks take
+    /* The sum and as many partial sums as the workspaces of all threads hold; more blocks take
      * several rounds. */
     int64_t floats = QD_CPU_WORKSPACE_BYTES * qd_pool_threads(cpu->pool) / (int64_t)sizeof(float);
     int64_t most = QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) / 2;
     if (width > most)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: sums over rows of %lld columns in all; at most %lld fit the workspace",
+        return QD_FAIL(QD_UNSUPPORTED, "%s: sums over rows of %lld columns in total; at most %lld fit in the workspace",
                        kernel, (long long)width, (long long)most);
     float *base = qd_cpu_workspace(cpu, 0);
     row_sum_job job = {.body = body,
@@ -127,7 +129,8 @@ qd_status qd_cpu_grad_norm(qd_stream *stream, const qd_grad_norm_args *a)
 qd_status qd_cpu_loss_sum(qd_stream *stream, const qd_loss_sum_args *a)
 {
     (void)stream;
-    /* Added to the running total one by one, so that the cut into calls changes no bit. */
+    /* Added to the running total one by one, so that results are bit-identical however rows are
+     * split into calls. */
     double total = *a->total, counted = *a->counted;
     for (int64_t row = 0; row < a->rows; row++) {
         total += (double)a->losses[row];

@@ -1,8 +1,9 @@
-/* Sums: of squares along rows, of rows, of partial sums. */
+/* Reductions on one range, vectorized: squares along rows, sums over rows, sums of partial sums. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
-/* Lanes of the double sums, the same on every instruction set, so that the gradient norm is too. */
+/* Lanes of the double sums: the same for every instruction set, so that the gradient norm is
+ * bit-identical. */
 #define LANES 16
 
 QD_INLINE void add_squares(double sums[LANES], const float x[LANES])
@@ -36,7 +37,7 @@ static void row_squares(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Four rows at a time: the sum is loaded and stored once for them. */
+/* Four rows at once: the sum is loaded and stored once for them. */
 static void column_sums(const qd_bias_grad_args *a, int64_t begin, int64_t end, float *sum)
 {
     int64_t cols = a->cols, row = begin;

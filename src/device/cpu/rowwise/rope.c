@@ -1,3 +1,4 @@
+/* Rotary embedding: checks and ranges of rows. */
 #include "device/cpu/kernels_impl.h"
 
 qd_status qd_cpu_rope(qd_stream *stream, const qd_rope_args *a)

@@ -1,9 +1,9 @@
-/* Rotary embedding. The table holds cosine and sine side by side; a row's stretch of it is taken
- * apart once and used for all heads. */
+/* Rotary embedding. The table interleaves cosine and sine; a row's stretch of it is deinterleaved
+ * once and used for all heads. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
-#define STRETCH 128 /* pairs of a head rotated at a time */
+#define STRETCH 128 /* pairs of a head rotated at once */
 
 static void rotate(void *context, int64_t begin, int64_t end, int thread)
 {

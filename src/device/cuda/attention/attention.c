@@ -1,14 +1,14 @@
-/* Causal attention: checks, and the choice between cuDNN and kernels of our own. */
+/* Causal attention: checks, and the choice between cuDNN and our own kernels. */
 #include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/arguments_impl.h"
 
-#define MOST_SEQ (INT32_MAX - QD_CUDA_HEAD_MOST) /* kernels count rows and positions in int, up to a tile beyond the last */
+#define MOST_SEQ (INT32_MAX - QD_CUDA_HEAD_MOST) /* kernels use int for rows and positions, up to a tile beyond the last */
 
 static qd_status check(const char *kernel, const qd_attention_args *a)
 {
     QD_TRY(qd_check_float(kernel, "q", a->dtype));
-    const int64_t most_batch = 65535; /* of a grid */
+    const int64_t most_batch = 65535; /* limit of a grid dimension */
     if (a->batch < 0 || a->seq < 0 || a->batch > most_batch || a->seq > MOST_SEQ)
         return QD_FAIL(QD_USAGE, "%s: batch %lld and seq %lld are not within 0 .. 65535 and 0 .. 2^31", kernel,
                        (long long)a->batch, (long long)a->seq);
@@ -26,7 +26,7 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
     return QD_OK;
 }
 
-/* Tensor-core kernels read 16 bytes at a time; the others take anything. */
+/* Tensor-core kernels read 16 bytes per access; the others have no alignment requirements. */
 static bool can_use_tensor_cores(const qd_cuda_attention_job *j)
 {
     const void *addresses[] = {j->q, j->k, j->v, j->o, j->d_o, j->dq, j->dk, j->dv};
@@ -102,8 +102,6 @@ qd_status qd_cuda_attention_backward(qd_stream *stream, const qd_attention_args 
     return qd_cuda_attention_backward_own(stream, a);
 }
 
-/* ---- parts of sequences ---- */
-
 static qd_status check_part(const char *kernel, const qd_attention_part_args *a)
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
@@ -113,7 +111,7 @@ static qd_status check_part(const char *kernel, const qd_attention_part_args *a)
     return qd_row_runs_check(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq, MOST_SEQ);
 }
 
-/* Runs from `first` on, as many as a launch takes. */
+/* Takes runs starting at `first`, as many as one launch can have. */
 static int take_runs(const qd_row_run *runs, int count, int first, qd_cuda_run *out)
 {
     int taken = 0;
@@ -124,8 +122,8 @@ static int take_runs(const qd_row_run *runs, int count, int first, qd_cuda_run *
     return taken;
 }
 
-/* One launch, or several where there are many runs: each merges or adds its part to what those
- * before have left. */
+/* One launch, or several if there are many runs: each merges or adds to the results of earlier
+ * ones. */
 static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd_status (*run)(qd_stream *, const qd_cuda_attention_job *))
 {
     qd_cuda_attention_job j = {
@@ -140,7 +138,7 @@ static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd
     for (int q = 0; q < a->q_run_count; q += QD_CUDA_RUNS_MOST) {
         j.q_run_count = take_runs(a->q_runs, a->q_run_count, q, j.q_runs);
         int k = 0;
-        do { /* without keys, too: rows that have seen none begin with 0 */
+        do { /* even without keys: rows that attend to no key start with 0 */
             j.k_run_count = take_runs(a->k_runs, a->k_run_count, k, j.k_runs);
             j.merge = !a->begin || k > 0;
             QD_TRY(run(stream, &j));

@@ -1,6 +1,6 @@
-/* Attention of a few new rows against a cache, for generation: bound by reading the cache. Each
- * (row, head) is cut into stretches of the context, as many as keep the multiprocessors busy; a
- * block sums one stretch, a warp a key at a time. */
+/* Attention of a few new rows to a key/value cache, for generation: bound by reading the cache.
+ * Each (row, head) is split into stretches of the context, enough to keep the multiprocessors busy.
+ * A block sums one stretch, with one key per warp and step. */
 #include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/math_impl.cuh"
 
@@ -8,7 +8,7 @@
 
 enum { THREADS = 128, WARPS = THREADS / 32, PER_LANE = QD_CUDA_HEAD_MOST / 32, STRETCH_LEAST = 64 };
 
-/* Both caches: rows past .. past + rows - 1. Items: (row, column). */
+/* Stores the new rows in both caches: rows past .. past + rows - 1. Items: (row, column). */
 static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention_cached_args a, int64_t cols, bool half)
 {
     int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, row, col;
@@ -22,14 +22,14 @@ static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention
     store_as<1>(a.v_cache, (a.past + row) * cols + col, half, v);
 }
 
-/* What a stretch has summed: maximum, sum of exponentials, and head_dim weighted values, not yet
- * divided by the sum. */
+/* Partial result of a stretch: maximum and sum of exponentials. Its head_dim weighted values are
+ * not yet divided by the sum. */
 struct partial {
     float most, total;
 };
 
-/* Block (stretch, head, row). With one stretch the result is written, else its part: partials
- * (rows, heads, stretches) and sums (rows, heads, stretches, head_dim). */
+/* Block (stretch, head, row). With one stretch, writes the result; else its part: partials (rows,
+ * heads, stretches) and sums (rows, heads, stretches, head_dim). */
 static __global__ void __launch_bounds__(THREADS)
     stretch_kernel(qd_attention_cached_args a, int64_t keys_each, partial *partials, float *sums, bool half)
 {
@@ -103,7 +103,7 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Block (head, row): the stretches in order. */
+/* Block (head, row): combines the stretches in order. */
 static __global__ void __launch_bounds__(THREADS)
     join_kernel(qd_attention_cached_args a, const partial *partials, const float *sums, int stretches, bool half)
 {
@@ -128,14 +128,14 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
 {
     QD_TRY(qd_check_float("attention_cached", "q", a->dtype));
     if (a->past < 0 || a->rows < 0 || a->past + a->rows > a->context)
-        return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit a cache of %lld", (long long)a->past,
+        return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit in a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);
     if (a->head_dim > QD_CUDA_HEAD_MOST || a->heads % a->kv_heads != 0)
         return QD_FAIL(QD_UNSUPPORTED, "attention_cached: head size %d with %d heads on %d; sizes up to %d, heads a multiple of "
                                        "key heads", a->head_dim, a->heads, a->kv_heads, QD_CUDA_HEAD_MOST);
     if (a->rows == 0)
         return QD_OK;
-    const int64_t most_rows = 65535; /* of a grid: longer prompts take several launches */
+    const int64_t most_rows = 65535; /* limit of a grid dimension: longer prompts take several launches */
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     const bool half = a->dtype == QD_BF16;
     const int64_t cols = (int64_t)a->kv_heads * a->head_dim;

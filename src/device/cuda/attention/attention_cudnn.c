@@ -1,7 +1,7 @@
-/* Attention through cuDNN: one plan per shape and pass, made at its first use. cuDNN proposes a few
- * engines; they are timed on the call's own buffers, which a second run overwrites with the same
- * values, and the fastest stays. Deterministic runs take the first proposal instead, so that two
- * runs choose alike. A shape that no engine takes is remembered as such. */
+/* Attention through cuDNN: one plan per shape and pass, made on first use. cuDNN proposes a few
+ * engines. They are timed on the call's own buffers, which repeated runs overwrite with the same
+ * values, and the fastest is kept. Deterministic runs take the first proposal instead, so that two
+ * runs choose the same. A shape that no engine supports is cached as such. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/gemm/search.h"
@@ -15,17 +15,17 @@
 enum {
     REPEATS = 5,
     MOST_HEAD_DIM = 128,
-    WHOLE_TILES_ONLY = 91600, /* before this version the backward pass wants sequences of whole tiles, or a padding mask */
+    WHOLE_TILES_ONLY = 91600, /* before this version the backward pass needs sequences of whole tiles, or a padding mask */
 };
-static const int64_t most_workspace = (int64_t)8 << 30; /* the deterministic backward pass asks for seq² per head */
+static const int64_t most_workspace = (int64_t)8 << 30; /* the deterministic backward pass needs seq² per head */
 
 typedef struct entry {
     qd_attention_shape shape;
-    char wanted[sizeof((qd_cudnn_plan){0}.name)]; /* from a tuning text, or "" */
+    char wanted[sizeof((qd_cudnn_plan){0}.name)]; /* engine name from a tuning text, or "" */
     bool tried, usable;
-    qd_cudnn_graph graph; /* these two if usable */
+    qd_cudnn_graph graph; /* this and the next: if usable */
     qd_cudnn_plan plan;
-    double seconds; /* as timed; 0: not timed */
+    double seconds; /* measured; 0: not timed */
 } entry;
 
 struct qd_cuda_attention {
@@ -59,7 +59,7 @@ void qd_cuda_attention_destroy(qd_cuda *cuda)
 void qd_cuda_attention_describe(const qd_cuda *cuda, qd_strbuf *text)
 {
     (void)cuda;
-    (void)text; /* plans work in the stream's workspace */
+    (void)text; /* plans use the stream's workspace */
 }
 
 static bool same_shape(const qd_attention_shape *x, const qd_attention_shape *y)
@@ -96,7 +96,7 @@ static bool aligned(const void *address)
     return (uintptr_t)address % 16 == 0;
 }
 
-/* What the engines take at all, told without asking them. */
+/* What engines can support at all, checked without asking cuDNN. */
 static bool takes(const qd_cuda *cuda, const qd_attention_args *a, bool backward)
 {
     if (a->dtype != QD_BF16 || a->doc_start || a->head_dim % 8 || a->head_dim > MOST_HEAD_DIM || a->head_dim < 8 ||
@@ -176,7 +176,7 @@ static int compare_floats(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-/* The median of a few runs after a first one. */
+/* The median of a few runs after a warm-up run. */
 static qd_status time_plan(qd_stream *stream, const qd_attention_shape *shape, const qd_cudnn_plan *plan,
                            const qd_attention_args *a, double *seconds)
 {
@@ -203,14 +203,14 @@ done:
     return status;
 }
 
-/* A stream that is being captured into a graph cannot be waited for. */
+/* The host cannot wait for a stream that is being captured into a graph. */
 static bool can_time(qd_stream *stream)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
     return cudaStreamIsCapturing(qd_cuda_stream_of(stream), &capture) == cudaSuccess && capture == cudaStreamCaptureStatusNone;
 }
 
-/* Keeps the fastest of `plans` in e and destroys the others. A plan that fails is passed over. */
+/* Keeps the fastest of `plans` in e and destroys the others. Plans that fail are skipped. */
 static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count, const qd_attention_args *a)
 {
     int best = -1;
@@ -221,7 +221,7 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
             continue;
         double seconds = 0;
         if (timed && time_plan(stream, &e->shape, &plans[i], a, &seconds) != QD_OK) {
-            qd_log(QD_LOG_INFO, "device", "attention: %s does not run: %s", plans[i].name, qd_error_message());
+            qd_log(QD_LOG_INFO, "device", "attention: %s failed: %s", plans[i].name, qd_error_message());
             continue;
         }
         if (best < 0 || seconds < best_seconds) {
@@ -242,8 +242,7 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
         e->seconds = best_seconds;
 }
 
-/* Makes the plan of a shape. When none can be had, the entry says so and the call is not an
- * error. */
+/* Makes the plan of a shape. If there is none, the entry records that; this is not an error. */
 static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
@@ -259,9 +258,9 @@ static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
         choose(stream, e, plans, count, a);
     if (e->usable)
         return;
-    qd_log(QD_LOG_WARN, "device", "attention %s of %lld x %lld rows, %d heads of %d: not through cuDNN: %s",
+    qd_log(QD_LOG_WARN, "device", "attention %s of %lld x %lld rows, %d heads of %d: cuDNN is not used: %s",
            e->shape.backward ? "backward" : "forward", (long long)a->batch, (long long)a->seq, a->heads, a->head_dim,
-           status == QD_OK ? "no engine takes it" : qd_error_message());
+           status == QD_OK ? "no engine supports it" : qd_error_message());
     qd_cudnn_graph_destroy(&e->graph);
     qd_error_clear();
 }
@@ -331,7 +330,7 @@ qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line)
     int used = 0;
     if (sscanf(line, "attention %15s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld us %lf %n", pass, &v[0], &v[1],
                &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &us, &used) != 11 || !used)
-        return QD_FAIL(QD_CORRUPT, "tuning text: not a line about attention: %.80s", line);
+        return QD_FAIL(QD_CORRUPT, "tuning text: not a valid attention line: %.80s", line);
     bool backward = strcmp(pass, "backward") == 0;
     qd_attention_shape shape = {
         .batch = v[0], .seq = v[1], .heads = v[2], .kv_heads = v[3], .head_dim = v[4],

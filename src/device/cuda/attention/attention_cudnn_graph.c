@@ -1,14 +1,14 @@
-/* Causal attention as cuDNN operation graphs: the chains of products, sums and element-wise
- * operations that its fused attention engines recognise. Scores and probabilities are virtual
- * tensors: they never reach memory.
+/* Causal attention as cuDNN operation graphs: the chains of GEMMs, reductions and element-wise
+ * operations that its fused attention engines recognize. Scores and probabilities are virtual
+ * tensors: they are never stored in memory.
  *
  *   forward   S = scale · Q·Kᵀ, masked above the diagonal;  M = max S, E = exp(S - M), Σ = sum E
  *             P = E / Σ;  O = P·V;  lse = M + log Σ
  *   backward  P = exp(S - lse);  delta = sum dO·O;  dV = Pᵀ·dO;  dS = P · (dO·Vᵀ - delta) · scale
  *             dK = dSᵀ·Q;  dQ = dS·K
  *
- * cuDNN wants the second operand of a product as (k, n): K and, in the backward pass, V are
- * declared transposed. */
+ * cuDNN expects the second operand of a GEMM as (k, n): K and, in the backward pass, V are declared
+ * transposed. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 
 #include <string.h>
@@ -24,7 +24,7 @@ qd_status qd_cudnn_fail_at(const char *file, int line, const char *function, con
                       *words ? ": " : "", words);
 }
 
-/* The building functions below record a failure in the graph and do nothing after it. */
+/* The functions below record the first failure in the graph and do nothing after it. */
 #define CHECK(g, call)                                                                                      \
     do {                                                                                                    \
         cudnnStatus_t check_error = (g)->status == QD_OK ? (call) : CUDNN_STATUS_SUCCESS;                   \
@@ -108,8 +108,8 @@ static void add_operation(qd_cudnn_graph *g, descriptor d)
         g->operations[g->operation_count++] = d;
 }
 
-/* c = a · b, sums in fp32 */
-static void product(qd_cudnn_graph *g, descriptor a, descriptor b, descriptor c)
+/* c = a · b, accumulated in fp32 */
+static void gemm(qd_cudnn_graph *g, descriptor a, descriptor b, descriptor c)
 {
     cudnnDataType_t compute = CUDNN_DATA_FLOAT;
     descriptor how = make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
@@ -123,8 +123,8 @@ static void product(qd_cudnn_graph *g, descriptor a, descriptor b, descriptor c)
     add_operation(g, d);
 }
 
-/* Element-wise; operands that the mode has no use for are NULL. axis: of the index to generate, or
- * -1. */
+/* Element-wise operation; operands that the mode does not use are NULL. axis: of the index to
+ * generate, or -1. */
 typedef struct pointwise_args {
     cudnnPointwiseMode_t mode;
     cudnnDataType_t compute;
@@ -169,7 +169,7 @@ static void reduce(qd_cudnn_graph *g, cudnnReduceTensorOp_t mode, descriptor x, 
     add_operation(g, d);
 }
 
-/* y is x seen with other dimensions */
+/* y is x with other dimensions */
 static void reshape(qd_cudnn_graph *g, descriptor x, descriptor y)
 {
     descriptor d = make(g, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
@@ -189,7 +189,7 @@ static layout transposed(layout at)
     return (layout){{at.dim[0], at.dim[1], at.dim[3], at.dim[2]}, {at.stride[0], at.stride[1], at.stride[3], at.stride[2]}};
 }
 
-/* (batch, heads, seq, columns) without gaps */
+/* (batch, heads, seq, columns), contiguous */
 static layout packed(const qd_attention_shape *s, int64_t columns)
 {
     return (layout){{s->batch, s->heads, s->seq, columns},
@@ -224,7 +224,7 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor lse = in_memory(g, QD_CUDNN_LSE, full, packed(s, 1));
 
     descriptor raw = scores(g, s), scaled = scores(g, s);
-    product(g, q, kt, raw);
+    gemm(g, q, kt, raw);
     map(g, CUDNN_POINTWISE_MUL, raw, scalar(g, QD_CUDNN_SCALE), scaled);
     descriptor masked = mask_causal(g, s, scaled);
 
@@ -237,19 +237,19 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     map(g, CUDNN_POINTWISE_LOG, sum, NULL, log);
     map(g, CUDNN_POINTWISE_ADD, most, log, lse);
     map(g, CUDNN_POINTWISE_DIV, e, sum, p);
-    product(g, p, v, o);
+    gemm(g, p, v, o);
 }
 
 /* grad (batch, kv_heads, seq, head_dim) = x (batch, heads, seq, seq) · y (batch, heads, seq,
  * head_dim), summed over the query heads that share a key head */
-static void product_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor y, descriptor grad)
+static void gemm_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor y, descriptor grad)
 {
     if (s->heads == s->kv_heads) {
-        product(g, x, y, grad);
+        gemm(g, x, y, grad);
         return;
     }
     descriptor each = inside(g, CUDNN_DATA_BFLOAT16, packed(s, s->head_dim));
-    product(g, x, y, each);
+    gemm(g, x, y, each);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, each, grad);
 }
 
@@ -268,7 +268,8 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     across.stride[2] = 1;
     across.stride[3] = s->seq; /* (batch, heads, seq of keys, seq of queries) */
 
-    /* delta = sum of dO · O along the head; the factor stands where dropout's would */
+    /* delta = sum of dO · O along the head; the factor 1 replaces the dropout factor of the
+     * expected chain */
     descriptor both = inside(g, full, packed(s, s->head_dim)), sums = inside(g, full, packed(s, 1));
     map(g, CUDNN_POINTWISE_MUL, d_o, o, both);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, both, sums);
@@ -276,33 +277,33 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
 
     /* P, then dV = Pᵀ·dO */
     descriptor raw = scores(g, s), scaled = scores(g, s), less = scores(g, s), p = scores(g, s);
-    product(g, q, kt, raw);
+    gemm(g, q, kt, raw);
     map(g, CUDNN_POINTWISE_MUL, raw, scale, scaled);
     map(g, CUDNN_POINTWISE_SUB, scaled, lse, less);
     descriptor masked = mask_causal(g, s, less);
     map(g, CUDNN_POINTWISE_EXP, masked, NULL, p);
     descriptor pt = inside(g, half, across);
     reshape(g, p, pt);
-    product_by_key_head(g, s, pt, d_o, dv);
+    gemm_by_key_head(g, s, pt, d_o, dv);
 
     /* dS, then dK = dSᵀ·Q */
     descriptor dp = scores(g, s), centred = scores(g, s), by_p = scores(g, s), ds = scores(g, s);
-    product(g, d_o, vt, dp);
+    gemm(g, d_o, vt, dp);
     map(g, CUDNN_POINTWISE_SUB, dp, delta, centred);
     map(g, CUDNN_POINTWISE_MUL, centred, p, by_p);
     map(g, CUDNN_POINTWISE_MUL, by_p, scale, ds);
     descriptor dst = inside(g, half, across);
     reshape(g, ds, dst);
-    product_by_key_head(g, s, dst, q, dk);
+    gemm_by_key_head(g, s, dst, q, dk);
 
     /* dQ = dS·K */
     descriptor k = inside(g, half, k_at);
     reshape(g, kt, k);
     if (s->deterministic) {
-        product(g, ds, k, dq);
+        gemm(g, ds, k, dq);
     } else {
         descriptor dq_sum = in_memory(g, QD_CUDNN_DQ_SUM, full, packed(s, s->head_dim));
-        product(g, ds, k, dq_sum);
+        gemm(g, ds, k, dq_sum);
         map(g, CUDNN_POINTWISE_IDENTITY, dq_sum, NULL, dq);
     }
 }

@@ -1,5 +1,5 @@
-/* From an operation graph to plans that can run: cuDNN's heuristics propose engines with settings,
- * each is finalised, which compiles its kernel. */
+/* From an operation graph to executable plans: cuDNN's heuristics propose engine configurations,
+ * and finalizing a configuration compiles its kernel. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
 
 #include <stdio.h>
@@ -23,7 +23,7 @@ static qd_status make_all(cudnnBackendDescriptorType_t type, descriptor *descrip
 
 enum { KNOBS = CUDNN_KNOB_TYPE_COUNTS };
 
-/* "engine 5 knobs 2=1 13=0": the engine's number and the settings chosen for it */
+/* "engine 5 knobs 2=1 13=0": the engine's number and its settings */
 static qd_status describe_config(descriptor config, descriptor engine, descriptor *knobs, char *name, size_t size)
 {
     int64_t count = 0, index = 0;
@@ -54,7 +54,7 @@ done:
     return status;
 }
 
-/* false: this engine cannot run the graph after all. */
+/* False if this engine cannot run the graph after all. */
 static bool build_plan(cudnnHandle_t handle, descriptor device, qd_cudnn_plan *plan)
 {
     int64_t count = 0;
@@ -113,7 +113,7 @@ qd_status qd_cudnn_plans_create(cudnnHandle_t handle, descriptor device, const q
         plan->config = configs[i];
         if (!build_plan(handle, device, plan))
             continue;
-        configs[i] = NULL; /* the plan's now */
+        configs[i] = NULL; /* owned by the plan now */
         ++*count;
     }
 done:

@@ -1,7 +1,7 @@
-/* Attention with kernels of our own. Blocks of queries and of keys meet in shared memory; scores
- * never leave it. Each output element is summed by one thread (tensor cores: one warp) in a fixed
- * order: the backward pass computes dq in one kernel and dk and dv in another, so that no two
- * blocks add to the same place. */
+/* Attention with our own kernels. Blocks of queries and keys are multiplied in shared memory;
+ * scores never leave the chip. One thread (tensor cores: one warp) sums each output element, in a
+ * fixed order: the backward pass computes dq in one kernel and dk and dv in another, so that no two
+ * blocks add to the same element. */
 #ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
 #define QD_DEVICE_CUDA_ATTENTION_ATTENTION_IMPL_H
 
@@ -13,15 +13,15 @@ extern "C" {
 
 #define QD_CUDA_HEAD_MOST 256
 #define QD_CUDA_TENSOR_HEAD_MOST 128
-#define QD_CUDA_RUNS_MOST 16 /* of queries, of keys: what one launch takes */
+#define QD_CUDA_RUNS_MOST 16 /* most runs of queries, and of keys, per launch */
 
-/* A qd_row_run in the kernels' numbers. */
+/* A qd_row_run with the integer type of the kernels. */
 typedef struct qd_cuda_run {
     int row, position, count;
 } qd_cuda_run;
 
-/* What attention_* and attention_part_* have in common, a kernel's parameter: queries and keys in
- * runs of positions; the whole of a sequence is one run of each. */
+/* What attention_* and attention_part_* have in common, as a kernel parameter: queries and keys in
+ * runs of positions. A whole sequence is one run of each. */
 typedef struct qd_cuda_attention_job {
     const void *q, *k, *v, *d_o;
     void *o, *dq, *dk, *dv;
@@ -32,8 +32,8 @@ typedef struct qd_cuda_attention_job {
     int heads, kv_heads, head_dim;
     float scale;
     bool half;  /* q, k, v and d_o are bf16 */
-    bool part;  /* o and the gradients are fp32, the gradients are added to; else they have the type of q and are overwritten */
-    bool merge; /* forward: into the o and lse that are there */
+    bool part;  /* o and gradients are fp32, gradients are accumulated; else both have q's type and are overwritten */
+    bool merge; /* forward: merge into the existing o and lse */
     int q_run_count, k_run_count;
     qd_cuda_run q_runs[QD_CUDA_RUNS_MOST], k_runs[QD_CUDA_RUNS_MOST];
 } qd_cuda_attention_job;

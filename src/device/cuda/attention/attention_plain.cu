@@ -1,8 +1,8 @@
 /* Attention with fp32 multiply-adds, for fp32 and for the head sizes and layouts that the
- * tensor-core kernels do not take.
+ * tensor-core kernels do not support.
  *
  * 256 threads, 16 x 16, share tiles of B rows of q, k, v and d_o as fp32 in shared memory. Of a B x
- * B tile of scores thread (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results
+ * B tile of scores, thread (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results,
  * elements (y + 16 i, 4 x + 64 j ...), so that all reads of shared memory are 16 bytes wide and
  * free of bank conflicts. Rows and columns beyond the data are 0. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
@@ -11,13 +11,13 @@
 
 enum { SIDE = 16, THREADS = SIDE * SIDE };
 
-/* The shape of a kernel: D columns of a head (padded), B rows of a tile. */
+/* Tile shape of a kernel: D columns of a head (padded), B rows. */
 template <int HEAD, int BLOCK> struct shape {
     enum { D = HEAD, B = BLOCK, M = BLOCK / SIDE, J = HEAD / 64, STRIDE = HEAD + 4, W_STRIDE = BLOCK + 4 };
     enum { TILE = B * STRIDE, W_TILE = B * W_STRIDE }; /* floats */
 };
 
-/* The rows of a span of one head of one sequence. */
+/* Loads the rows of a span of one head of one sequence. */
 template <typename S>
 static __device__ __forceinline__ void load_tile(float *tile, const void *base, int64_t origin, int64_t stride, const span &rows,
                                                  int head_dim, bool half)
@@ -99,15 +99,15 @@ template <typename S> static __device__ __forceinline__ void clear(float4 (&sum)
             sum[i][j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-/* A result: elements (row, head, i) of a sequence. */
+/* An output: elements (row, head, i) of a sequence. */
 struct result {
     void *base;
     int64_t origin, stride;
-    bool half, add; /* add: to what is there */
+    bool half, add; /* add: accumulate */
 };
 
-/* Calls body(i, j, e, index) for this thread's elements of a B x D tile that exist: row y + 16 i,
- * column 4 x + 64 j + e. */
+/* Calls body(i, j, e, index) for this thread's valid elements of a B x D tile: row y + 16 i, column
+ * 4 x + 64 j + e. */
 template <typename S, typename F>
 static __device__ __forceinline__ void for_elements(const result &to, const span &rows, int head_dim, F body)
 {
@@ -133,7 +133,7 @@ static __device__ __forceinline__ float &element(float4 &v, int e)
     return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w;
 }
 
-/* Writes the rows of a span, row y + 16 i times factor[i]. */
+/* Stores the rows of a span, row y + 16 i times factor[i]. */
 template <typename S>
 static __device__ __forceinline__ void store_rows(const result &to, const span &rows, int head_dim, float4 (&sum)[S::M][S::J],
                                                   const float (&factor)[S::M])
@@ -148,27 +148,27 @@ static __device__ __forceinline__ void store_rows(const result &to, const span &
     });
 }
 
-/* The first key that any row of a span of queries sees. All threads call it; `room` is free after
- * the next barrier. */
-template <typename S> static __device__ __forceinline__ int block_first_key(const job &a, int64_t batch, const span &q, int *room)
+/* The first key that any row of a span of queries attends to. All threads call it; `scratch` may be
+ * reused after the next barrier. */
+template <typename S> static __device__ __forceinline__ int block_first_key(const job &a, int64_t batch, const span &q, int *scratch)
 {
     if (!a.doc_start)
         return 0;
     if (threadIdx.x == 0)
-        *room = NO_KEY;
+        *scratch = NO_KEY;
     __syncthreads();
     if (threadIdx.x < S::B)
-        atomicMin(room, first_key(a, batch, q, (int)threadIdx.x));
+        atomicMin(scratch, first_key(a, batch, q, (int)threadIdx.x));
     __syncthreads();
-    return *room;
+    return *scratch;
 }
 
-/* Grids: x = (tiles of rows, last first, because they see the most keys), y = head, z =
+/* Grids: x = tiles of rows (last first, because they attend to the most keys), y = head, z =
  * sequence. */
 template <typename S> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
-    __shared__ int room;
+    __shared__ int scratch;
     float *q = memory, *kv = q + S::TILE, *w = kv + S::TILE;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
@@ -178,7 +178,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
     const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
     const result out = {a.o, o_at, a.o_stride, a.half && !a.part, false};
     float *lse = a.lse + (batch * a.heads + head) * a.q_seq + own.row;
-    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &room);
+    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &scratch);
     key_walk now = first_keys<S::B>(a, least, end);
     if (a.merge && !has_keys(a, now))
         return; /* the running result stays */
@@ -199,7 +199,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
     for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
         const span k = span_of<S::B>(a.k_runs[now.run], now.at);
         float scores[S::M][S::M];
-        __syncthreads(); /* the tiles are free */
+        __syncthreads(); /* the tiles may be overwritten */
         load_tile<S>(kv, a.k, k_at, a.k_stride, k, a.head_dim, a.half);
         __syncthreads();
         multiply_rows<S>(scores, q, kv);
@@ -232,7 +232,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
             for (int j = 0; j < S::J; j++)
                 o[i][j].x *= shrink, o[i][j].y *= shrink, o[i][j].z *= shrink, o[i][j].w *= shrink;
         }
-        __syncthreads(); /* keys were read, weights are written */
+        __syncthreads(); /* keys have been read, weights written */
         load_tile<S>(kv, a.v, v_at, a.v_stride, k, a.head_dim, a.half);
         __syncthreads();
         add_weighted<S>(o, w, kv);
@@ -248,11 +248,11 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
     store_rows<S>(out, own, a.head_dim, o, factor);
 }
 
-/* p and ds of a tile of queries (rows) and keys: scores become the weights, products the gradients
- * of the scores. */
+/* p and ds of a tile of queries (rows) and keys: scores become the weights, dp (d_o · vᵀ) the
+ * gradients of the scores. */
 template <typename S>
 static __device__ __forceinline__ void score_gradients(const job &a, int64_t batch, int head, const span &q, const span &k,
-                                                       float (&scores)[S::M][S::M], float (&products)[S::M][S::M])
+                                                       float (&scores)[S::M][S::M], float (&dp)[S::M][S::M])
 {
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const int64_t line = (batch * a.heads + head) * a.q_seq + q.row;
@@ -266,23 +266,23 @@ static __device__ __forceinline__ void score_gradients(const job &a, int64_t bat
             const int col = x + SIDE * j, key = k.position + col;
             const bool seen = col < k.rows && key <= position && key >= low;
             scores[i][j] = seen ? expf(scores[i][j] * a.scale - row_lse) : 0.0f;
-            products[i][j] = seen ? scores[i][j] * (products[i][j] - row_delta) * a.scale : 0.0f;
+            dp[i][j] = seen ? scores[i][j] * (dp[i][j] - row_delta) * a.scale : 0.0f;
         }
     }
 }
 
-/* dq of a tile of queries: all keys that it sees go by. */
+/* dq of a tile of queries: iterates over all keys that it attends to. */
 template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
-    __shared__ int room;
+    __shared__ int scratch;
     float *q = memory, *d_o = q + S::TILE, *k = d_o + S::TILE, *v = k + S::TILE, *w = v + S::TILE;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq, q_col = (int64_t)head * a.head_dim;
     const int64_t k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim, v_at = key0 * a.v_stride + (int64_t)kv_head * a.head_dim;
     const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
-    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &room);
+    const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &scratch);
     key_walk now = first_keys<S::B>(a, least, end);
     if (a.part && !has_keys(a, now))
         return; /* nothing to add */
@@ -292,19 +292,19 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, own, a.head_dim, a.half);
     for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
         const span keys = span_of<S::B>(a.k_runs[now.run], now.at);
-        float scores[S::M][S::M], products[S::M][S::M];
+        float scores[S::M][S::M], dp[S::M][S::M];
         __syncthreads();
         load_tile<S>(k, a.k, k_at, a.k_stride, keys, a.head_dim, a.half);
         load_tile<S>(v, a.v, v_at, a.v_stride, keys, a.head_dim, a.half);
         __syncthreads();
         multiply_rows<S>(scores, q, k);
-        multiply_rows<S>(products, d_o, v);
-        score_gradients<S>(a, batch, head, own, keys, scores, products);
+        multiply_rows<S>(dp, d_o, v);
+        score_gradients<S>(a, batch, head, own, keys, scores, dp);
 #pragma unroll
         for (int i = 0; i < S::M; i++)
 #pragma unroll
             for (int j = 0; j < S::M; j++)
-                w[(y + SIDE * i) * S::W_STRIDE + x + SIDE * j] = products[i][j];
+                w[(y + SIDE * i) * S::W_STRIDE + x + SIDE * j] = dp[i][j];
         __syncthreads();
         add_weighted<S>(dq, w, k);
     }
@@ -315,8 +315,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     store_rows<S>(result{a.dq, row0 * a.dq_stride + q_col, a.dq_stride, a.half && !a.part, a.part}, own, a.head_dim, dq, factor);
 }
 
-/* dk and dv of a tile of keys of one key head: the queries of all its heads go by. Weights lie
- * transposed, (key, query). */
+/* dk and dv of a tile of keys of one key head: iterates over the queries of all its heads. Weights
+ * are stored transposed, (key, query). */
 template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
@@ -334,20 +334,20 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     query_walk now = settle_queries(a, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
     for (; now.head < end_head; now = settle_queries(a, own, end_head, query_walk{now.head, now.run, now.at + S::B})) {
         const span queries = span_of<S::B>(a.q_runs[now.run], now.at);
-        /* A barrier before the tiles are overwritten, and whether any of these queries sees any of
-         * the keys. */
+        /* A barrier before the tiles are overwritten; also whether any of these queries attends to
+         * any of the keys. */
         const bool sees = threadIdx.x < S::B && first_key(a, batch, queries, (int)threadIdx.x) < own.position + own.rows;
         if (!__syncthreads_or(sees))
             continue;
         const int64_t q_col = (int64_t)now.head * a.head_dim;
-        float scores[S::M][S::M], products[S::M][S::M];
+        float scores[S::M][S::M], dp[S::M][S::M];
         any = true;
         load_tile<S>(q, a.q, row0 * a.q_stride + q_col, a.q_stride, queries, a.head_dim, a.half);
         load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, queries, a.head_dim, a.half);
         __syncthreads();
         multiply_rows<S>(scores, q, k);
-        multiply_rows<S>(products, d_o, v);
-        score_gradients<S>(a, batch, now.head, queries, own, scores, products);
+        multiply_rows<S>(dp, d_o, v);
+        score_gradients<S>(a, batch, now.head, queries, own, scores, dp);
 #pragma unroll
         for (int i = 0; i < S::M; i++)
 #pragma unroll
@@ -360,7 +360,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
         for (int i = 0; i < S::M; i++)
 #pragma unroll
             for (int j = 0; j < S::M; j++)
-                w[(x + SIDE * j) * S::W_STRIDE + y + SIDE * i] = products[i][j];
+                w[(x + SIDE * j) * S::W_STRIDE + y + SIDE * i] = dp[i][j];
         __syncthreads();
         add_weighted<S>(dk, w, q);
     }
@@ -405,7 +405,7 @@ extern "C" qd_status qd_cuda_attention_delta(qd_stream *stream, const qd_attenti
     return QD_OK;
 }
 
-/* A block for each tile of the runs and each head. */
+/* One block per tile of the runs and head. */
 template <typename S, typename K>
 static qd_status launch(qd_stream *stream, const job *a, K kernel, int tiles, const qd_cuda_run *runs, int run_count, int heads)
 {
@@ -438,7 +438,7 @@ extern "C" qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const jo
     return a->head_dim <= 64 ? forward<64, 64>(stream, a) : a->head_dim <= 128 ? forward<128, 64>(stream, a) : forward<256, 32>(stream, a);
 }
 
-/* Tiles of 32 rows for the largest heads, so that four of them fit into shared memory. */
+/* Tiles of 32 rows for the largest heads, so that four of them fit in shared memory. */
 extern "C" qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const job *a)
 {
     return a->head_dim <= 64    ? backward<64, 64>(stream, a)

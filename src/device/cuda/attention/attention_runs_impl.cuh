@@ -1,6 +1,6 @@
-/* Which queries and keys meet: tiles of runs of positions, as the kernels of attention walk over
- * them. A tile does not cross the end of a run, so that its rows stand at neighbouring
- * positions. */
+/* Which queries attend to which keys: tiles of runs of positions, in the order in which the
+ * attention kernels visit them. A tile does not cross the end of a run, so its rows are at
+ * consecutive positions. */
 #ifndef QD_DEVICE_CUDA_ATTENTION_ATTENTION_RUNS_IMPL_CUH
 #define QD_DEVICE_CUDA_ATTENTION_ATTENTION_RUNS_IMPL_CUH
 
@@ -8,10 +8,10 @@
 #include "device/cuda/math_impl.cuh"
 
 typedef qd_cuda_attention_job job;
-#define NO_KEY 0x7fffffff /* more than any position */
+#define NO_KEY 0x7fffffff /* greater than any position */
 
-/* Neighbouring rows of a part: `rows` of them from `row` on, at the positions from `position`
- * on. */
+/* Consecutive rows of a part: `rows` rows starting at `row`, at positions starting at
+ * `position`. */
 struct span {
     int row, position, rows;
 };
@@ -25,13 +25,13 @@ static __device__ __forceinline__ int larger(int a, int b)
     return a > b ? a : b;
 }
 
-/* Up to B rows of a run from its row `at` on. */
+/* Up to B rows of a run, starting at its row `at`. */
 template <int B> static __device__ __forceinline__ span span_of(const qd_cuda_run &run, int at)
 {
     return span{run.row + at, run.position + at, smaller(run.count - at, B)};
 }
 
-/* Tile number `tile`, counted through all runs; there is one. */
+/* Tile number `tile`, counted across all runs; it must exist. */
 template <int B> static __device__ __forceinline__ span tile_of(const qd_cuda_run *runs, int tile)
 {
     int run = 0;
@@ -40,7 +40,7 @@ template <int B> static __device__ __forceinline__ span tile_of(const qd_cuda_ru
     return span_of<B>(runs[run], tile * B);
 }
 
-/* How many tiles there are. */
+/* Number of tiles. */
 static inline int64_t tile_count(const qd_cuda_run *runs, int count, int rows)
 {
     int64_t tiles = 0;
@@ -49,7 +49,7 @@ static inline int64_t tile_count(const qd_cuda_run *runs, int count, int rows)
     return tiles;
 }
 
-/* The first position that row `i` of a span of queries sees; NO_KEY beyond its end. */
+/* The first position that row `i` of a span of queries attends to; NO_KEY beyond its end. */
 static __device__ __forceinline__ int first_key(const job &a, int64_t batch, const span &q, int i)
 {
     if (i >= q.rows)
@@ -57,7 +57,7 @@ static __device__ __forceinline__ int first_key(const job &a, int64_t batch, con
     return a.doc_start ? larger(a.doc_start[batch * a.q_seq + q.row + i], 0) : 0;
 }
 
-/* The keys that a span of queries sees, positions [low, end), a tile of B at a time. */
+/* Iterates over the keys that a span of queries attends to, positions [low, end), in tiles of B. */
 struct key_walk {
     int run, at;
 };
@@ -67,12 +67,12 @@ static __device__ __forceinline__ bool has_keys(const job &a, key_walk w)
     return w.run < a.k_run_count;
 }
 
-/* This tile, or the next that has such a key. */
+/* This tile, or the next one that has such a key. */
 template <int B> static __device__ __forceinline__ key_walk settle_keys(const job &a, int low, int end, key_walk w)
 {
     while (w.run < a.k_run_count) {
         const qd_cuda_run &run = a.k_runs[w.run];
-        if (w.at < run.count) /* the runs ascend: what stands behind this tile is later still */
+        if (w.at < run.count) /* runs are ascending: everything after this tile is later still */
             return run.position + w.at < end ? w : key_walk{a.k_run_count, 0};
         w.run++;
         w.at = has_keys(a, w) ? larger(low - a.k_runs[w.run].position, 0) / B * B : 0;
@@ -92,19 +92,19 @@ template <int B> static __device__ __forceinline__ key_walk next_keys(const job 
     return settle_keys<B>(a, low, end, key_walk{w.run, w.at + B});
 }
 
-/* The queries of the heads before end_head that stand at or behind the first key of a tile, B rows
- * at a time. */
+/* Iterates over the queries of the heads before end_head that are at or after the first key of a
+ * tile, in tiles of B rows. */
 struct query_walk {
     int head, run, at;
 };
 
-/* Where the first query of a run that may see the keys is. */
+/* The first query of a run that may attend to the keys. */
 static __device__ __forceinline__ int first_query(const job &a, const span &k, int run)
 {
     return run < a.q_run_count ? larger(k.position - a.q_runs[run].position, 0) : 0;
 }
 
-/* These queries, or the next that there are. */
+/* This tile of queries, or the next one that exists. */
 static __device__ __forceinline__ query_walk settle_queries(const job &a, const span &k, int end_head, query_walk w)
 {
     while (w.head < end_head) {

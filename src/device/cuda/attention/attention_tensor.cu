@@ -1,12 +1,12 @@
-/* Attention on bf16 tensor cores, for document masks and for the shapes that cuDNN does not take.
+/* Attention on bf16 tensor cores, for document masks and for shapes that cuDNN does not support.
  *
- * Four warps per block; each has 16 rows of the block's 64 (queries forward and for dq, keys for dk
- * and dv) and the tiles of the other side go by in shared memory, fetched one ahead. Products are
- * mma.m16n8k16: a warp's result of 16 x 8 n is held as n fragments of 4 floats per lane: rows lane
- * / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two such fragments, rounded to
- * bf16, are a left operand of the next product, so scores never leave registers. Rows of a tile are
- * padded by 16 bytes, which keeps ldmatrix free of bank conflicts. Rows and columns beyond the data
- * are 0. */
+ * Four warps per block; each has 16 of the block's 64 rows (queries in the forward pass and for dq,
+ * keys for dk and dv). The tiles of the other side are streamed through shared memory, prefetched
+ * by one tile. The instruction is mma.m16n8k16: a warp holds a result of 16 x 8 n as n fragments of
+ * 4 floats per lane: rows lane / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two
+ * such fragments, rounded to bf16, are a left operand of the next GEMM, so scores never leave
+ * registers. Rows of a tile are padded by 16 bytes, which keeps ldmatrix free of bank conflicts.
+ * Rows and columns beyond the data are 0. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
 #include "device/cuda/tensor_impl.cuh"
 
@@ -23,13 +23,11 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* ---- tiles ---- */
-
 template <int D> struct row_of {
     enum { STRIDE = D + 8 };
 };
 
-/* The rows of a span, up to R, of one head; `base` points to row 0 of the sequence. */
+/* Fetches the rows of a span, up to R, of one head; `base` points to row 0 of the sequence. */
 template <int D, int R>
 static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, int64_t stride, const span &rows, int head_dim)
 {
@@ -41,7 +39,7 @@ static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, 
     }
 }
 
-/* The left operand: 16 rows from `rows` on, columns 16 k .. */
+/* The left operand: 16 rows starting at `rows`, columns 16 k .. */
 template <int D> static __device__ __forceinline__ void load_left(uint32_t (&a)[4], const bf16 *rows, int k)
 {
     const int lane = threadIdx.x % 32;
@@ -71,7 +69,7 @@ template <int N> static __device__ __forceinline__ void clear(float (&c)[N][4])
             c[n][i] = 0.0f;
 }
 
-/* c (16 x 8 N) = the 16 rows from `rows` on times the 8 N rows of the tile. */
+/* c (16 x 8 N) = the 16 rows starting at `rows` times the 8 N rows of the tile. */
 template <int D, int N>
 static __device__ __forceinline__ void multiply_rows(float (&c)[N][4], const bf16 *rows, const bf16 *tile)
 {
@@ -103,9 +101,8 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], cons
     }
 }
 
-/* Calls body(n, half, index) for the lane's pairs of elements of the block's rows x D that exist:
- * fragment n, elements 2 half and 2 half + 1; index: that of the first in a matrix with this
- * stride. */
+/* Calls body(n, half, index) for the lane's valid pairs of elements of the block's rows x D:
+ * fragment n, elements 2 half and 2 half + 1; index of the first in a matrix with this stride. */
 template <int D, typename F>
 static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride, const span &rows, int head_dim, F body)
 {
@@ -121,8 +118,8 @@ static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride,
     }
 }
 
-/* The block's rows, the lane's first and second times their factors: in bf16, or in fp32 [added to
- * what is there]. */
+/* Stores the block's rows, the lane's first and second times their factors: as bf16, or as fp32
+ * [added to the existing values]. */
 template <int D>
 static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int64_t stride, const span &rows, int head_dim,
                                                   const float (&sum)[D / 8][4], float factor0, float factor1, bool wide, bool add)
@@ -141,9 +138,7 @@ static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int6
     });
 }
 
-/* ---- what a row sees ---- */
-
-/* The first key that any of a span of queries sees; the same in every warp. */
+/* The first key that any of a span of queries attends to; the same in every warp. */
 static __device__ __forceinline__ int lowest_key(const job &a, int64_t batch, const span &q)
 {
     if (!a.doc_start)
@@ -157,7 +152,7 @@ static __device__ __forceinline__ int lowest_key(const job &a, int64_t batch, co
     return low;
 }
 
-/* Which columns of a tile of keys one row sees: [from, to]. */
+/* The columns of a tile of keys that one row attends to: [from, to]. */
 struct window {
     int from, to;
 };
@@ -172,7 +167,7 @@ static __device__ __forceinline__ bool sees(const window &w, int col)
     return col <= w.to && col >= w.from;
 }
 
-/* One head of one sequence: addresses of its row 0. */
+/* Addresses of row 0 of one head of one sequence. */
 struct views {
     const bf16 *q, *k, *v, *d_o;
     float *lse;
@@ -195,17 +190,15 @@ static __device__ __forceinline__ views view(const job &a, int64_t batch, int he
 
 /* Grids: x = tiles of rows, y = head, z = sequence. */
 
-/* ---- forward ---- */
-
 template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
     enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
-    bf16 *q = memory, *keys = q + ROWS * STRIDE, *values = keys + 2 * TILE; /* two of each, used in turn */
+    bf16 *q = memory, *keys = q + ROWS * STRIDE, *values = keys + 2 * TILE; /* double-buffered keys and values */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
     const int64_t batch = blockIdx.z, o_at = batch * a.q_seq * a.o_stride + (int64_t)head * a.head_dim;
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
-    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* the longest first */
+    const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* longest first */
     const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
     const float scale = a.scale * LOG2_E;
     const int end = own.position + own.rows, least = lowest_key(a, batch, own);
@@ -233,7 +226,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
             most0 = w.lse[own.row + row] * LOG2_E;
         if (row + 8 < own.rows)
             most1 = w.lse[own.row + row + 8] * LOG2_E;
-        /* each lane has a share of the total; the four are added at the end */
+        /* Each lane has a share of the total; the four are added at the end. */
         total0 = lane % 4 == 0 && most0 != -INFINITY ? 1.0f : 0.0f;
         total1 = lane % 4 == 0 && most1 != -INFINITY ? 1.0f : 0.0f;
         for_pairs<D>(o_at, a.o_stride, own, a.head_dim, [&](int n, int half, int64_t at) {
@@ -301,7 +294,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         for (int n = 0; n < D / 8; n++)
             o[n][0] *= shrink0, o[n][1] *= shrink0, o[n][2] *= shrink1, o[n][3] *= shrink1;
         add_weighted<D, N>(o, s, values + stage * TILE);
-        __syncthreads(); /* the tiles are free for the fetch after the next */
+        __syncthreads(); /* the tiles may be overwritten by the fetch after the next */
         now = next;
         stage ^= 1;
     }
@@ -318,8 +311,6 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
     store_rows<D>(a.o, o_at, a.o_stride, own, a.head_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0, total1 == 0.0f ? 0.0f : 1.0f / total1,
                   a.part, false);
 }
-
-/* ---- backward: dq ---- */
 
 template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
 {
@@ -386,10 +377,8 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
                   a.part, a.part);
 }
 
-/* ---- backward: dk and dv ---- */
-
-/* The queries of all heads that use a key head go by, tile by tile: these, or the next of which any
- * sees any of the keys. */
+/* Iterates over the queries of all heads that use a key head, tile by tile: this tile, or the next
+ * one in which any query attends to any of the keys. */
 template <int QUERIES>
 static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t batch, const span &k, int end_head, query_walk at)
 {
@@ -411,7 +400,7 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
     const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
     const int64_t batch = blockIdx.z, k_col = (int64_t)kv_head * a.head_dim;
     const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
-    const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 further */
+    const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 positions later */
     const float scale = a.scale * LOG2_E;
     const views w0 = view(a, batch, kv_head * group, kv_head);
     float dk[D / 8][4], dv[D / 8][4];
@@ -478,10 +467,8 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
     store_rows<D>(a.dv, key0 * a.dv_stride + k_col, a.dv_stride, own, a.head_dim, dv, 1.0f, 1.0f, a.part, a.part);
 }
 
-/* ---- launches ---- */
-
-/* A block for each tile of the runs and each head; two tiles of ROWS (one forward) and twice two of
- * `other` rows. */
+/* One block per tile of the runs and head. Shared memory: own_tiles tiles of ROWS rows and two
+ * double buffers of `other` rows. */
 template <int D, typename K>
 static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count,
                         int heads)
@@ -501,7 +488,7 @@ template <int D> static qd_status forward(qd_stream *stream, const job *a)
     return launch<D>(stream, a, forward_kernel<D, 64>, 1, 64, a->q_runs, a->q_run_count, a->heads);
 }
 
-/* Other tiles of 32 rows where the accumulators of larger heads need the registers. */
+/* Tiles of 32 rows for the other side where the accumulators of larger heads need the registers. */
 template <int D> static qd_status backward(qd_stream *stream, const job *a)
 {
     constexpr int OTHER = D <= 64 ? 64 : 32;

@@ -1,22 +1,21 @@
-/* Rows on their way to experts and back. These kernels move bytes: each row of the side that has
- * fewer is read once (its other readers find it in a cache), and accesses are of 16 bytes. */
+/* Permute and combine: rows on their way to experts and back. These kernels are bound by memory:
+ * each row of the side that has fewer is read once (its other readers find it in a cache), in
+ * accesses of 16 bytes. */
 #include "device/cuda/math_impl.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, TOGETHER = 4 };
 
-/* How many elements have 16 bytes. */
+/* Elements in 16 bytes. */
 template <typename T> static constexpr int vector_of()
 {
     return 16 / (int)sizeof(T);
 }
 
-/* ---- permute ---- */
-
 template <typename T, int N> struct alignas(N * sizeof(T)) raw_vector {
     T v[N];
 };
 
-/* y = x, for a warp. Apart from move_row, which would take 78 registers for it instead of 64. */
+/* y = x, by a warp. Separate from move_row, which would need 78 registers for it instead of 64. */
 template <typename T, int N> static __device__ __forceinline__ void copy_row(const T *x, T *y, int64_t cols, int lane)
 {
     using V = raw_vector<T, N>;
@@ -34,8 +33,8 @@ template <typename T, int N> static __device__ __forceinline__ void copy_row(con
     }
 }
 
-/* One assignment: y = x [* weight], and the sum over columns and copies of x * old, for a warp.
- * `old` is the first copy. Vectors stay as they are stored until they are used: that leaves
+/* One assignment, by a warp: y = x [* weight], and the sum over columns and copies of x * old.
+ * `old` is the first copy. Vectors stay in their storage type until they are used, which leaves
  * registers for more warps. */
 template <typename T, int N, bool WEIGHTED, bool BACK>
 static __device__ __forceinline__ float move_row(const T *x, T *y, float weight, const T *old, int64_t copy_stride, int copies,
@@ -88,8 +87,8 @@ static __device__ __forceinline__ float move_row(const T *x, T *y, float weight,
     return BACK ? warp_sum(dot) : 0.0f;
 }
 
-/* A warp per assignment, in the order of rows: the choices of a row follow one another, so that its
- * reading is shared. Without the table of places a warp per place, as many as the counts say. */
+/* A warp per assignment, in order of rows: the choices of a row are consecutive, so that its reads
+ * hit the cache. Without the table of places, a warp per place, as many as the counts say. */
 template <typename T, int N, bool WEIGHTED, bool BACK> static __global__ void __launch_bounds__(THREADS) permute_kernel(qd_permute_args a)
 {
     const int lane = threadIdx.x % 32;
@@ -145,7 +144,7 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
 {
     QD_TRY(qd_check_float("permute", "x", a->dtype));
     if (a->old && !a->place)
-        return QD_FAIL(QD_USAGE, "permute: the gradient of weights needs the table of places");
+        return QD_FAIL(QD_USAGE, "permute: the gradient of the weights needs `place`");
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
     return with_type(a->dtype, [&](auto type) -> qd_status {
@@ -156,11 +155,9 @@ extern "C" qd_status qd_cuda_permute(qd_stream *stream, const qd_permute_args *a
     });
 }
 
-/* ---- combine ---- */
-
-/* An item is CHUNKS vectors of N columns of a row, equally far apart. The rows of CHOICES choices
- * are under way at a time, as they are stored; they are added in the order of the choices. ONCE:
- * there are no more choices than that. */
+/* An item is CHUNKS equidistant vectors of N columns of a row. The loads of CHOICES choices are in
+ * flight together, in their storage type; they are added in the order of the choices. ONCE: there
+ * are no more choices than that. */
 template <typename T, int N, bool WEIGHTED, int CHOICES, int CHUNKS, bool ONCE>
 static __global__ void __launch_bounds__(THREADS, !ONCE ? 1 : CHOICES <= 2 ? 4 : 3) combine_kernel(qd_combine_args a)
 {
@@ -225,7 +222,7 @@ static __global__ void __launch_bounds__(THREADS, !ONCE ? 1 : CHOICES <= 2 ? 4 :
     }
 }
 
-/* Few choices leave room for more columns on their way. */
+/* Few choices leave registers for more columns in flight. */
 template <typename T, int N, bool WEIGHTED> static qd_status launch_combine(qd_stream *stream, const qd_combine_args *a)
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);

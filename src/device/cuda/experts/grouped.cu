@@ -1,19 +1,18 @@
-/* Products over experts for every size, type and device, and the choice between these kernels and
- * Hopper's.
+/* Grouped GEMM for every size, type and device, and the choice between these kernels and Hopper's.
  *
  * A block of 256 threads computes tiles of SIDE x SIDE: bf16 operands on tensor cores
  * (mma.m16n8k16, SIDE 128), all others in fp32 (SIDE 64). The tile's operands x (rows, depth) and y
- * (columns, depth) lie in shared memory as they do in device memory, depth or the other side
- * contiguous; the next step's are fetched into registers meanwhile. */
+ * (columns, depth) have the same layout in shared memory as in device memory, contiguous along
+ * depth or along the other side; those of the next step are prefetched into registers. */
 #include "device/cuda/experts/grouped_impl.cuh"
 
 namespace {
 
 enum { THREADS = 256, STEP = 32, PIECE = VECTOR };
 
-/* An operand at one tile: element (i, depth) is at from + i * ld + depth if along_depth, else at
- * from + depth * ld + i. What is beyond `sides` or `depth` counts as 0. vectors: lines can be read
- * PIECE elements at a time. */
+/* An operand of one tile: element (i, depth) is at from + i * ld + depth if along_depth, else at
+ * from + depth * ld + i. Elements beyond `sides` or `depth` count as 0. vectors: lines can be read
+ * in vectors of PIECE elements. */
 struct operand {
     const void *from;
     int64_t ld;
@@ -34,8 +33,8 @@ __device__ __forceinline__ int64_t bytes_at(const operand &o, int64_t element)
     return element * (o.is_bf16 ? 2 : 4);
 }
 
-/* PIECE elements of a line from `at` on; `line` and `at` count sides and depth, or the other way
- * round. */
+/* PIECE elements of a line starting at `at`; `line` and `at` count sides and depth, or the
+ * reverse. */
 __device__ __forceinline__ void fetch(piece<float> &p, const operand &o, int line, int at)
 {
     const int lines = o.along_depth ? o.sides : o.depth, length = o.along_depth ? o.depth : o.sides;
@@ -83,13 +82,12 @@ __device__ __forceinline__ void put(bf16 *to, const piece<bf16> &p)
     *reinterpret_cast<uint4 *>(to) = p.v;
 }
 
-/* How lines of a tile lie in shared memory: the gap keeps reads of a column free of bank
- * conflicts. */
+/* Layout of a tile in shared memory: the gap keeps reads of a column free of bank conflicts. */
 template <typename S, int SIDE> struct shape {
     enum {
         GAP = sizeof(S) == 2 ? 8 : 1,
-        ALONG_DEPTH = STEP + GAP, /* line by line of sides */
-        ALONG_SIDES = SIDE + GAP, /* line by line of depth */
+        ALONG_DEPTH = STEP + GAP, /* one line per side element */
+        ALONG_SIDES = SIDE + GAP, /* one line per depth element */
         ROOM = SIDE * ALONG_DEPTH > STEP * ALONG_SIDES ? SIDE * ALONG_DEPTH : STEP * ALONG_SIDES,
         PIECES = SIDE * STEP / PIECE / THREADS
     };
@@ -124,9 +122,9 @@ __device__ __forceinline__ void advance(operand &o, int depth)
     o.depth -= depth;
 }
 
-/* ---- sums of a tile: S says what is multiplied ---- */
+/* Sums of a tile; S is the type of the operands. */
 
-/* A thread has SETS times four sums: c[i][v] is that of (row_of(i, v), column_of(i, v)) of the
+/* A thread has SETS times four sums: c[i][v] belongs to (row_of(i, v), column_of(i, v)) of the
  * tile. */
 template <typename S> struct sums;
 
@@ -172,7 +170,7 @@ template <> struct sums<bf16> {
     }
 };
 
-/* 4 x 4 sums per thread, their rows and columns 16 apart. */
+/* 4 x 4 sums per thread, rows and columns 16 apart. */
 template <> struct sums<float> {
     enum { SIDE = 64, SETS = 4 };
     float c[SETS][4];
@@ -203,7 +201,7 @@ template <> struct sums<float> {
     }
 };
 
-/* sum += x · yᵀ over all of the operands' depth. */
+/* sum += x · yᵀ over the whole depth of the operands. */
 template <typename S>
 __device__ __forceinline__ void add_product(sums<S> &sum, operand x, operand y, S *x_tile, S *y_tile)
 {
@@ -226,7 +224,7 @@ __device__ __forceinline__ void add_product(sums<S> &sum, operand x, operand y, 
     }
 }
 
-/* `table` (rows, cols) from (row, column) on, its sides being columns, or rows if along_depth. */
+/* `table` (rows, cols) starting at (row, column); its sides are columns, or rows if along_depth. */
 __device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype, int64_t cols, int64_t row, int64_t column, int sides,
                                               int depth, bool along_depth, bool vectors)
 {
@@ -235,8 +233,8 @@ __device__ __forceinline__ operand operand_at(const void *table, qd_dtype dtype,
     return o;
 }
 
-/* Stores the sums of tile t in out (.., n), whose row `row` is the tile's first. add: to what is
- * there, rounded once. */
+/* Stores the sums of tile t in out (.., n); its first row is `row`. add: accumulates, rounded
+ * once. */
 template <typename S>
 __device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool is_bf16, int64_t n, int64_t row, const grouped_tile &t,
                                            bool add)
@@ -258,7 +256,7 @@ __device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool i
         }
 }
 
-/* *_vectors: whether the operand can be read PIECE elements at a time. */
+/* *_vectors: whether the operand can be read in vectors of PIECE elements. */
 template <typename S, bool BY_EXPERTS>
 __global__ __launch_bounds__(THREADS) void multiply(qd_grouped_args g, bool x_vectors, bool y_vectors)
 {
@@ -321,7 +319,7 @@ static qd_status check(const qd_grouped_args *a)
 {
     QD_TRY(qd_grouped_check(a));
     if ((int64_t)a->sources * a->experts > QD_GROUPED_SEGMENTS)
-        return QD_FAIL(QD_UNSUPPORTED, "grouped: %d experts times %d sources; %d in all are the most here", a->experts, a->sources,
+        return QD_FAIL(QD_UNSUPPORTED, "grouped: %d experts times %d sources; the product must not exceed %d", a->experts, a->sources,
                        (int)QD_GROUPED_SEGMENTS);
     if (a->rows >= (int64_t)1 << 31 || a->n >= (int64_t)1 << 31 || a->k >= (int64_t)1 << 31)
         return QD_FAIL(QD_UNSUPPORTED, "grouped: rows %lld, n %lld, k %lld; each must be below 2^31", (long long)a->rows, (long long)a->n,
@@ -359,12 +357,12 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     QD_TRY(check(a));
     const bool results = a->n > 0 && a->k > 0, hopper = results && a->rows > 0 && qd_cuda_grouped_hopper_takes(&launch, a);
-    if (hopper && qd_cuda_grouped_turns_suits(&launch, a))
-        return qd_cuda_grouped_turns(stream, a);
+    if (hopper && qd_cuda_grouped_pingpong_suits(&launch, a))
+        return qd_cuda_grouped_pingpong(stream, a);
     if (hopper) {
         QD_TRY(qd_cuda_grouped_hopper(stream, a));
         if (a->b_dtype == QD_BF16 && a->by_experts)
-            return QD_OK; /* squares are there, too */
+            return QD_OK; /* squares are done, too */
     } else if (results && a->rows > 0) {
         QD_TRY(multiply_general(launch, a));
     } else if (results && a->by_experts && !a->accumulate) {

@@ -1,16 +1,16 @@
-/* Products over experts on Hopper's tensor cores (wgmma, sm_90a), bf16 with sums in fp32.
+/* Grouped GEMM on Hopper's tensor cores (wgmma, sm_90a), bf16 with fp32 accumulation.
  *
  * A tile of 128 x 256 results per block: out (128, 256) = x (128, depth) · y (256, depth)ᵀ, depth
- * in steps of 64. One thread keeps a ring of STAGES such steps in shared memory full with the copy
- * engine; two warpgroups multiply, 64 rows each. Operands lie there as the copy engine leaves them:
- * blocks of 64 or more lines of 128 bytes, whose 16-byte pieces are permuted by the line's number
- * modulo 8. A line runs along depth (by rows: x and, if trans_b, y) or along the other side.
+ * in steps of 64. One thread keeps a ring of STAGES such steps in shared memory full with TMA; two
+ * warpgroups multiply, 64 rows each. Operands are stored as TMA writes them: blocks of 64 or more
+ * lines of 128 bytes, whose 16-byte pieces are swizzled by the line's number modulo 8. A line runs
+ * along depth (by rows: x and, if trans_b, y) or along the other side.
  *
- * By rows, rows beyond an expert's last are computed and not stored. By experts, in the last step
- * of a source the lines beyond its end are set to zero in shared memory.
+ * By rows, rows beyond an expert's last are computed but not stored. By experts, in the last step
+ * of a source the lines beyond its end are zeroed in shared memory.
  *
  * Pairs of blocks that fetch a common operand together (clusters, multicast) were no faster:
- * docs/performance.md, "Models with experts". */
+ * docs/notes/grouped-gemm.md. */
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
 #include "device/cuda/sums_impl.h"
@@ -18,27 +18,25 @@
 namespace {
 
 enum { CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS), CONSUMER_WARPS = 4 * CONSUMERS };
-enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* of a thread: together what the launch gives, 168 on average */
+enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* per thread; on average the launch's 168 */
 enum { ROWS = 128, COLUMNS = 256, STAGES = 4 };
 enum { X_BYTES = ROWS * DEPTH * 2, Y_BYTES = COLUMNS * DEPTH * 2, STAGE = X_BYTES + Y_BYTES };
 enum form { ROWS_TRANSPOSED, ROWS_PLAIN, EXPERTS };
-enum result { STORE, ADD }; /* what becomes of a tile's sums: ADD, to what is there */
+enum result { STORE, ADD }; /* what to do with a tile's sums; ADD: accumulate */
 
 struct shared {
     char stages[STAGES * STAGE];
-    char staging[CONSUMER_WARPS][16 * LINE]; /* results on their way to rows of 16-byte pieces */
+    char staging[CONSUMER_WARPS][16 * LINE]; /* staging of results into rows of 16-byte pieces */
     uint64_t full[STAGES], empty[STAGES];
     grouped_segments table;
 };
-enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 1024 */ };
+enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring is aligned to 1024 bytes */ };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- products ---- */
-
-/* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. A lane has,
- * of rows lane / 4 and lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4
- * j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. *_SIDE: lines run along the side. */
+/* c (64, WIDTH) = [c +] x (64, 16) · y (WIDTH, 16)ᵀ by the warpgroup, WIDTH 256 or 128. Of rows
+ * lane / 4 and lane / 4 + 8 of its warp's 16, a lane has columns 8 j + lane % 4 * 2 and the next:
+ * c[4 j], c[4 j + 1], and c[4 j + 2], c[4 j + 3]. *_SIDE: lines run along the side. */
 template <int WIDTH, bool X_SIDE, bool Y_SIDE>
 __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_t y, bool add)
 {
@@ -68,19 +66,17 @@ __device__ __forceinline__ void multiply_16(float (&c)[128], uint64_t x, uint64_
                      : "l"(x), "l"(y), "r"((int)add), "n"(X_SIDE ? 1 : 0), "n"(Y_SIDE ? 1 : 0));
 }
 
-/* ---- tiles ---- */
-
 template <form FORM> using tiles = grouped_tiles<FORM == EXPERTS, ROWS, COLUMNS>;
 
-/* Whether only the first half of the columns counts: then the other half is not fetched, and the
- * products take half the time. By rows the copies of half a tile take as long as those of a whole
- * one. */
+/* Whether only the first half of the columns is valid: then the other half is not fetched, and the
+ * GEMM takes half the time. Not by rows, where copies of half a tile take as long as those of a
+ * whole one. */
 template <form FORM> __device__ __forceinline__ bool is_narrow(const grouped_tile &t)
 {
     return FORM == EXPERTS && t.columns <= COLUMNS / 2;
 }
 
-/* ---- fetching ---- */
+/* Fetching, by one thread. */
 
 template <form FORM>
 __device__ __forceinline__ void fetch_step(char *stage, uint64_t *full, const CUtensorMap *x_map, const CUtensorMap *y_map,
@@ -128,34 +124,35 @@ __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, c
     }
 }
 
-/* ---- multiplying ---- */
+/* Multiplying, by the consumer warpgroups. */
 
-/* Sets lines [valid, DEPTH) of all blocks of a stage to zero, by all consumers. */
+/* Zeroes lines [valid, DEPTH) of all blocks of a stage, by all consumers. */
 __device__ __forceinline__ void clear_lines(char *stage, int valid)
 {
     const int pieces = (DEPTH - valid) * (LINE / 16);
     for (int i = threadIdx.x - WARPGROUP; i < pieces * (STAGE / BLOCK); i += WARPGROUP * CONSUMERS)
-        *reinterpret_cast<uint4 *>(stage + i / pieces * BLOCK + valid * LINE + i % pieces * 16) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4 *>(stage + i / pieces * BLOCK + valid * LINE + i % pieces * 16) =
+            make_uint4(0, 0, 0, 0);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     asm volatile("bar.sync 1, %0;" ::"n"(WARPGROUP * CONSUMERS) : "memory");
 }
 
-/* Each warp says when it has read a stage. */
+/* Each warp signals that it has read a stage. */
 __device__ __forceinline__ void release(uint64_t *empty)
 {
     if (threadIdx.x % 32 == 0)
         barrier_arrive(empty);
 }
 
-/* Where a warp's results go: 16 rows, n elements apart, of COLUMNS columns; so many of both
- * count. */
+/* Destination of a warp's results: 16 rows, n elements apart, of COLUMNS columns; `rows` and
+ * `columns` of them are valid. */
 template <typename T> struct target {
     T *out;
     int64_t n;
     int rows, columns;
 };
 
-/* 64 columns in the order of 16-byte pieces: a lane has its piece of every fourth row. */
+/* 64 columns as 16-byte pieces: a lane has its piece of every fourth row. */
 struct pieces {
     uint4 v[4];
 };
@@ -179,7 +176,7 @@ __device__ __forceinline__ void load_pieces(pieces &old, const target<bf16> &to,
         old.v[i] = has_piece(to, part, i) ? *reinterpret_cast<const uint4 *>(piece_at(to, part, i)) : make_uint4(0, 0, 0, 0);
 }
 
-/* 64 columns as a lane has them of the tensor cores, in pairs. */
+/* 64 columns in the lane layout of wgmma, packed in pairs. */
 __device__ __forceinline__ void words_of_pieces(uint32_t (&words)[16], const pieces &from, char *staging)
 {
     const int lane = threadIdx.x % 32;
@@ -193,7 +190,7 @@ __device__ __forceinline__ void words_of_pieces(uint32_t (&words)[16], const pie
     __syncwarp();
 }
 
-/* They go through shared memory, so that a row's are stored as whole lines. */
+/* Stores them through shared memory, so that a row's are stored as whole lines. */
 __device__ __forceinline__ void put_words(const uint32_t (&words)[16], const target<bf16> &to, int part, char *staging)
 {
     const int lane = threadIdx.x % 32;
@@ -209,7 +206,7 @@ __device__ __forceinline__ void put_words(const uint32_t (&words)[16], const tar
     __syncwarp();
 }
 
-/* Before the last products have ended: what can be fetched for additions. */
+/* While the last wgmma group is in flight: loads the values to add to. */
 __device__ __forceinline__ void prepare_add(pieces &old, const target<bf16> &to)
 {
     load_pieces(old, to, 0);
@@ -218,16 +215,16 @@ __device__ __forceinline__ void prepare_add(pieces &, const target<float> &)
 {
 }
 
-/* Where sums of squares of a warp's rows go, one for each row and tile: row r's to at[r * stride].
- * NULL: they are not wanted. */
+/* Destination of the sums of squares of a warp's rows, one per row and tile: row r's at at[r *
+ * stride]. NULL: not requested. */
 struct squares {
     double *at;
     int64_t stride;
 };
 
-/* Adds the squares of 64 columns to those of a lane's two rows: 16 at a time in fp32, in which a
- * square of bf16 is exact for magnitudes from 1e-19 to 1e18. Of a run with larger gradients the
- * norm is not finite, and the step is not taken. */
+/* Adds the squares of 64 columns to those of a lane's two rows: 16 of them in fp32, in which the
+ * square of a bf16 is exact for magnitudes from 1e-19 to 1e18. With larger gradients the norm is
+ * not finite, and the step is skipped. */
 __device__ __forceinline__ void add_squares(double (&sum)[2], const uint32_t (&words)[16])
 {
     float part[2] = {0.0f, 0.0f};
@@ -241,7 +238,7 @@ __device__ __forceinline__ void add_squares(double (&sum)[2], const uint32_t (&w
     sum[1] += (double)part[1];
 }
 
-/* The four lanes that have a row give its sum. */
+/* Adds the sums of the four lanes that share a row. */
 __device__ __forceinline__ void put_squares(const squares &to, double (&sum)[2], int rows)
 {
     const int lane = threadIdx.x % 32;
@@ -254,8 +251,8 @@ __device__ __forceinline__ void put_squares(const squares &to, double (&sum)[2],
     }
 }
 
-/* bf16 results, 64 columns at a time. ADD: the sum is rounded once. SQUARES: sums of squares may be
- * wanted. */
+/* bf16 results, in steps of 64 columns. ADD: the sum is rounded once. SQUARES: sums of squares may
+ * be requested. */
 template <result RESULT, bool SQUARES>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<bf16> &to, char *staging, pieces &old, const squares &square)
 {
@@ -286,8 +283,8 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<b
         put_squares(square, sum, to.rows);
 }
 
-/* fp32: the L2 cache adds. An element has one addition per call, so its bits do not depend on the
- * order of blocks. */
+/* fp32: added in the L2 cache. Each element has one addition per call, so results do not depend on
+ * the order of blocks. */
 template <result RESULT, bool SQUARES>
 __device__ __forceinline__ void store_sums(const float (&c)[128], const target<float> &to, char *, pieces &, const squares &)
 {
@@ -307,8 +304,8 @@ __device__ __forceinline__ void store_sums(const float (&c)[128], const target<f
         }
 }
 
-/* c = the tile's sums over all of its depth, but for the products of the last step, which are under
- * way: returns the stage that they read, or -1 for an expert without rows. */
+/* c = the tile's sums over its whole depth, with the wgmma group of the last step still in flight.
+ * Returns the stage that it reads, or -1 for an expert without rows. */
 template <form FORM, int WIDTH>
 __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const qd_grouped_args &g, const grouped_tile &t, ring<STAGES> &r)
 {
@@ -322,14 +319,14 @@ __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const 
             barrier_wait(&s.full[r.stage], r.phase);
             if (FORM == EXPERTS && depth - at < DEPTH)
                 clear_lines(s.stages + r.stage * STAGE, depth - at);
-            products_begin();
+            wgmma_begin();
 #pragma unroll
             for (int k = 0; k < DEPTH / 16; k++)
                 multiply_16<WIDTH, x_side, y_side>(c, x + (r.stage * STAGE + k * (x_side ? 16 * LINE : 32)) / 16,
                                                    y + (r.stage * STAGE + k * (y_side ? 16 * LINE : 32)) / 16, before >= 0 || k > 0);
-            products_end_group();
+            wgmma_end_group();
             if (before >= 0) {
-                products_wait<1>();
+                wgmma_wait<1>();
                 release(&s.empty[before]);
             }
             before = r.stage;
@@ -338,7 +335,8 @@ __device__ __forceinline__ int multiply_steps(float (&c)[128], shared &s, const 
     return before;
 }
 
-/* Apart from sums: that registers of sums are not set by other means keeps products in flight. */
+/* Does not go through the sums: wgmma stays asynchronous only if no other instruction writes the
+ * accumulator registers. */
 template <typename T> __device__ __forceinline__ void store_zeros(const target<T> &to)
 {
     constexpr int piece = 16 / sizeof(T);
@@ -347,7 +345,7 @@ template <typename T> __device__ __forceinline__ void store_zeros(const target<T
             *reinterpret_cast<uint4 *>(to.out + row * to.n + column) = make_uint4(0, 0, 0, 0);
 }
 
-/* Of rows that keep what they have, or are zeros. */
+/* Squares of rows that keep their values, or are zero. */
 template <result RESULT> __device__ __forceinline__ void square_rows(const target<bf16> &to, const squares &square)
 {
     const int lane = threadIdx.x % 32;
@@ -386,8 +384,8 @@ __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g
         pieces old;
         if (RESULT == ADD && last >= 0)
             prepare_add(old, to);
-        more = list.next(next); /* while the last products run */
-        products_wait<0>();
+        more = list.next(next); /* while the last wgmma group runs */
+        wgmma_wait<0>();
         if (FORM == EXPERTS && last < 0) { /* the expert has no rows */
             if (RESULT == STORE)
                 store_zeros(to);
@@ -406,8 +404,8 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
                                                         const __grid_constant__ qd_grouped_args g)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-    extern __shared__ char room[];
-    shared &s = *reinterpret_cast<shared *>(room + (1024 - shared_address(room) % 1024) % 1024);
+    extern __shared__ char scratch[];
+    shared &s = *reinterpret_cast<shared *>(scratch + (1024 - shared_address(scratch) % 1024) % 1024);
     if (threadIdx.x < 32)
         plan_segments(g, ROWS, &s.table);
     if (threadIdx.x == 32) {
@@ -427,11 +425,11 @@ __global__ __launch_bounds__(THREADS, 1) void multiply(const __grid_constant__ C
         multiply_all<FORM, RESULT, T>(s, g);
     }
 #else
-    __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
+    __trap(); /* built for another device, which qd_cuda_grouped_hopper_takes excludes */
 #endif
 }
 
-/* ---- launching ---- */
+/* Launching, by the host. */
 
 template <form FORM, result RESULT, typename T> qd_status launch_form(qd_stream *stream, const qd_grouped_args *a)
 {
@@ -468,16 +466,16 @@ static qd_status launch_experts(qd_stream *stream, const qd_grouped_args *a)
     });
 }
 
-/* Squares are summed tile by tile, then over the tiles of a row: in an order that does not depend
- * on blocks. */
+/* Squares are summed per tile, then over the tiles of a row: in an order that does not depend on
+ * the blocks. */
 static qd_status launch_experts_and_squares(qd_stream *stream, const qd_grouped_args *a)
 {
     const int tiles_of_row = (int)divide_up(a->k, COLUMNS);
     const int64_t rows = a->experts * a->n;
     qd_grouped_args parts = *a;
-    void *room;
-    QD_TRY(qd_cuda_workspace(stream, rows * tiles_of_row * (int64_t)sizeof *a->squares, &room));
-    parts.squares = (double *)room;
+    void *scratch;
+    QD_TRY(qd_cuda_workspace(stream, rows * tiles_of_row * (int64_t)sizeof *a->squares, &scratch));
+    parts.squares = (double *)scratch;
     QD_TRY(launch_experts(stream, &parts));
     return qd_cuda_join_squares(qd_cuda_launch_of(stream).stream, a->squares, parts.squares, rows, tiles_of_row);
 }

@@ -1,34 +1,36 @@
-/* Products over experts: what the kernels of grouped.cu, grouped_hopper.cu and grouped_turns.cu
- * share. They compute tiles of x · yᵀ:
+/* Grouped GEMM: what the kernels of grouped.cu, grouped_hopper.cu and grouped_pingpong.cu share.
+ * They compute tiles of x · yᵀ:
  *
- *   by rows     x = rows of a, y = an expert's b (in grouped_turns.cu the other way round), depth = k: rows of c. A tile begins at an
- *               expert's first row in a source, or a whole number of tiles after it.
- *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source: the expert's b.
+ *   by rows     x = rows of a, y = an expert's b (swapped in grouped_pingpong.cu), depth = k: gives
+ *               rows of c. A tile starts at an expert's first row in a source, or a whole number of
+ *               tiles after it.
+ *   by experts  x = columns of c, y = columns of a, depth = an expert's rows, source by source:
+ *               gives the expert's b.
  *
- * How many rows an expert has stands in device memory, and the host does not wait for it: every
- * block reads the counts, and blocks, or pairs of them, go through the list of tiles that follows
- * from them in strides of the grid. */
+ * The number of rows per expert is in device memory, and the host does not wait for it: every block
+ * reads the counts, and blocks, or pairs of them, visit the resulting list of tiles in strides of
+ * the grid. */
 #ifndef QD_DEVICE_CUDA_EXPERTS_GROUPED_IMPL_CUH
 #define QD_DEVICE_CUDA_EXPERTS_GROUPED_IMPL_CUH
 
 #include "device/cuda/experts/grouped_impl.h"
 #include "device/cuda/tensor_impl.cuh"
 
-/* Segment i holds the rows that source i / experts has for expert i % experts: of those at hand,
- * [row[i], row[i + 1]). tile[i] is the number of tiles of `height` rows before it; tile[segments]
- * is their number in all. */
+/* Segment i: the rows that source i / experts has for expert i % experts, clipped to the rows of
+ * this call: [row[i], row[i + 1]). tile[i] is the number of tiles of `height` rows before it;
+ * tile[segments] is their total. */
 typedef struct grouped_segments {
     int32_t row[QD_GROUPED_SEGMENTS + 1], tile[QD_GROUPED_SEGMENTS + 1];
 } grouped_segments;
 
-/* Row `number` of all segments as one of those at hand: [begin, begin + rows). */
+/* Row `number` of all segments, clipped to the rows of this call: [begin, begin + rows). */
 static __device__ __forceinline__ int32_t row_at_hand(const qd_grouped_args &g, int64_t number)
 {
     int64_t row = number - g.begin;
     return (int32_t)(row < 0 ? 0 : row > g.rows ? g.rows : row);
 }
 
-/* By the block's first warp; a barrier makes the table visible to the others. */
+/* Called by the block's first warp; a barrier makes the table visible to the others. */
 static __device__ __forceinline__ void plan_segments(const qd_grouped_args &g, int height, grouped_segments *table)
 {
     const int segments = g.sources * g.experts, lane = threadIdx.x % 32;
@@ -53,13 +55,14 @@ static __device__ __forceinline__ void plan_segments(const qd_grouped_args &g, i
     }
 }
 
-/* A tile of results: (row, column) of c by rows, of the expert's b by experts; so many rows and
- * columns of it count. */
+/* A tile of results: starts at (row, column) of c by rows, of the expert's b by experts; `rows` and
+ * `columns` of it are valid. */
 typedef struct grouped_tile {
     int expert, row, column, rows, columns;
 } grouped_tile;
 
-/* The tiles of HEIGHT x WIDTH results of one of `sharers` that share them, in ascending order. */
+/* Iterates, in ascending order, over the HEIGHT x WIDTH tiles of one of `sharers` that share
+ * them. */
 template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
     enum { FEW_COLUMNS = 3072 / WIDTH, BAND = 5120 / HEIGHT };
     const qd_grouped_args &g;
@@ -97,10 +100,10 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
         return true;
     }
 
-    /* Tile `i` of those of rows [first, last), `rows` times `columns` of them. Tiles that are
-     * computed at the same time share operands, which come from memory once if they stay in the L2
-     * cache until all have read them. Where a row has few columns, whole rows are computed at a
-     * time; else bands of at most BAND rows, as equal as can be, column by column. */
+    /* Tile `i` of the `rows` times `columns` tiles of rows [first, last). Concurrent tiles share
+     * operands, which are read from memory once if they stay in the L2 cache until all have read
+     * them. Where a row has few columns, whole rows of tiles are computed; else bands of at most
+     * BAND rows, as equal as possible, column by column. */
     __device__ __forceinline__ void place(grouped_tile &t, int i, int rows, int first, int last) const
     {
         const int most = columns <= FEW_COLUMNS ? 1 : BAND, bands = (rows + most - 1) / most, band = (rows + bands - 1) / bands;
@@ -114,8 +117,8 @@ template <bool BY_EXPERTS, int HEIGHT, int WIDTH> struct grouped_tiles {
     }
 };
 
-/* The depth that a tile has in one source, and where it begins: by experts the source's rows for
- * the expert, by rows all of k. */
+/* The depth of a tile in one source, and where it starts: by experts the source's rows for the
+ * expert, by rows all of k. */
 template <bool BY_EXPERTS>
 static __device__ __forceinline__ int depth_of(const qd_grouped_args &g, const grouped_segments &table, int expert, int source, int &first)
 {

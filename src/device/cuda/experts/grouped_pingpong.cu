@@ -1,20 +1,20 @@
-/* Products of rows with experts on Hopper's tensor cores, for shallow depths: c's rows = a's rows ·
- * b, as grouped_hopper.cu does it too.
+/* Grouped GEMM by rows on Hopper's tensor cores with ping-pong warpgroups, for small depths: c's
+ * rows = a's rows · b, which grouped_hopper.cu computes too.
  *
- * There tensor cores wait while a tile's results are stored, which takes as long as one or two
- * steps of depth: 4 % of the time where depth has 32 of them. Here two warpgroups take tiles in
- * turn: while one stores its results, the tensor cores work for the other. A warpgroup then has a
- * whole tile's sums in registers, so that tiles are smaller, 128 x 176, and fetch more. Half of
- * that comes back with pairs of blocks that have y in common, of which each fetches half for both.
- * What is left makes deep products slower this way.
+ * There, tensor cores wait while a tile's results are stored, for as long as one or two steps of
+ * depth take: 4 % of the time at 32 steps. Here two warpgroups compute tiles alternately: while one
+ * stores its results, the tensor cores work for the other. Each warpgroup has the sums of a whole
+ * tile in registers, so tiles are smaller, 128 x 176, and need more memory traffic. Half of the
+ * increase is avoided by pairs of blocks that share y: each fetches half of it for both
+ * (multicast). The remaining traffic makes this kernel slower at large depths.
  *
- * x (128, depth) are columns of an expert's b, so that whole tiles of them are the rule, and y
- * (176, depth) rows of a. Results are turned in shared memory while they are stored: x runs along
- * their columns. Rows beyond an expert's last are computed and not stored.
+ * x (128, depth) are columns of an expert's b, so that most tiles are full, and y (176, depth) are
+ * rows of a. Results are transposed in shared memory while they are stored: x runs along their
+ * columns. Rows beyond an expert's last are computed but not stored.
  *
- * Since tensor cores do not wait for it, SwiGLU or its gradient is computed on the way to memory:
- * nobody reads the results again for it. What the gradient needs beside them, gate and up, the copy
- * engine brings a little ahead: registers, where loads would end, are full. */
+ * SwiGLU or its gradient is computed while results are stored: tensor cores do not wait for it, and
+ * no other kernel reads the results again. The gradient also needs gate and up; TMA fetches them
+ * shortly before, because no registers are left for loads. */
 #include "device/cuda/rowwise/activation_impl.cuh"
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
@@ -22,28 +22,28 @@
 namespace {
 
 enum { CONSUMERS = 2, THREADS = WARPGROUP * (1 + CONSUMERS) };
-enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* of a thread: together what the launch gives, 168 on average */
+enum { FETCHER_REGISTERS = 40, CONSUMER_REGISTERS = 232 }; /* per thread; on average the launch's 168 */
 enum { PAIR = 2, X_ROWS = 128, Y_ROWS = 176, STAGES = 5 };
-enum { HALVES = X_ROWS / 64, SUMS = Y_ROWS / 2 }; /* a product has 64 rows of x, and a thread SUMS of its sums */
+enum { HALVES = X_ROWS / 64, SUMS = Y_ROWS / 2 }; /* one wgmma has 64 rows of x, and a thread SUMS of its sums */
 enum { X_BYTES = X_ROWS * LINE, Y_BYTES = Y_ROWS * LINE, STAGE = X_BYTES + Y_BYTES };
 enum { SLOTS = 2, SLOT_ROWS = 32, SLOT_SIDE = SLOT_ROWS * LINE }; /* a slot has 64 columns of gate, and those of up */
-enum swiglu { WITHOUT, FORWARD, GRADIENT }; /* FORWARD: the first half of x are rows of the gate, the second those of up beside them */
-enum { SHALLOW = 3072, TILES_OF_SEGMENT = 16 }; /* the last tile of a segment is half empty */
+enum swiglu { WITHOUT, FORWARD, GRADIENT }; /* FORWARD: the first half of x are rows of gate, the second half the matching rows of up */
+enum { SHALLOW = 3072, TILES_OF_SEGMENT = 16 }; /* the last tile of a segment is half empty on average */
 
 struct shared {
     char stages[STAGES * STAGE];
-    /* 64 x 64 results of each warpgroup on their way to memory. GRADIENT: they store in turn, too,
-     * at the first place; slots are at the others. */
+    /* Staging of 64 x 64 results per warpgroup. GRADIENT: warpgroups also store alternately,
+     * through the first buffer; slots use the others. */
     char staging[1 + SLOTS][64 * LINE];
     uint64_t full[STAGES], empty[STAGES], slot_full[SLOTS], slot_empty[SLOTS];
     grouped_segments table;
 };
-enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring begins at a multiple of 1024 */ };
-static_assert(SHARED_BYTES <= 227 * 1024, "more than a block of Hopper has");
+enum { SHARED_BYTES = sizeof(shared) + 1024 /* the ring is aligned to 1024 bytes */ };
+static_assert(SHARED_BYTES <= 227 * 1024, "exceeds the shared memory of a block on Hopper");
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- pairs of blocks ---- */
+/* Pairs of blocks. */
 
 __device__ __forceinline__ int rank_in_pair()
 {
@@ -52,22 +52,21 @@ __device__ __forceinline__ int rank_in_pair()
     return rank;
 }
 
-/* All threads of both. */
+/* Barrier of all threads of both blocks. */
 __device__ __forceinline__ void pair_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* Earlier toolkits know only an arrival that is a fence for all of memory, too: slower. */
+/* Earlier toolkits have only an arrival that is also a fence for all of memory, which is slower. */
 #if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
 #define ARRIVE "mbarrier.arrive.relaxed.cluster.shared::cluster.b64"
 #else
 #define ARRIVE "mbarrier.arrive.shared::cluster.b64"
 #endif
 
-/* At the barrier that stands in the same place in one of the two. Nothing was written that the
- * other would have to see: what it fetches next comes where products have read, and those have
- * ended. */
+/* Arrives at the same barrier in one of the two blocks. Nothing was written that the other would
+ * have to see: its next fetch overwrites what wgmma has read, and that has completed. */
 __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, int rank)
 {
     asm volatile("{\n.reg .b32 there;\n"
@@ -76,7 +75,7 @@ __device__ __forceinline__ void barrier_arrive_in(uint64_t *barrier, int rank)
                  : "memory");
 }
 
-/* To the same place in both, and told to the barriers of both. */
+/* Copies to the same address in both blocks and signals the barriers of both. */
 __device__ __forceinline__ void copy_box_to_both(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
 {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -85,13 +84,13 @@ __device__ __forceinline__ void copy_box_to_both(void *to, const CUtensorMap *ma
                  : "memory");
 }
 
-/* ---- tiles: of a pair, the second block has the columns behind those of the first ---- */
+/* Tiles: the second block of a pair has the columns after those of the first. */
 
 typedef grouped_tiles<false, Y_ROWS, PAIR * X_ROWS> tiles;
 
-/* ---- fetching ---- */
+/* Fetching, by one thread. */
 
-/* The first of the columns that a block has of a tile; of gate and up with FORWARD. */
+/* The block's first column of a tile; with FORWARD, of gate and of up. */
 template <swiglu SWIGLU> __device__ __forceinline__ int first_column(const grouped_tile &t, int rank)
 {
     return SWIGLU == FORWARD ? t.column / 2 + rank * (X_ROWS / 2) : t.column + rank * X_ROWS;
@@ -128,8 +127,8 @@ __device__ __forceinline__ void fetch_all(shared &s, const CUtensorMap *x_map, c
         }
 }
 
-/* Slots that the block's part of a tile takes. For each 64 rows they are those of its first 64
- * columns, then those of the others. */
+/* Slots that the block's part of a tile needs. For each 64 rows: those of its first 64 columns,
+ * then those of the others. */
 __device__ __forceinline__ int slots_of(const grouped_tile &t, int rank)
 {
     return first_column<GRADIENT>(t, rank) < t.column + t.columns ? HALVES * ((t.rows + SLOT_ROWS - 1) / SLOT_ROWS) : 0;
@@ -154,11 +153,11 @@ __device__ __forceinline__ void fetch_gate_up(shared &s, const CUtensorMap *map,
     }
 }
 
-/* ---- multiplying ---- */
+/* Multiplying, by the consumer warpgroups. */
 
-/* c (64, 176) = [c +] x (64, 16) · y (176, 16)ᵀ by the warpgroup. A lane has, of rows lane / 4 and
- * lane / 4 + 8 of its warp's 16, columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and
- * c[4 j + 2], c[4 j + 3]. X_SIDE: lines of x run along its side. */
+/* c (64, 176) = [c +] x (64, 16) · y (176, 16)ᵀ by the warpgroup. Of rows lane / 4 and lane / 4 + 8
+ * of its warp's 16, a lane has columns 8 j + lane % 4 * 2 and the next: c[4 j], c[4 j + 1], and c[4
+ * j + 2], c[4 j + 3]. X_SIDE: lines of x run along its side. */
 template <bool X_SIDE> __device__ __forceinline__ void multiply_16(float (&c)[SUMS], uint32_t x, uint32_t y, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %90, 0;\n"
@@ -174,13 +173,13 @@ template <bool X_SIDE> __device__ __forceinline__ void multiply_16(float (&c)[SU
                  : "l"(description(x)), "l"(description(y)), "r"((int)add), "n"(X_SIDE ? 1 : 0));
 }
 
-/* Barriers of warpgroups by number, one for each: its turn to multiply, and to store, has come; its
- * threads have come so far. */
+/* Named barriers, one per warpgroup: its turn to multiply, its turn to store, and a barrier of its
+ * own threads. */
 enum { MULTIPLY = 1, STORE = MULTIPLY + CONSUMERS, TOGETHER = STORE + CONSUMERS };
 
-/* A stage has steps of both warpgroups' tiles, and whether it is full is told by the parity of a
- * count: a warpgroup that looked before the other has seen its last step would take an earlier step
- * for its own. So it is with slots. */
+/* A stage holds steps of both warpgroups' tiles, and whether it is full is known only by the parity
+ * of a count: a warpgroup that waited before the other has seen its last step would take an earlier
+ * step for its own. The same holds for slots. */
 __device__ __forceinline__ void await_turn(int turn, int warpgroup)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(turn + warpgroup), "n"(CONSUMERS * WARPGROUP) : "memory");
@@ -195,15 +194,15 @@ __device__ __forceinline__ void warpgroup_sync()
     asm volatile("bar.sync %0, %1;" ::"r"(TOGETHER + threadIdx.x / WARPGROUP - 1), "n"((int)WARPGROUP) : "memory");
 }
 
-/* Each warp says when it has read a stage, to both blocks: both fetch what comes there next. */
+/* Each warp signals to both blocks that it has read a stage: both fetch what comes there next. */
 __device__ __forceinline__ void release(uint64_t *empty)
 {
     if (threadIdx.x % 32 < PAIR)
         barrier_arrive_in(empty, threadIdx.x % 32);
 }
 
-/* c = the tile's sums over all of its depth, but for the products of the last step, which are under
- * way: returns the stage that they read. */
+/* c = the tile's sums over its whole depth, with the wgmma group of the last step still in flight.
+ * Returns the stage that it reads. */
 template <bool TRANSPOSED>
 __device__ __forceinline__ int multiply_steps(float (&c)[HALVES][SUMS], shared &s, const qd_grouped_args &g, ring<STAGES> &r)
 {
@@ -212,17 +211,17 @@ __device__ __forceinline__ int multiply_steps(float (&c)[HALVES][SUMS], shared &
     int before = -1;
     for (int at = 0; at < (int)g.k; at += DEPTH, r.advance()) {
         barrier_wait(&s.full[r.stage], r.phase);
-        const uint32_t stage = __shfl_sync(ALL_LANES, r.stage * (STAGE / 16), 0); /* known to be the same in all lanes */
-        products_begin();
+        const uint32_t stage = __shfl_sync(ALL_LANES, r.stage * (STAGE / 16), 0); /* makes it warp-uniform for the compiler */
+        wgmma_begin();
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++)
 #pragma unroll
             for (int half = 0; half < HALVES; half++)
                 multiply_16<x_side>(c[half], x + stage + (half * BLOCK + k * (x_side ? 16 * LINE : 32)) / 16, y + stage + k * 32 / 16,
                                     before >= 0 || k > 0);
-        products_end_group();
+        wgmma_end_group();
         if (before >= 0) {
-            products_wait<1>();
+            wgmma_wait<1>();
             release(&s.empty[before]);
         }
         before = r.stage;
@@ -257,7 +256,7 @@ __device__ __forceinline__ uint4 active_of(const uint4 &gate, const uint4 &up)
     return make_piece(x);
 }
 
-/* gate and up become their gradients, d what is active. */
+/* gate and up become their gradients, d (the gradient of active) becomes active. */
 __device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 &d)
 {
     float x[VECTOR], y[VECTOR], z[VECTOR];
@@ -276,8 +275,8 @@ __device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 
     d = make_piece(z);
 }
 
-/* Of staged results or of a slot, the thread's piece of the 16 rows of the warpgroup that begin
- * there. */
+/* The thread's piece of the warpgroup's 16 rows that start at `row`, of staged results or of a
+ * slot. */
 __device__ __forceinline__ uint4 staged_piece(char *staging, int row)
 {
     return *reinterpret_cast<const uint4 *>(staged(staging, row + threadIdx.x % WARPGROUP / 8, threadIdx.x % 8));
@@ -292,7 +291,7 @@ __device__ __forceinline__ void store_gradients(const qd_grouped_args &g, uint4 
         piece_at(g.active, g.n, row, column) = d;
 }
 
-/* The block's part of a tile, 64 x 64 at a time, by the warpgroup. */
+/* Stores the block's part of a tile, 64 x 64 per step, by the warpgroup. */
 template <swiglu SWIGLU>
 __device__ __forceinline__ void store_turned(const float (&c)[HALVES][SUMS], shared &s, const qd_grouped_args &g, const grouped_tile &t,
                                              int rank, ring<SLOTS> &slots)
@@ -367,7 +366,7 @@ template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multip
         const int last = multiply_steps<TRANSPOSED>(c, s, g, r);
         if (list.has_more())
             pass_turn(MULTIPLY, warpgroup);
-        products_wait<0>();
+        wgmma_wait<0>();
         release(&s.empty[last]);
         if (SWIGLU == GRADIENT && number > 0)
             await_turn(STORE, warpgroup);
@@ -380,7 +379,7 @@ template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multip
 #endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define IN_PAIRS /* there are none */
+#define IN_PAIRS /* no clusters before sm_90 */
 #else
 #define IN_PAIRS __cluster_dims__(PAIR)
 #endif
@@ -399,7 +398,7 @@ __global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_con
     if (threadIdx.x == 32) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], PAIR * WARPGROUP / 32); /* of both blocks, the warpgroup that has the tile */
+            barrier_init(&s.empty[i], PAIR * WARPGROUP / 32); /* in both blocks, the warpgroup that has the tile */
         }
         for (int i = 0; i < SLOTS; i++) {
             barrier_init(&s.slot_full[i], 1);
@@ -420,13 +419,13 @@ __global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_con
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
         multiply_all<TRANSPOSED, SWIGLU>(s, g, rank);
     }
-    pair_sync(); /* what the other block sends comes to memory that is still there */
+    pair_sync(); /* a block must not exit while the other may still write to its shared memory */
 #else
-    __trap(); /* built for another device: qd_cuda_grouped_hopper_takes said no */
+    __trap(); /* built for another device, which qd_cuda_grouped_hopper_takes excludes */
 #endif
 }
 
-template <bool TRANSPOSED, swiglu SWIGLU> qd_status launch_turns(qd_stream *stream, const qd_grouped_args *a)
+template <bool TRANSPOSED, swiglu SWIGLU> qd_status launch_pingpong(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map, gate_up_map = {};
@@ -451,17 +450,17 @@ static bool suits_swiglu(const qd_grouped_args *a)
     return !a->active || (a->trans_b && a->n % (2 * VECTOR) == 0 && is_aligned(a->active));
 }
 
-bool qd_cuda_grouped_turns_suits(const qd_cuda_launch *launch, const qd_grouped_args *a)
+bool qd_cuda_grouped_pingpong_suits(const qd_cuda_launch *launch, const qd_grouped_args *a)
 {
     return !a->by_experts && a->k <= SHALLOW && a->rows >= (int64_t)TILES_OF_SEGMENT * Y_ROWS * a->sources * a->experts &&
            launch->multiprocessors >= PAIR && launch->shared_most >= SHARED_BYTES && suits_swiglu(a);
 }
 
-qd_status qd_cuda_grouped_turns(qd_stream *stream, const qd_grouped_args *a)
+qd_status qd_cuda_grouped_pingpong(qd_stream *stream, const qd_grouped_args *a)
 {
     if (a->gate_up)
-        return launch_turns<false, GRADIENT>(stream, a);
+        return launch_pingpong<false, GRADIENT>(stream, a);
     if (a->active)
-        return launch_turns<true, FORWARD>(stream, a);
-    return a->trans_b ? launch_turns<true, WITHOUT>(stream, a) : launch_turns<false, WITHOUT>(stream, a);
+        return launch_pingpong<true, FORWARD>(stream, a);
+    return a->trans_b ? launch_pingpong<true, WITHOUT>(stream, a) : launch_pingpong<false, WITHOUT>(stream, a);
 }

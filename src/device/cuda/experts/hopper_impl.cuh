@@ -1,20 +1,20 @@
-/* Instructions that Hopper has (sm_90a): barriers that count bytes, the copy engine, products of
- * whole warpgroups. What the kernels of grouped_hopper.cu and grouped_turns.cu share.
+/* Hopper instructions (sm_90a): barriers that count bytes (mbarrier), TMA, warpgroup GEMMs (wgmma).
+ * Shared by grouped_hopper.cu and grouped_pingpong.cu.
  *
- * Operands of products lie in shared memory as the copy engine leaves them: lines of 128 bytes,
- * whose 16-byte pieces are permuted by the line's number modulo 8. A line runs along depth, or
- * along the operand's side. */
+ * Operands of wgmma are in shared memory as TMA writes them: lines of 128 bytes, whose 16-byte
+ * pieces are swizzled by the line's number modulo 8. A line runs along depth, or along the
+ * operand's side. */
 #ifndef QD_DEVICE_CUDA_EXPERTS_HOPPER_IMPL_CUH
 #define QD_DEVICE_CUDA_EXPERTS_HOPPER_IMPL_CUH
 
 #include "device/cuda/tensor_impl.cuh"
 #include "device/cuda/experts/tensor_map_impl.h"
 
-enum { WARPGROUP = 128 /* threads */, LINE = 128 /* bytes */, DEPTH = 64 /* of a step */, BLOCK = DEPTH * LINE };
+enum { WARPGROUP = 128 /* threads */, LINE = 128 /* bytes */, DEPTH = 64 /* steps of k per stage */, BLOCK = DEPTH * LINE };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* ---- barriers ---- */
+/* Barriers. */
 
 static __device__ __forceinline__ void barrier_init(uint64_t *barrier, int arrivals)
 {
@@ -43,7 +43,7 @@ static __device__ __forceinline__ void barrier_wait(uint64_t *barrier, int phase
                      : "memory");
 }
 
-/* ---- copies: one box of a map to shared memory ---- */
+/* TMA: copies one box of a map to shared memory. */
 
 static __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map, uint64_t *barrier, int x, int y)
 {
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void copy_box(void *to, const CUtensorMap *map
                  : "memory");
 }
 
-/* ---- a ring of stages in shared memory ---- */
+/* A ring of stages in shared memory. */
 
 template <int STAGES> struct ring {
     int stage = 0, phase = 0;
@@ -79,13 +79,11 @@ template <int STAGES> struct ring {
     }
 };
 
-/* ---- products ---- */
-
-/* What describes an operand to wgmma beside its address: pieces permuted in lines of 128 bytes, 8
- * lines 1024 bytes apart from the next 8. */
+/* The high half of a wgmma operand descriptor: 128-byte swizzle, groups of 8 lines 1024 bytes
+ * apart. */
 enum { OPERAND_UPPER = 1024 >> 4 | 1 << 30 };
 
-/* The lower half, with the address in pieces of 16 bytes. Where lines run along the operand's side,
+/* The low half, with the address in units of 16 bytes. Where lines run along the operand's side,
  * the next 64 of it are BLOCK bytes away. */
 static __device__ __forceinline__ uint32_t describe_lower(const void *p)
 {
@@ -100,17 +98,17 @@ static __device__ __forceinline__ uint64_t describe(const void *p)
     return description(describe_lower(p));
 }
 
-static __device__ __forceinline__ void products_begin()
+static __device__ __forceinline__ void wgmma_begin()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void products_end_group()
+static __device__ __forceinline__ void wgmma_end_group()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-template <int PENDING> static __device__ __forceinline__ void products_wait()
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
@@ -118,16 +116,16 @@ template <int PENDING> static __device__ __forceinline__ void products_wait()
 #define SUMS_4(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
 #define SUMS_16(i) SUMS_4(i), SUMS_4(i + 4), SUMS_4(i + 8), SUMS_4(i + 12)
 
-/* ---- results on their way to memory ---- */
+/* Staging of results. */
 
-/* 16-byte pieces of rows of 64 columns of bf16; piece p of row r is at the place p ^ r % 8 of its
+/* 16-byte pieces of rows of 64 bf16 columns; piece p of row r is at position p ^ r % 8 of its
  * line. */
 static __device__ __forceinline__ char *staged(char *staging, int row, int piece)
 {
     return staging + row * LINE + (piece ^ row % 8) * 16;
 }
 
-/* 64 columns of a lane's sums, in pairs. */
+/* 64 columns of a lane's sums, packed in pairs. */
 template <int N> static __device__ __forceinline__ void words_of_sums(uint32_t (&words)[16], const float (&c)[N], int part)
 {
 #pragma unroll
@@ -135,7 +133,7 @@ template <int N> static __device__ __forceinline__ void words_of_sums(uint32_t (
         words[i] = part * 32 + 2 * i < N ? pack(c[part * 32 + 2 * i], c[part * 32 + 2 * i + 1]) : 0;
 }
 
-/* Four matrices of 8 x 8; TURNED: with a line for each of their columns. */
+/* Stores four matrices of 8 x 8; TURNED: transposed. */
 template <bool TURNED> static __device__ __forceinline__ void store_matrices(void *p, const uint32_t *words)
 {
     if (TURNED)

@@ -1,16 +1,18 @@
-/* Rows that go to the experts of a node once: who goes where. A block per node, or per expert of a
- * node, numbers what is its own; the warps of a block take stretches of rows, count, and number
- * from the counts of the stretches before. Nothing depends on which warp comes first. */
+/* Hierarchical dispatch: places of row copies per node and of relayed rows. A block per node, or
+ * per expert of a node, numbers its own; the warps of a block take stretches of rows, count, and
+ * number starting at the counts of earlier stretches. Results do not depend on the order in which
+ * warps run. */
 #include "device/cuda/math_impl.cuh"
 
 #include <limits.h>
 
 enum { THREADS = 1024, WARPS = THREADS / 32, PLAIN = 256 };
 
-/* Calls put(i, number) for all i below n that are wanted, in every lane that has one; numbers count
- * the wanted ones from 0 in the order of i. Returns how many there are, in every thread. All
- * threads of the block call it; room holds WARPS numbers. */
-template <typename Wanted, typename Put> static __device__ __forceinline__ int number_wanted(int64_t n, int *room, Wanted wanted, Put put)
+/* Calls put(i, number) for all wanted i < n, in the lane that has i; numbers count the wanted ones
+ * from 0 in the order of i. Returns how many there are, in every thread. All threads of the block
+ * call it; `scratch` holds WARPS numbers. */
+template <typename Wanted, typename Put>
+static __device__ __forceinline__ int number_wanted(int64_t n, int *scratch, Wanted wanted, Put put)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t each = (n + WARPS * 32 - 1) / (WARPS * 32) * 32, first = min(warp * each, n), end = min(first + each, n);
@@ -20,9 +22,9 @@ template <typename Wanted, typename Put> static __device__ __forceinline__ int n
         own += wanted(i);
     own = warp_sum(own);
     if (lane == 0)
-        room[warp] = own;
+        scratch[warp] = own;
     __syncthreads();
-    int total = warp_sum(room[lane]), next = warp_sum(lane < warp ? room[lane] : 0);
+    int total = warp_sum(scratch[lane]), next = warp_sum(lane < warp ? scratch[lane] : 0);
     for (int64_t i = first; i < end; i += 32) {
         const bool is = i + lane < end && wanted(i + lane);
         const unsigned all = __ballot_sync(ALL_LANES, is);
@@ -42,7 +44,7 @@ static __device__ __forceinline__ int sum_of(const int32_t *x, int n)
     return warp_sum(sum);
 }
 
-/* ---- on the row's own rank ---- */
+/* The following run on the row's own rank. */
 
 static __device__ __forceinline__ bool goes_to(const qd_node_plan_args &a, int64_t row, int each, int node)
 {
@@ -52,10 +54,10 @@ static __device__ __forceinline__ bool goes_to(const qd_node_plan_args &a, int64
     return false;
 }
 
-/* Numbers the copies within each node; node_list_kernel makes places of the numbers. */
+/* Numbers the copies within each node; node_list_kernel turns the numbers into places. */
 static __global__ void __launch_bounds__(THREADS) node_count_kernel(qd_node_plan_args a)
 {
-    __shared__ int room[WARPS];
+    __shared__ int scratch[WARPS];
     const int node = blockIdx.x, each = a.experts / a.nodes;
     for (int64_t row = threadIdx.x; row < a.rows; row += THREADS)
         a.place[row * a.nodes + node] = -1;
@@ -63,13 +65,13 @@ static __global__ void __launch_bounds__(THREADS) node_count_kernel(qd_node_plan
         a.counts[node * each + e] = a.count[node * each + e];
     __syncthreads();
     const int copies = number_wanted(
-        a.rows, room, [&](int64_t row) { return goes_to(a, row, each, node); },
+        a.rows, scratch, [&](int64_t row) { return goes_to(a, row, each, node); },
         [&](int64_t row, int number) { a.place[row * a.nodes + node] = number; });
     if (threadIdx.x == 0)
         a.copies[node] = a.counts[a.experts + node] = copies;
 }
 
-/* Makes them places, now that all nodes have counted. Items are pairs (row, node). */
+/* Turns numbers into places, after all nodes have counted. Items are pairs (row, node). */
 static __global__ void __launch_bounds__(PLAIN) node_list_kernel(qd_node_plan_args a)
 {
     const int k = a.per_token, each = a.experts / a.nodes, node = blockIdx.y;
@@ -95,7 +97,7 @@ static __global__ void __launch_bounds__(PLAIN) node_list_kernel(qd_node_plan_ar
 extern "C" qd_status qd_cuda_node_plan(qd_stream *stream, const qd_node_plan_args *a)
 {
     if (a->nodes < 1 || a->experts % a->nodes != 0 || a->rows < 0 || a->rows * a->nodes > INT_MAX)
-        return QD_FAIL(QD_USAGE, "node_plan: %lld rows and %d experts cannot be shared out over %d nodes", (long long)a->rows, a->experts,
+        return QD_FAIL(QD_USAGE, "node_plan: cannot distribute %lld rows and %d experts over %d nodes", (long long)a->rows, a->experts,
                        a->nodes);
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     node_count_kernel<<<(unsigned)a->nodes, THREADS, 0, l.stream>>>(*a);
@@ -129,12 +131,12 @@ extern "C" qd_status qd_cuda_node_weights(qd_stream *stream, const qd_node_weigh
     return QD_OK;
 }
 
-/* ---- on the relay ---- */
+/* The following run on the relaying rank. */
 
-/* A block per expert; places are -1 before. */
+/* A block per expert; places are initialized to -1. */
 static __global__ void __launch_bounds__(THREADS) relay_plan_kernel(qd_relay_plan_args a)
 {
-    __shared__ int room[WARPS];
+    __shared__ int scratch[WARPS];
     const int expert = blockIdx.x, k = a.per_token, taken = a.taken[expert], take = a.take[expert], begin = sum_of(a.take, expert);
     if (threadIdx.x == 0)
         a.count[expert] = take;
@@ -145,7 +147,7 @@ static __global__ void __launch_bounds__(THREADS) relay_plan_kernel(qd_relay_pla
         split_index(i, k, row, j);
         return a.chosen[row * 2 * k + j] == expert;
     };
-    number_wanted(a.relayed * k, room, wanted, [&](int64_t i, int number) {
+    number_wanted(a.relayed * k, scratch, wanted, [&](int64_t i, int number) {
         if (number < taken || number - taken >= take)
             return;
         const int place = begin + number - taken;

@@ -1,5 +1,5 @@
-/* Which experts a row chooses, and the gradient of its weights. One warp per row: lane l holds
- * experts l, l + 32, ... in registers. Scores are rounded as the CPU rounds them (exponentials and
+/* Routing: which experts a row chooses, and the gradient of its weights. One warp per row: lane l
+ * holds experts l, l + 32, ... in registers. Scores are rounded as on the CPU (exponentials and
  * sums in double, one rounding), so that equal logits give equal choices. */
 #include "device/cuda/experts/route_impl.cuh"
 
@@ -12,7 +12,7 @@ static qd_status check_rule(const char *kernel, const qd_route_rule *r)
 {
     if (r->experts < 1 || r->per_token < 1 || r->per_token > r->experts || r->groups < 1 || r->experts % r->groups != 0 ||
         r->top_groups < 1 || r->top_groups > r->groups || r->top_groups * (r->experts / r->groups) < r->per_token)
-        return QD_FAIL(QD_USAGE, "%s: %d of %d experts from %d of %d groups cannot be chosen", kernel, r->per_token, r->experts,
+        return QD_FAIL(QD_USAGE, "%s: cannot choose %d of %d experts from %d of %d groups", kernel, r->per_token, r->experts,
                        r->top_groups, r->groups);
     if (r->experts > EXPERTS_MOST || r->per_token > CHOICES_MOST)
         return QD_FAIL(QD_UNSUPPORTED, "%s: %d of %d experts; on a GPU a row chooses at most %d of at most %d", kernel, r->per_token,
@@ -20,7 +20,7 @@ static qd_status check_rule(const char *kernel, const qd_route_rule *r)
     return QD_OK;
 }
 
-/* Calls body with the number of experts per lane, as a constant. */
+/* Calls body with the number of experts per lane as a compile-time constant. */
 template <int N> struct constant {
     static constexpr int value = N;
 };
@@ -35,8 +35,6 @@ template <typename F> static qd_status with_experts(int experts, F body)
     return experts <= 256 ? body(constant<8>()) : body(constant<16>());
 }
 
-/* ---- what both directions need ---- */
-
 template <int PER> static __device__ __forceinline__ void load_logits(const float *logits, int experts, int lane, float (&x)[PER])
 {
 #pragma unroll
@@ -44,7 +42,7 @@ template <int PER> static __device__ __forceinline__ void load_logits(const floa
         x[i] = i * 32 + lane < experts ? logits[i * 32 + lane] : -INFINITY;
 }
 
-/* The largest logit; numbers that are not numbers are left to the sums. */
+/* The largest logit; NaN is left to the sums. */
 template <int PER> static __device__ __forceinline__ float row_max(const float (&x)[PER])
 {
     float most = x[0];
@@ -54,7 +52,7 @@ template <int PER> static __device__ __forceinline__ float row_max(const float (
     return warp_max(most);
 }
 
-/* Beyond the last expert scores are 0. */
+/* Scores beyond the last expert are 0. */
 template <int PER>
 static __device__ __forceinline__ void row_scores(const qd_route_rule &r, const float (&x)[PER], int lane, float (&score)[PER])
 {
@@ -77,7 +75,7 @@ static __device__ __forceinline__ void row_scores(const qd_route_rule &r, const 
         score[i] = (float)((double)score[i] / sum);
 }
 
-/* x[index / 32] of lane index % 32, in every lane; index is the same in all. */
+/* x[index / 32] of lane index % 32, in every lane; index is uniform. */
 template <int PER> static __device__ __forceinline__ float pick(const float (&x)[PER], int index)
 {
     float found = 0.0f;
@@ -87,16 +85,14 @@ template <int PER> static __device__ __forceinline__ float pick(const float (&x)
     return __shfl_sync(ALL_LANES, found, index % 32);
 }
 
-/* ---- route ---- */
-
-/* What experts and groups are chosen by, the largest first: 0 is left for what may not be chosen,
- * and what is not a number comes last. */
+/* Sort key of experts and groups, largest first: 0 is reserved for those that may not be chosen,
+ * and NaN comes last. */
 static __device__ __forceinline__ unsigned key_of(float x)
 {
     return isnan(x) ? 1u : order_of(x);
 }
 
-/* The index of the largest key, of equal ones the lowest, among begin <= index < end; its bit in
+/* Index of the largest key, of equal ones the lowest, among begin <= index < end; its bit in
  * `taken` is set. The same in all lanes. */
 template <int PER>
 static __device__ __forceinline__ int take_best(const unsigned (&key)[PER], unsigned &taken, int begin, int end, int lane)
@@ -117,7 +113,7 @@ static __device__ __forceinline__ int take_best(const unsigned (&key)[PER], unsi
     return index;
 }
 
-/* What remains to be chosen from: experts of the best groups. Returns the marks of all others. */
+/* Restricts the choice to experts of the best groups. Returns the marks of all others. */
 template <int PER>
 static __device__ __forceinline__ unsigned limit_groups(const qd_route_rule &r, const float (&value)[PER], const unsigned (&key)[PER],
                                                         int lane)
@@ -151,7 +147,7 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_ke
     __shared__ int counts[EXPERTS_MOST];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, k = a.rule.per_token, experts = a.rule.experts;
     const int64_t first = (int64_t)blockIdx.x * BLOCK_ROWS, last = min(first + BLOCK_ROWS, a.rows) - 1;
-    /* Mostly a block's rows are of one sequence; then they are counted here first. */
+    /* Usually all rows of a block are of one sequence; they are then counted here first. */
     const int64_t sequence = (a.first_row + first) / a.load_rows;
     const bool together = (a.first_row + last) / a.load_rows == sequence;
     for (int e = threadIdx.x; e < experts; e += 32 * WARPS)
@@ -189,7 +185,7 @@ template <int PER> static __global__ void __launch_bounds__(32 * WARPS) route_ke
             a.weight[row * k + lane] = __fmul_rn(a.rule.normalised ? __fdiv_rn(weight, sum) : weight, a.rule.scale);
             if (together)
                 atomicAdd(&counts[choice], 1);
-            else /* whole numbers: their sum does not depend on the order */
+            else /* integers: the sum does not depend on the order */
                 atomicAdd(&a.load[(a.first_row + row) / a.load_rows % a.loads * experts + choice], 1.0f);
         }
         __syncwarp();
@@ -217,9 +213,7 @@ extern "C" qd_status qd_cuda_route(qd_stream *stream, const qd_route_args *a)
     });
 }
 
-/* ---- route_grad ---- */
-
-/* d becomes the gradient of the scores: through the weights, and the balance. */
+/* d becomes the gradient of the scores, from the weights and the balance loss. */
 template <int PER>
 static __device__ __forceinline__ void score_gradient(const qd_route_grad_args &a, int64_t row, const float (&score)[PER], int lane,
                                                       double (&d)[PER])

@@ -6,7 +6,7 @@
 
 enum { EXPERTS_MOST = 512 };
 
-/* Unsigned numbers in the order of the floats; none of a float that is a number is 0 or 1. */
+/* Maps floats to unsigned integers of the same order; a value other than NaN never gives 0 or 1. */
 static __device__ __forceinline__ unsigned order_of(float x)
 {
     unsigned bits = __float_as_uint(x == 0.0f ? 0.0f : x);

@@ -1,16 +1,16 @@
-/* Places of assignments, by counting: blocks of threads take stretches of assignments, count them
- * by expert, and number them from the counts of all stretches before. Nothing depends on which
- * block or warp comes first. */
+/* Places of assignments, by counting: each block takes a stretch of assignments, counts them by
+ * expert, and numbers them starting at the counts of all earlier stretches. Results do not depend
+ * on the order in which blocks or warps run. */
 #include "device/cuda/experts/route_impl.cuh"
 #include "device/split_master.h"
 
 #include <limits.h>
 
 enum { THREADS = 512, WARPS = THREADS / 32, STRETCHES_MOST = 128 };
-static_assert((int)EXPERTS_MOST <= (int)THREADS, "where lists begin is summed with a thread per expert");
+static_assert((int)EXPERTS_MOST <= (int)THREADS, "list starts are summed with one thread per expert");
 
-/* How the assignments are cut: `count` stretches of `each`, of which every warp takes `per_warp`, a
- * multiple of 32. */
+/* How the assignments are split: `count` stretches of `each`, of which every warp takes `per_warp`,
+ * a multiple of 32. */
 struct stretches {
     int64_t assignments, each, per_warp;
     int count;
@@ -27,8 +27,6 @@ static stretches cut(int64_t assignments)
     s.count = (int)divide_up(assignments, s.each);
     return s;
 }
-
-/* ---- route_plan ---- */
 
 /* counts[stretch][expert] */
 static __global__ void __launch_bounds__(THREADS) count_kernel(qd_route_plan_args a, stretches s, int *counts, qd_cuda_fault *fault)
@@ -50,19 +48,19 @@ static __global__ void __launch_bounds__(THREADS) count_kernel(qd_route_plan_arg
         counts[blockIdx.x * (int64_t)a.experts + e] = count[e];
 }
 
-/* The sum of x over the threads before this one; at most THREADS values. `room` holds WARPS
+/* Exclusive prefix sum of x over the threads; at most THREADS values. `scratch` holds WARPS
  * numbers. All threads call it. */
-static __device__ int sum_before(int x, int *room)
+static __device__ int sum_before(int x, int *scratch)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int sum = warp_sum_so_far(x);
-    __syncthreads(); /* room may still be read from the call before */
+    __syncthreads(); /* the previous call may still be reading scratch */
     if (lane == 31)
-        room[warp] = sum;
+        scratch[warp] = sum;
     __syncthreads();
     int before = 0;
     for (int w = 0; w < warp; w++)
-        before += room[w];
+        before += scratch[w];
     return before + sum - x;
 }
 
@@ -71,14 +69,14 @@ static __device__ __forceinline__ int kept(int count, int64_t limit)
     return limit > 0 && count > limit ? (int)limit : count;
 }
 
-/* Numbers a stretch. An expert's list begins at the sum of the kept lengths of those before it;
- * what exceeds the limit has no place. With `all` nothing is left out yet: it becomes the full
- * lists, and `length` their lengths. Shared memory: next (WARPS, experts), total, before, begin
- * (experts). */
+/* Numbers a stretch. An expert's list starts at the sum of the kept lengths of all earlier experts;
+ * assignments above the limit have no place. With `all`, nothing is dropped yet: `all` becomes the
+ * full lists, and `length` their lengths. Shared memory: next (WARPS, experts), total, before,
+ * begin (experts). */
 static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_args a, stretches s, const int *counts, int *all, int *length)
 {
     extern __shared__ int shared[];
-    __shared__ int room[WARPS];
+    __shared__ int scratch[WARPS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, experts = a.experts;
     int *next = shared, *total = next + WARPS * experts, *before = total + experts, *begin = before + experts;
     const int64_t limit = all ? 0 : a.limit;
@@ -86,8 +84,8 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
         shared[i] = 0;
     __syncthreads();
 
-    /* Counts of all stretches, and of those before this one; several threads share an expert where
-     * there are enough. */
+    /* Counts of all stretches, and of the earlier ones; several threads share an expert if there
+     * are enough. */
     const int parts = THREADS / experts > 0 ? THREADS / experts : 1;
     for (int i = threadIdx.x; i < parts * experts; i += THREADS) {
         int e = i % experts, sum = 0, earlier = 0;
@@ -99,7 +97,7 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
         atomicAdd(&total[e], sum);
         atomicAdd(&before[e], earlier);
     }
-    /* How many each warp has. */
+    /* Counts per warp. */
     const int64_t first = blockIdx.x * s.each + warp * s.per_warp, end = min(first + s.per_warp, s.assignments);
     int *own = next + warp * experts;
     for (int64_t i = first; i < end; i += 32) {
@@ -108,8 +106,8 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
             atomicAdd(&own[e], 1);
     }
     __syncthreads();
-    /* Where each expert's list begins, and where each warp goes on in it. */
-    const int e = threadIdx.x, mine = e < experts ? kept(total[e], limit) : 0, start = sum_before(mine, room);
+    /* Where each expert's list starts, and where each warp continues in it. */
+    const int e = threadIdx.x, mine = e < experts ? kept(total[e], limit) : 0, start = sum_before(mine, scratch);
     if (e < experts) {
         int at = before[e];
         begin[e] = start;
@@ -143,29 +141,29 @@ static __global__ void __launch_bounds__(THREADS) place_kernel(qd_route_plan_arg
     }
 }
 
-/* One block per expert: of its list the `limit` heaviest, of equal ones the first, in the order of
- * the list. The weight at which the list is cut is found digit by digit. */
+/* One block per expert: keeps the `limit` heaviest of its list, of equal ones the first, in the
+ * order of the list. The cutoff weight is found digit by digit (radix select). */
 static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_args a, const int *all, const int *length)
 {
-    __shared__ int room[WARPS], digits[256], chosen, left;
+    __shared__ int scratch[WARPS], digits[256], chosen, left;
     const int expert = blockIdx.x, limit = (int)min(a.limit, (int64_t)INT_MAX), count = length[expert];
-    int shares[2] = {0, 0}; /* of this thread's expert: length of its full list, and of its kept one */
+    int shares[2] = {0, 0}; /* of this thread's expert: length of its full list and of its kept list */
     if (threadIdx.x < expert) {
         shares[0] = length[threadIdx.x];
         shares[1] = kept(shares[0], limit);
     }
-    /* The sum over all threads is that over those before the last, and its own. */
+    /* The total is the prefix sum of the last thread plus its own value. */
     __shared__ int starts[2];
     for (int i = 0; i < 2; i++) {
-        int before = sum_before(shares[i], room);
+        int before = sum_before(shares[i], scratch);
         if (threadIdx.x == THREADS - 1)
             starts[i] = before + shares[i];
     }
     __syncthreads();
     const int *list = all + starts[0];
     const int begin = starts[1];
-    unsigned prefix = 0, mask = 0; /* digits of the cut that are known */
-    int wanted = limit;            /* how many are taken of those that agree with them */
+    unsigned prefix = 0, mask = 0; /* known digits of the cutoff */
+    int wanted = limit;            /* how many to keep of those that match these digits */
     for (int shift = 24; count > limit && shift >= 0; shift -= 8) {
         for (int i = threadIdx.x; i < 256; i += THREADS)
             digits[i] = 0;
@@ -189,15 +187,15 @@ static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_
         wanted = left;
         __syncthreads();
     }
-    /* Heavier ones are all taken, of those at the cut the first `wanted`. */
-    int taken = 0, equal = 0; /* so far, in the stretches of the list before this one */
+    /* All heavier ones are kept, and the first `wanted` of those at the cutoff. */
+    int taken = 0, equal = 0; /* in earlier stretches of the list */
     for (int at = 0; at < count; at += THREADS) {
         const int i = at + threadIdx.x, from = i < count ? list[i] : -1;
         const unsigned key = i < count && count > limit ? order_of(a.weight[from]) : 0;
         const bool at_cut = i < count && count > limit && key == prefix;
-        const int rank = equal + sum_before(at_cut, room);
+        const int rank = equal + sum_before(at_cut, scratch);
         const bool take = i < count && (count <= limit || key > prefix || (at_cut && rank < wanted));
-        const int place = taken + sum_before(take, room);
+        const int place = taken + sum_before(take, scratch);
         if (take) {
             a.from[begin + place] = from;
             a.place[from] = begin + place;
@@ -216,7 +214,7 @@ static __global__ void __launch_bounds__(THREADS) heaviest_kernel(qd_route_plan_
 extern "C" qd_status qd_cuda_route_plan(qd_stream *stream, const qd_route_plan_args *a)
 {
     if (a->experts < 1 || a->experts > EXPERTS_MOST)
-        return QD_FAIL(QD_UNSUPPORTED, "route_plan: %d experts; on a GPU there may be 1 to %d", a->experts, EXPERTS_MOST);
+        return QD_FAIL(QD_UNSUPPORTED, "route_plan: %d experts; 1 to %d are supported on a GPU", a->experts, EXPERTS_MOST);
     if (a->rows < 0 || a->rows * a->per_token > INT_MAX)
         return QD_FAIL(QD_USAGE, "route_plan: %lld rows of %d choices are too many", (long long)a->rows, a->per_token);
     qd_cuda_launch l = qd_cuda_launch_of(stream);
@@ -227,9 +225,9 @@ extern "C" qd_status qd_cuda_route_plan(qd_stream *stream, const qd_route_plan_a
     const stretches s = cut(a->rows * a->per_token);
     const bool least = a->least && a->limit > 0;
     const int64_t table = (int64_t)s.count * a->experts;
-    void *room;
-    QD_TRY(qd_cuda_workspace(stream, (table + (least ? a->experts + s.assignments : 0)) * (int64_t)sizeof(int), &room));
-    int *counts = (int *)room, *length = least ? counts + table : NULL, *all = least ? length + a->experts : NULL;
+    void *scratch;
+    QD_TRY(qd_cuda_workspace(stream, (table + (least ? a->experts + s.assignments : 0)) * (int64_t)sizeof(int), &scratch));
+    int *counts = (int *)scratch, *length = least ? counts + table : NULL, *all = least ? length + a->experts : NULL;
     const size_t shared = (size_t)(WARPS + 3) * (size_t)a->experts * sizeof(int);
     count_kernel<<<s.count, THREADS, 0, l.stream>>>(*a, s, counts, l.fault);
     QD_CUDA_LAUNCHED();
@@ -242,8 +240,6 @@ extern "C" qd_status qd_cuda_route_plan(qd_stream *stream, const qd_route_plan_a
     return QD_OK;
 }
 
-/* ---- loads and biases ---- */
-
 static __global__ void __launch_bounds__(THREADS) load_kernel(qd_route_load_args a)
 {
     __shared__ int count[EXPERTS_MOST];
@@ -254,14 +250,14 @@ static __global__ void __launch_bounds__(THREADS) load_kernel(qd_route_load_args
         atomicAdd(&count[a.choice[i]], 1);
     __syncthreads();
     for (int e = threadIdx.x; e < a.experts; e += THREADS)
-        if (count[e] > 0) /* whole numbers: their sum does not depend on the order */
+        if (count[e] > 0) /* integers: the sum does not depend on the order */
             atomicAdd(&a.total[e], (float)count[e]);
 }
 
 extern "C" qd_status qd_cuda_route_load(qd_stream *stream, const qd_route_load_args *a)
 {
     if (a->experts > EXPERTS_MOST)
-        return QD_FAIL(QD_UNSUPPORTED, "route_load: %d experts; on a GPU there may be at most %d", a->experts, EXPERTS_MOST);
+        return QD_FAIL(QD_UNSUPPORTED, "route_load: %d experts; at most %d are supported on a GPU", a->experts, EXPERTS_MOST);
     if (a->assignments <= 0)
         return QD_OK;
     qd_cuda_launch l = qd_cuda_launch_of(stream);

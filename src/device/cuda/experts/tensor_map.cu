@@ -1,10 +1,11 @@
+/* Builds tensor maps for TMA with the driver's encoder, which is looked up at run time. */
 #include "device/cuda/experts/tensor_map_impl.h"
 
 typedef CUresult (*encode_function)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *, const cuuint64_t *,
                                     const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                     CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* From the driver, which is not linked. NULL if it has none. */
+/* The encoder function of the driver, which is not linked. NULL if the driver has none. */
 static encode_function find_encode()
 {
     void *found = NULL;

@@ -1,6 +1,6 @@
-/* The product slot: checks a call, finds the choice made for its shape, and runs it with the steps
- * that the choice leaves to separate kernels. Choices and descriptors are kept, so that a step of
- * training looks up and launches, nothing else. */
+/* The matmul slot: checks a call, finds the choice made for its shape, and runs it with the steps
+ * that the choice leaves to separate kernels. Choices and descriptors are cached, so that a
+ * training step only looks up and launches. */
 #include "device/cuda/gemm/matmul_impl.h"
 #include "device/aligned_gemm.h"
 
@@ -19,12 +19,12 @@ qd_status qd_cublas_fail_at(const char *file, int line, const char *function, co
     return qd_fail_at(file, line, function, status, "cuBLASLt: %s: %s", call, cublasLtGetStatusString(error));
 }
 
-qd_status qd_cuda_products_create(qd_cuda *cuda)
+qd_status qd_cuda_gemms_create(qd_cuda *cuda)
 {
     QD_CUBLAS_TRY(cublasLtCreate(&cuda->blas_handle));
-    cuda->products = calloc(1, sizeof *cuda->products);
-    if (!cuda->products)
-        return QD_FAIL(QD_NO_MEMORY, "products: no host memory");
+    cuda->gemms = calloc(1, sizeof *cuda->gemms);
+    if (!cuda->gemms)
+        return QD_FAIL(QD_NO_MEMORY, "GEMM table: no host memory");
     int major = 0, minor = 0;
     QD_CUBLAS_TRY(cublasLtGetProperty(MAJOR_VERSION, &major));
     QD_CUBLAS_TRY(cublasLtGetProperty(MINOR_VERSION, &minor));
@@ -35,29 +35,27 @@ qd_status qd_cuda_products_create(qd_cuda *cuda)
     return QD_OK;
 }
 
-void qd_cuda_products_destroy(qd_cuda *cuda)
+void qd_cuda_gemms_destroy(qd_cuda *cuda)
 {
-    if (cuda->products) {
-        for (int i = 0; i < cuda->products->capacity; i++)
-            qd_product_unbuild(&cuda->products->table[i]);
-        free(cuda->products->table);
-        free(cuda->products);
-        cuda->products = NULL;
+    if (cuda->gemms) {
+        for (int i = 0; i < cuda->gemms->capacity; i++)
+            qd_gemm_unbuild(&cuda->gemms->table[i]);
+        free(cuda->gemms->table);
+        free(cuda->gemms);
+        cuda->gemms = NULL;
     }
     if (cuda->blas_handle)
         cublasLtDestroy(cuda->blas_handle);
     cuda->blas_handle = NULL;
 }
 
-void qd_cuda_products_describe(const qd_cuda *cuda, qd_strbuf *text)
+void qd_cuda_gemms_describe(const qd_cuda *cuda, qd_strbuf *text)
 {
     (void)cuda;
-    (void)text; /* products work in the stream's workspace */
+    (void)text; /* GEMMs use the stream's workspace */
 }
 
-/* ---- the table ---- */
-
-static uint64_t hash_key(const qd_product_key *key)
+static uint64_t hash_key(const qd_gemm_key *key)
 {
     uint64_t words[sizeof *key / 8], h = 0x9E3779B97F4A7C15u;
     _Static_assert(sizeof *key % 8 == 0, "the key is hashed by words");
@@ -69,8 +67,8 @@ static uint64_t hash_key(const qd_product_key *key)
     return h;
 }
 
-/* The place of a key, or the free one where it would go. */
-static qd_product *place_of(qd_product *table, int capacity, const qd_product_key *key)
+/* The entry of a key, or the free one where it would be inserted. */
+static qd_gemm *place_of(qd_gemm *table, int capacity, const qd_gemm_key *key)
 {
     size_t mask = (size_t)capacity - 1, i = (size_t)hash_key(key) & mask;
     while (table[i].used && memcmp(&table[i].key, key, sizeof *key) != 0)
@@ -78,44 +76,44 @@ static qd_product *place_of(qd_product *table, int capacity, const qd_product_ke
     return &table[i];
 }
 
-static qd_status grow_table(qd_cuda_products *products)
+static qd_status grow_table(qd_cuda_gemms *gemms)
 {
-    int capacity = products->capacity ? 2 * products->capacity : 64;
-    qd_product *table = calloc((size_t)capacity, sizeof *table);
+    int capacity = gemms->capacity ? 2 * gemms->capacity : 64;
+    qd_gemm *table = calloc((size_t)capacity, sizeof *table);
     if (!table)
-        return QD_FAIL(QD_NO_MEMORY, "products: no host memory for %d choices", capacity);
-    for (int i = 0; i < products->capacity; i++)
-        if (products->table[i].used)
-            *place_of(table, capacity, &products->table[i].key) = products->table[i];
-    free(products->table);
-    products->table = table;
-    products->capacity = capacity;
+        return QD_FAIL(QD_NO_MEMORY, "GEMM table: no host memory for %d choices", capacity);
+    for (int i = 0; i < gemms->capacity; i++)
+        if (gemms->table[i].used)
+            *place_of(table, capacity, &gemms->table[i].key) = gemms->table[i];
+    free(gemms->table);
+    gemms->table = table;
+    gemms->capacity = capacity;
     return QD_OK;
 }
 
-qd_status qd_product_find(qd_cuda_products *products, const qd_product_key *key, qd_product **found)
+qd_status qd_gemm_find(qd_cuda_gemms *gemms, const qd_gemm_key *key, qd_gemm **found)
 {
-    if (products->capacity) {
-        *found = place_of(products->table, products->capacity, key);
+    if (gemms->capacity) {
+        *found = place_of(gemms->table, gemms->capacity, key);
         if ((*found)->used)
             return QD_OK;
     }
-    if (2 * (products->count + 1) > products->capacity)
-        QD_TRY(grow_table(products));
-    *found = place_of(products->table, products->capacity, key);
-    **found = (qd_product){.key = *key, .used = true};
-    products->count++;
+    if (2 * (gemms->count + 1) > gemms->capacity)
+        QD_TRY(grow_table(gemms));
+    *found = place_of(gemms->table, gemms->capacity, key);
+    **found = (qd_gemm){.key = *key, .used = true};
+    gemms->count++;
     return QD_OK;
 }
 
-qd_product_key qd_product_key_of(const qd_matmul_args *a)
+qd_gemm_key qd_gemm_key_of(const qd_matmul_args *a)
 {
     uintptr_t addresses = (uintptr_t)a->a | (uintptr_t)a->b | (uintptr_t)a->c | (uintptr_t)a->bias |
                           (uintptr_t)a->residual | (uintptr_t)a->aux | 16;
-    int wants = (a->accumulate ? QD_PRODUCT_ACCUMULATE : 0) | (a->bias ? QD_PRODUCT_BIAS : 0) |
-                (a->residual ? QD_PRODUCT_RESIDUAL : 0) | (a->gelu == QD_MATMUL_GELU ? QD_PRODUCT_GELU : 0) |
-                (a->gelu == QD_MATMUL_GELU_GRAD ? QD_PRODUCT_GELU_GRAD : 0) | (a->bias_grad ? QD_PRODUCT_BIAS_GRAD : 0);
-    return (qd_product_key){
+    int wants = (a->accumulate ? QD_GEMM_ACCUMULATE : 0) | (a->bias ? QD_GEMM_BIAS : 0) |
+                (a->residual ? QD_GEMM_RESIDUAL : 0) | (a->gelu == QD_MATMUL_GELU ? QD_GEMM_GELU : 0) |
+                (a->gelu == QD_MATMUL_GELU_GRAD ? QD_GEMM_GELU_GRAD : 0) | (a->bias_grad ? QD_GEMM_BIAS_GRAD : 0);
+    return (qd_gemm_key){
         .m = a->m, .n = a->n, .k = a->k, .lda = a->lda, .ldb = a->ldb, .ldc = a->ldc,
         .trans_a = a->trans_a, .trans_b = a->trans_b,
         .a_dtype = (int32_t)a->a_dtype, .b_dtype = (int32_t)a->b_dtype, .c_dtype = (int32_t)a->c_dtype,
@@ -123,59 +121,55 @@ qd_product_key qd_product_key_of(const qd_matmul_args *a)
     };
 }
 
-/* ---- a choice without timing ---- */
-
-qd_status qd_product_prepare(qd_cuda *cuda, qd_product *product)
+qd_status qd_gemm_prepare(qd_cuda *cuda, qd_gemm *gemm)
 {
-    if (product->built)
+    if (gemm->built)
         return QD_OK;
-    if (product->choice.seconds > 0) { /* from a tuning text */
-        if (product->choice.converted) {
-            product->built = true;
+    if (gemm->choice.seconds > 0) { /* loaded from a tuning text */
+        if (gemm->choice.converted) {
+            gemm->built = true;
             return QD_OK;
         }
-        if (qd_product_build(product, &product->choice) == QD_OK && qd_product_check(cuda, product, &product->choice))
+        if (qd_gemm_build(gemm, &gemm->choice) == QD_OK && qd_gemm_check(cuda, gemm, &gemm->choice))
             return QD_OK;
-        qd_product_unbuild(product);
+        qd_gemm_unbuild(gemm);
         qd_error_clear();
     }
-    qd_product_choice ways[QD_PRODUCT_WAYS], candidates[QD_PRODUCT_CANDIDATES];
-    int way_count = qd_product_ways(&product->key, ways);
+    qd_gemm_choice ways[QD_GEMM_WAYS], candidates[QD_GEMM_CANDIDATES];
+    int way_count = qd_gemm_ways(&gemm->key, ways);
     for (int w = 0; w < way_count; w++) {
         int count = 0;
-        product->choice = ways[w];
+        gemm->choice = ways[w];
         if (ways[w].converted) {
-            product->built = true; /* its product is another one, in fp32 */
+            gemm->built = true; /* runs as another GEMM, in fp32 */
             return QD_OK;
         }
-        QD_TRY(qd_product_build(product, &ways[w]));
-        QD_TRY(qd_product_candidates(cuda, product, candidates, &count));
+        QD_TRY(qd_gemm_build(gemm, &ways[w]));
+        QD_TRY(qd_gemm_candidates(cuda, gemm, candidates, &count));
         if (count > 0) {
-            product->choice = candidates[0];
+            gemm->choice = candidates[0];
             return QD_OK;
         }
-        qd_product_unbuild(product);
+        qd_gemm_unbuild(gemm);
     }
-    return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): cuBLASLt has no algorithm for it", (long long)product->key.m,
-                   (long long)product->key.n, (long long)product->key.k);
+    return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): cuBLASLt has no algorithm for it", (long long)gemm->key.m,
+                   (long long)gemm->key.n, (long long)gemm->key.k);
 }
 
-/* ---- running ---- */
-
 typedef struct gemm_args {
-    const void *a, *b, *c; /* c: what is added, with beta 1 */
+    const void *a, *b, *c; /* c: added, with beta 1 */
     void *d, *aux;
-    const void *bias; /* or where the bias gradient goes */
+    const void *bias; /* or the address of the bias gradient */
     bool add;
     void *workspace;
 } gemm_args;
 
-static qd_status run_gemm(qd_stream *stream, qd_product *p, const gemm_args *g)
+static qd_status run_gemm(qd_stream *stream, qd_gemm *p, const gemm_args *g)
 {
     const float alpha = 1, beta = g->add ? 1 : 0;
-    if (p->choice.fused & (QD_PRODUCT_BIAS | QD_PRODUCT_BIAS_GRAD))
+    if (p->choice.fused & (QD_GEMM_BIAS | QD_GEMM_BIAS_GRAD))
         QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias));
-    if (p->choice.fused & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD))
+    if (p->choice.fused & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD))
         QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->aux,
                                                      sizeof g->aux));
     QD_CUBLAS_TRY(cublasLtMatmul(qd_cuda_of(stream)->blas_handle, p->how, &alpha, g->b, p->a, g->a, p->b, &beta, g->c, p->c,
@@ -189,8 +183,8 @@ static const char *row_of(const void *at, int64_t row, const qd_matmul_args *a)
     return at ? (const char *)at + row * a->ldc * (int64_t)qd_dtype_size(a->c_dtype) : NULL;
 }
 
-/* GELU of aux into c, or c times the derivative at aux: kernels of the table, which want rows
- * without gaps. */
+/* GELU of aux into c, or c times the derivative at aux, with kernels of the table, which need
+ * contiguous rows. */
 static qd_status run_gelu(qd_stream *stream, const qd_matmul_args *a)
 {
     bool whole = a->ldc == a->n;
@@ -216,23 +210,23 @@ static qd_status run_bias_grad(qd_stream *stream, const qd_matmul_args *a)
         return qd_cuda_bias_grad(stream, &(qd_bias_grad_args){
             .dy = a->a, .grad = a->bias_grad, .rows = a->k, .cols = a->m, .accumulate = a->accumulate, .dtype = a->a_dtype,
             .grad_dtype = a->c_dtype});
-    return qd_product_row_sums_run(stream, &(qd_product_row_sums){
+    return qd_gemm_row_sums_run(stream, &(qd_gemm_row_sums){
         .to = a->bias_grad, .x = a->a, .m = a->m, .k = a->k, .ld = a->lda, .transposed = a->trans_a,
         .accumulate = a->accumulate, .to_dtype = a->c_dtype, .x_dtype = a->a_dtype});
 }
 
-/* target = product [+ c] [+ residual] [+ bias]; product: (m, n) without gaps in fp32, or NULL */
+/* target = product [+ c] [+ residual] [+ bias]; product: (m, n) contiguous fp32, or NULL */
 static qd_status run_sum(qd_stream *stream, const qd_matmul_args *a, void *target, const float *product, bool with_bias)
 {
-    qd_product_sum sum = {
+    qd_gemm_sum sum = {
         .to = target, .x = a->accumulate ? a->c : NULL, .y = a->residual, .bias = with_bias ? a->bias : NULL,
         .rows = a->m, .columns = a->n, .to_ld = a->ldc, .x_ld = a->ldc, .y_ld = a->ldc,
         .to_dtype = a->c_dtype, .x_dtype = a->c_dtype, .y_dtype = a->c_dtype, .bias_dtype = a->b_dtype,
     };
     if (product && sum.x && sum.y) { /* three matrices: c + residual first */
-        qd_product_sum two = sum;
+        qd_gemm_sum two = sum;
         two.bias = NULL;
-        QD_TRY(qd_product_sum_run(stream, &two));
+        QD_TRY(qd_gemm_sum_run(stream, &two));
         sum.y = NULL;
     }
     if (product) {
@@ -244,18 +238,18 @@ static qd_status run_sum(qd_stream *stream, const qd_matmul_args *a, void *targe
         sum.y_ld = a->n;
         sum.y_dtype = QD_F32;
     }
-    return qd_product_sum_run(stream, &sum);
+    return qd_gemm_sum_run(stream, &sum);
 }
 
-/* to (rows, columns) in fp32 without gaps = x */
+/* to (rows, columns), contiguous fp32 = x */
 static qd_status widen(qd_stream *stream, float *to, const void *x, int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype)
 {
-    return qd_product_sum_run(stream, &(qd_product_sum){
+    return qd_gemm_sum_run(stream, &(qd_gemm_sum){
         .to = to, .x = x, .rows = rows, .columns = columns, .to_ld = columns, .x_ld = ld, .to_dtype = QD_F32,
         .x_dtype = dtype});
 }
 
-/* Types or strides that cuBLASLt does not take: copies in fp32, a product of those, and one
+/* Types or strides that cuBLASLt does not support: copies to fp32, a GEMM of those, and one
  * rounding. */
 static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void *target)
 {
@@ -267,12 +261,12 @@ static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void 
         .m = a->m, .n = a->n, .k = a->k, .lda = a_columns, .ldb = b_columns, .ldc = a->n,
         .trans_a = a->trans_a, .trans_b = a->trans_b, .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32,
     };
-    qd_product_key key = qd_product_key_of(&wide);
-    qd_product *inner;
-    QD_TRY(qd_product_find(cuda->products, &key, &inner));
-    QD_TRY(qd_product_prepare(cuda, inner));
+    qd_gemm_key key = qd_gemm_key_of(&wide);
+    qd_gemm *inner;
+    QD_TRY(qd_gemm_find(cuda->gemms, &key, &inner));
+    QD_TRY(qd_gemm_prepare(cuda, inner));
     if (inner->choice.converted)
-        return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): cuBLASLt does not take it in fp32 either", (long long)a->m,
+        return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): cuBLASLt does not support it in fp32 either", (long long)a->m,
                        (long long)a->n, (long long)a->k);
     void *space;
     QD_TRY(qd_cuda_workspace(stream, a_bytes + b_bytes + c_bytes + inner->choice.workspace_bytes, &space));
@@ -284,11 +278,10 @@ static qd_status run_converted(qd_stream *stream, const qd_matmul_args *a, void 
     return run_sum(stream, a, target, wide_c, a->bias != NULL);
 }
 
-/* The product itself with what its epilogue does; `target` is c, or aux where GELU follows as a
- * step. */
-static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_args *a, void *target, int steps)
+/* The GEMM with its epilogue; `target` is c, or aux where GELU follows as a separate step. */
+static qd_status run_direct(qd_stream *stream, qd_gemm *p, const qd_matmul_args *a, void *target, int steps)
 {
-    const bool bias_grad = p->choice.fused & QD_PRODUCT_BIAS_GRAD; /* the epilogue overwrites it */
+    const bool bias_grad = p->choice.fused & QD_GEMM_BIAS_GRAD; /* the epilogue overwrites it */
     const bool apart = a->accumulate || (uintptr_t)a->bias_grad % 16 != 0;
     int64_t sums = bias_grad && apart ? round_up(a->m * (int64_t)qd_dtype_size(a->c_dtype)) : 0;
     void *space;
@@ -297,37 +290,37 @@ static qd_status run_direct(qd_stream *stream, qd_product *p, const qd_matmul_ar
         .a = a->a, .b = a->b, .c = a->residual ? a->residual : target, .d = target, .aux = a->aux,
         .bias = sums ? space : bias_grad ? a->bias_grad : a->bias, .add = a->accumulate || a->residual, .workspace = (char *)space + sums,
     };
-    if (steps & QD_PRODUCT_BIAS || (a->accumulate && a->residual)) {
-        /* what is added goes into the target first: the product then rounds once */
-        QD_TRY(run_sum(stream, a, target, NULL, steps & QD_PRODUCT_BIAS));
+    if (steps & QD_GEMM_BIAS || (a->accumulate && a->residual)) {
+        /* Addends are stored in the target first, so that the GEMM rounds once. */
+        QD_TRY(run_sum(stream, a, target, NULL, steps & QD_GEMM_BIAS));
         g.c = target;
         g.add = true;
     }
     QD_TRY(run_gemm(stream, p, &g));
     if (!sums)
         return QD_OK;
-    return qd_product_sum_run(stream, &(qd_product_sum){
+    return qd_gemm_sum_run(stream, &(qd_gemm_sum){
         .to = a->bias_grad, .x = a->accumulate ? a->bias_grad : NULL, .y = space, .rows = 1, .columns = a->m, .to_ld = a->m, .x_ld = a->m,
         .y_ld = a->m, .to_dtype = a->c_dtype, .x_dtype = a->c_dtype, .y_dtype = a->c_dtype});
 }
 
-qd_status qd_product_run(qd_stream *stream, qd_product *p, const qd_matmul_args *a)
+qd_status qd_gemm_run(qd_stream *stream, qd_gemm *p, const qd_matmul_args *a)
 {
     const bool converted = p->choice.converted;
-    const int steps = p->key.wants & QD_PRODUCT_EPILOGUES & ~p->choice.fused;
-    void *target = steps & QD_PRODUCT_GELU ? a->aux : a->c;
+    const int steps = p->key.wants & QD_GEMM_EPILOGUES & ~p->choice.fused;
+    void *target = steps & QD_GEMM_GELU ? a->aux : a->c;
     if (converted)
         QD_TRY(run_converted(stream, a, target)); /* p may have moved */
     else
         QD_TRY(run_direct(stream, p, a, target, steps));
-    if (steps & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD))
+    if (steps & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD))
         QD_TRY(run_gelu(stream, a));
-    if (steps & QD_PRODUCT_BIAS_GRAD)
+    if (steps & QD_GEMM_BIAS_GRAD)
         QD_TRY(run_bias_grad(stream, a));
     return QD_OK;
 }
 
-/* Nothing to multiply: c is what is added to it. */
+/* k is 0: c is the sum of its addends. */
 static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
 {
     QD_TRY(run_sum(stream, a, a->gelu == QD_MATMUL_GELU ? a->aux : a->c, NULL, a->bias != NULL));
@@ -339,16 +332,16 @@ static qd_status run_empty(qd_stream *stream, const qd_matmul_args *a)
 static qd_status run_one(qd_stream *stream, const qd_matmul_args *a)
 {
     qd_cuda *cuda = qd_cuda_of(stream);
-    qd_product_key key = qd_product_key_of(a);
-    qd_product *product;
-    QD_TRY(qd_product_find(cuda->products, &key, &product));
-    QD_TRY(qd_product_prepare(cuda, product));
-    return qd_product_run(stream, product, a);
+    qd_gemm_key key = qd_gemm_key_of(a);
+    qd_gemm *gemm;
+    QD_TRY(qd_gemm_find(cuda->gemms, &key, &gemm));
+    QD_TRY(qd_gemm_prepare(cuda, gemm));
+    return qd_gemm_run(stream, gemm, a);
 }
 
-int qd_product_parts(const qd_matmul_args *a, qd_matmul_args parts[2])
+int qd_gemm_parts(const qd_matmul_args *a, qd_matmul_args parts[2])
 {
-    /* What a launch or two more cost, some 30 us, is what an unaligned GEMM of this size loses. */
+    /* An unaligned GEMM of this size loses about 30 us, the cost of one or two extra launches. */
     static const double least = 4e9;
     return qd_matmul_cut(a, least, parts);
 }
@@ -363,7 +356,7 @@ qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
     if (a->k == 0)
         return run_empty(stream, a);
     qd_matmul_args parts[2];
-    const int count = qd_product_parts(a, parts);
+    const int count = qd_gemm_parts(a, parts);
     for (int i = 0; i < count; i++)
         QD_TRY(run_one(stream, &parts[i]));
     return QD_OK;

@@ -1,6 +1,6 @@
-/* Descriptors of a product and the algorithms that cuBLASLt offers for it. Only algorithms that
- * give the same bits on every run are asked for: parts of k are summed in fp32 in the workspace, in
- * a fixed order, or not split at all. */
+/* Descriptors of a GEMM and the algorithms that cuBLASLt offers for it. Only algorithms that are
+ * bit-identical on every run are requested: split-k sums are in fp32 in the workspace, in a fixed
+ * order, or k is not split. */
 #include "device/cuda/gemm/matmul_impl.h"
 
 #include <string.h>
@@ -9,45 +9,45 @@ static const struct {
     int fused;
     cublasLtEpilogue_t epilogue;
 } epilogues[] = {
-    {QD_PRODUCT_GELU | QD_PRODUCT_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-    {QD_PRODUCT_GELU, CUBLASLT_EPILOGUE_GELU_AUX},
-    {QD_PRODUCT_GELU_GRAD, CUBLASLT_EPILOGUE_DGELU},
-    {QD_PRODUCT_BIAS_GRAD, CUBLASLT_EPILOGUE_BGRADB}, /* sums of cuBLASLt's second operand, our a, along k */
-    {QD_PRODUCT_BIAS, CUBLASLT_EPILOGUE_BIAS},
+    {QD_GEMM_GELU | QD_GEMM_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+    {QD_GEMM_GELU, CUBLASLT_EPILOGUE_GELU_AUX},
+    {QD_GEMM_GELU_GRAD, CUBLASLT_EPILOGUE_DGELU},
+    {QD_GEMM_BIAS_GRAD, CUBLASLT_EPILOGUE_BGRADB}, /* row sums over k of cuBLASLt's second operand, our a */
+    {QD_GEMM_BIAS, CUBLASLT_EPILOGUE_BIAS},
     {0, CUBLASLT_EPILOGUE_DEFAULT},
 };
 enum { EPILOGUES = sizeof epilogues / sizeof *epilogues };
 
-static const uint64_t most_workspace = QD_CUDA_WORKSPACE_BYTES / 2; /* the rest is for sums beside it */
+static const uint64_t most_workspace = QD_CUDA_WORKSPACE_BYTES / 2; /* the rest is for sums outside the GEMM */
 
 static cudaDataType_t type_of(int32_t dtype)
 {
     return dtype == QD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-int64_t qd_product_span(int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype)
+int64_t qd_gemm_span(int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype)
 {
     return rows < 1 ? 0 : ((rows - 1) * ld + columns) * (int64_t)qd_dtype_size(dtype);
 }
 
-int qd_product_ways(const qd_product_key *key, qd_product_choice *ways)
+int qd_gemm_ways(const qd_gemm_key *key, qd_gemm_choice *ways)
 {
     int count = 0;
-    const int wants = key->wants & QD_PRODUCT_EPILOGUES;
+    const int wants = key->wants & QD_GEMM_EPILOGUES;
     const bool types = key->a_dtype == key->b_dtype && (key->a_dtype == QD_BF16 || key->c_dtype == QD_F32);
-    for (int i = 0; i < EPILOGUES && types && count < QD_PRODUCT_WAYS - 1; i++) {
+    for (int i = 0; i < EPILOGUES && types && count < QD_GEMM_WAYS - 1; i++) {
         int fused = epilogues[i].fused;
         if ((fused & wants) != fused)
             continue;
-        if (fused & QD_PRODUCT_BIAS && key->b_dtype != key->c_dtype)
-            continue; /* the epilogue reads a bias of c's type */
-        if (fused & QD_PRODUCT_GELU && (wants & QD_PRODUCT_BIAS) && !(fused & QD_PRODUCT_BIAS))
-            continue; /* the bias comes before GELU */
-        if (fused & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD) && key->ldc % 8)
-            continue; /* aux wants such rows */
-        ways[count++] = (qd_product_choice){.fused = fused};
+        if (fused & QD_GEMM_BIAS && key->b_dtype != key->c_dtype)
+            continue; /* the epilogue needs a bias of c's type */
+        if (fused & QD_GEMM_GELU && (wants & QD_GEMM_BIAS) && !(fused & QD_GEMM_BIAS))
+            continue; /* the bias precedes GELU */
+        if (fused & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD) && key->ldc % 8)
+            continue; /* aux needs such rows */
+        ways[count++] = (qd_gemm_choice){.fused = fused};
     }
-    ways[count++] = (qd_product_choice){.converted = 1};
+    ways[count++] = (qd_gemm_choice){.converted = 1};
     return count;
 }
 
@@ -63,28 +63,28 @@ static qd_status set(cublasLtMatmulDesc_t how, cublasLtMatmulDescAttributes_t na
     return QD_OK;
 }
 
-static qd_status set_epilogue(cublasLtMatmulDesc_t how, const qd_product_key *key, int fused)
+static qd_status set_epilogue(cublasLtMatmulDesc_t how, const qd_gemm_key *key, int fused)
 {
-    /* Addresses come with each call; the heuristics look at their alignment. */
+    /* Addresses are set at each call, but the heuristic considers their alignment. */
     const void *some = (const void *)(uintptr_t)(4096 + key->alignment);
     for (int i = 0; i < EPILOGUES; i++)
         if (epilogues[i].fused == fused)
             QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[i].epilogue, sizeof epilogues[i].epilogue));
-    if (fused & (QD_PRODUCT_BIAS | QD_PRODUCT_BIAS_GRAD)) {
+    if (fused & (QD_GEMM_BIAS | QD_GEMM_BIAS_GRAD)) {
         cudaDataType_t type = type_of(key->c_dtype);
         QD_TRY(set(how, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
         QD_TRY(set(how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &some, sizeof some));
     }
-    if (fused & (QD_PRODUCT_GELU | QD_PRODUCT_GELU_GRAD)) {
+    if (fused & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD)) {
         QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &key->ldc, sizeof key->ldc));
         QD_TRY(set(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &some, sizeof some));
     }
     return QD_OK;
 }
 
-static qd_status build(qd_product *p)
+static qd_status build(qd_gemm *p)
 {
-    const qd_product_key *key = &p->key;
+    const qd_gemm_key *key = &p->key;
     const cublasOperation_t plain = CUBLAS_OP_N, transposed = CUBLAS_OP_T;
     QD_CUBLAS_TRY(cublasLtMatmulDescCreate(&p->how, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     QD_TRY(set(p->how, CUBLASLT_MATMUL_DESC_TRANSA, key->trans_b ? &transposed : &plain, sizeof plain));
@@ -97,20 +97,20 @@ static qd_status build(qd_product *p)
     return QD_OK;
 }
 
-qd_status qd_product_build(qd_product *p, const qd_product_choice *choice)
+qd_status qd_gemm_build(qd_gemm *p, const qd_gemm_choice *choice)
 {
-    qd_product_choice copy = *choice;
-    qd_product_unbuild(p);
+    qd_gemm_choice copy = *choice;
+    qd_gemm_unbuild(p);
     p->choice = copy;
     qd_status status = build(p);
     if (status == QD_OK)
         p->built = true;
     else
-        qd_product_unbuild(p);
+        qd_gemm_unbuild(p);
     return status;
 }
 
-void qd_product_unbuild(qd_product *p)
+void qd_gemm_unbuild(qd_gemm *p)
 {
     if (p->how)
         cublasLtMatmulDescDestroy(p->how);
@@ -125,13 +125,13 @@ void qd_product_unbuild(qd_product *p)
     p->built = false;
 }
 
-static qd_status set_preference(cublasLtMatmulPreference_t wish, const qd_product_key *key)
+static qd_status set_preference(cublasLtMatmulPreference_t wish, const qd_gemm_key *key)
 {
     const uint64_t workspace = most_workspace;
     const uint32_t alignment = (uint32_t)key->alignment;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* besides: none */
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* in addition to none */
     if (key->c_dtype == QD_F32)
-        schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE; /* adds in c's type, in order */
+        schemes |= CUBLASLT_REDUCTION_SCHEME_INPLACE; /* accumulates in c's type, in order */
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -144,31 +144,32 @@ static qd_status set_preference(cublasLtMatmulPreference_t wish, const qd_produc
     return QD_OK;
 }
 
-qd_status qd_product_candidates(qd_cuda *cuda, const qd_product *p, qd_product_choice *choices, int *count)
+qd_status qd_gemm_candidates(qd_cuda *cuda, const qd_gemm *p, qd_gemm_choice *choices, int *count)
 {
-    cublasLtMatmulHeuristicResult_t results[QD_PRODUCT_CANDIDATES];
+    cublasLtMatmulHeuristicResult_t results[QD_GEMM_CANDIDATES];
     cublasLtMatmulPreference_t wish;
     int found = 0;
     *count = 0;
     QD_CUBLAS_TRY(cublasLtMatmulPreferenceCreate(&wish));
     qd_status status = set_preference(wish, &p->key);
-    /* A combination that the library does not know is an error to it, and "no candidates" to us. */
+    /* A combination that the library does not support is an error there; here it means no
+     * candidates. */
     if (status == QD_OK && cublasLtMatmulAlgoGetHeuristic(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, wish,
-                                                          QD_PRODUCT_CANDIDATES, results, &found) != CUBLAS_STATUS_SUCCESS)
+                                                          QD_GEMM_CANDIDATES, results, &found) != CUBLAS_STATUS_SUCCESS)
         found = 0;
     cublasLtMatmulPreferenceDestroy(wish);
     for (int i = 0; i < found; i++) {
         if (results[i].state != CUBLAS_STATUS_SUCCESS)
             continue;
-        qd_product_choice *c = &choices[(*count)++];
-        *c = (qd_product_choice){.fused = p->choice.fused, .workspace_bytes = (int64_t)results[i].workspaceSize};
+        qd_gemm_choice *c = &choices[(*count)++];
+        *c = (qd_gemm_choice){.fused = p->choice.fused,
+                              .workspace_bytes = (int64_t)results[i].workspaceSize};
         memcpy(&c->algorithm, &results[i].algo, sizeof c->algorithm);
     }
     return status;
 }
 
-/* Settings that variants take from each other; a split of k and how its parts are summed go
- * together. */
+/* Settings that variants take from each other. Split-k and its reduction scheme belong together. */
 enum { SETTINGS = 6, VALUES = 2 };
 static const struct setting {
     struct {
@@ -184,7 +185,7 @@ static const struct setting {
     {{{CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4}}},
 };
 
-static uint32_t algorithm_id(const qd_product_choice *choice)
+static uint32_t algorithm_id(const qd_gemm_choice *choice)
 {
     uint32_t id = 0;
     size_t written;
@@ -192,8 +193,8 @@ static uint32_t algorithm_id(const qd_product_choice *choice)
     return id;
 }
 
-/* to gets the setting of `from`; false where it has none or the same. */
-static bool take_setting(const struct setting *s, qd_product_choice *to, const qd_product_choice *from)
+/* Copies the setting of `from`; false if there is none or it is equal. */
+static bool take_setting(const struct setting *s, qd_gemm_choice *to, const qd_gemm_choice *from)
 {
     bool changed = false;
     for (int i = 0; i < VALUES && s->values[i].size; i++) {
@@ -208,7 +209,7 @@ static bool take_setting(const struct setting *s, qd_product_choice *to, const q
     return changed;
 }
 
-static bool known(const qd_product_choice *choice, const qd_product_choice *among, int count)
+static bool known(const qd_gemm_choice *choice, const qd_gemm_choice *among, int count)
 {
     for (int i = 0; i < count; i++)
         if (memcmp(&choice->algorithm, &among[i].algorithm, sizeof choice->algorithm) == 0)
@@ -216,8 +217,8 @@ static bool known(const qd_product_choice *choice, const qd_product_choice *amon
     return false;
 }
 
-/* waves: gets how often the algorithm's tiles fill the card; may be NULL. */
-static bool takes(qd_cuda *cuda, const qd_product *p, qd_product_choice *choice, float *waves)
+/* waves (may be NULL): how many times the algorithm's tiles fill the GPU. */
+static bool takes(qd_cuda *cuda, const qd_gemm *p, qd_gemm_choice *choice, float *waves)
 {
     cublasLtMatmulHeuristicResult_t result;
     if (cublasLtMatmulAlgoCheck(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, &choice->algorithm, &result) !=
@@ -235,17 +236,17 @@ static int64_t scaled(int64_t size, int quarters)
     return (size * quarters / 4 + 63) / 64 * 64;
 }
 
-int qd_product_siblings(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
-                        qd_product_choice *siblings)
+int qd_gemm_siblings(qd_cuda *cuda, const qd_gemm *p, const qd_gemm_choice *candidates, int count,
+                        qd_gemm_choice *siblings)
 {
     static const struct {
-        int m, n, k; /* quarters of the product's own sizes */
+        int m, n, k; /* quarters of the GEMM's own sizes */
     } sizes[] = {{4, 3, 3}, {4, 6, 6}, {2, 4, 4}, {8, 4, 4}, {4, 3, 4}, {4, 6, 4}, {4, 4, 3}, {4, 4, 6}};
     int made = 0;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
-        qd_product other = {.key = p->key};
-        qd_product_key *k = &other.key;
-        qd_product_choice offers[QD_PRODUCT_CANDIDATES];
+        qd_gemm other = {.key = p->key};
+        qd_gemm_key *k = &other.key;
+        qd_gemm_choice offers[QD_GEMM_CANDIDATES];
         int offered = 0;
         k->m = scaled(k->m, sizes[s].m);
         k->n = scaled(k->n, sizes[s].n);
@@ -253,29 +254,29 @@ int qd_product_siblings(qd_cuda *cuda, const qd_product *p, const qd_product_cho
         k->lda = k->trans_a ? k->m : k->k;
         k->ldb = k->trans_b ? k->k : k->n;
         k->ldc = k->n;
-        if (qd_product_build(&other, &p->choice) != QD_OK || qd_product_candidates(cuda, &other, offers, &offered) != QD_OK)
+        if (qd_gemm_build(&other, &p->choice) != QD_OK || qd_gemm_candidates(cuda, &other, offers, &offered) != QD_OK)
             qd_error_clear();
-        for (int i = 0; i < offered && made < QD_PRODUCT_SIBLINGS; i++)
+        for (int i = 0; i < offered && made < QD_GEMM_SIBLINGS; i++)
             if (!known(&offers[i], candidates, count) && !known(&offers[i], siblings, made) && takes(cuda, p, &offers[i], NULL))
                 siblings[made++] = offers[i];
-        qd_product_unbuild(&other);
+        qd_gemm_unbuild(&other);
     }
     return made;
 }
 
-int qd_product_transfers(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
-                         qd_product_choice *transfers)
+int qd_gemm_transfers(qd_cuda *cuda, const qd_gemm *p, const qd_gemm_choice *candidates, int count,
+                         qd_gemm_choice *transfers)
 {
-    const qd_product_key *k = &p->key;
+    const qd_gemm_key *k = &p->key;
     int made = 0;
-    for (int i = 0; i < cuda->products->capacity && made < QD_PRODUCT_SIBLINGS; i++) {
-        const qd_product *other = &cuda->products->table[i];
-        const qd_product_key *o = &other->key;
+    for (int i = 0; i < cuda->gemms->capacity && made < QD_GEMM_SIBLINGS; i++) {
+        const qd_gemm *other = &cuda->gemms->table[i];
+        const qd_gemm_key *o = &other->key;
         if (!other->used || other->choice.seconds <= 0 || other->choice.converted || other->choice.fused != p->choice.fused ||
             o->trans_a != k->trans_a || o->trans_b != k->trans_b || o->a_dtype != k->a_dtype || o->b_dtype != k->b_dtype ||
             o->c_dtype != k->c_dtype)
             continue;
-        qd_product_choice t = other->choice;
+        qd_gemm_choice t = other->choice;
         t.seconds = 0;
         if (!known(&t, candidates, count) && !known(&t, transfers, made) && takes(cuda, p, &t, NULL))
             transfers[made++] = t;
@@ -283,15 +284,15 @@ int qd_product_transfers(qd_cuda *cuda, const qd_product *p, const qd_product_ch
     return made;
 }
 
-int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
-                        qd_product_choice *variants)
+int qd_gemm_variants(qd_cuda *cuda, const qd_gemm *p, const qd_gemm_choice *candidates, int count,
+                        qd_gemm_choice *variants)
 {
     int made = 0;
     for (int s = 0; s < SETTINGS; s++) {
-        const int most = made + QD_PRODUCT_VARIANTS / SETTINGS;
+        const int most = made + QD_GEMM_VARIANTS / SETTINGS;
         for (int pair = 0; pair < count * count && made < most; pair++) {
-            const qd_product_choice *from = &candidates[pair % count];
-            qd_product_choice v = candidates[pair / count];
+            const qd_gemm_choice *from = &candidates[pair % count];
+            qd_gemm_choice v = candidates[pair / count];
             if (algorithm_id(&v) == algorithm_id(from) && take_setting(&settings[s], &v, from) &&
                 !known(&v, candidates, count) && !known(&v, variants, made) && takes(cuda, p, &v, NULL))
                 variants[made++] = v;
@@ -300,8 +301,8 @@ int qd_product_variants(qd_cuda *cuda, const qd_product *p, const qd_product_cho
     return made;
 }
 
-/* The values of a setting that an algorithm knows, as far as they can be asked for: tiles and
- * stages are listed, of the others there is a range. Returns how many. */
+/* The values of a setting that an algorithm supports, as far as they can be queried: tiles and
+ * stages are listed, the others are ranges. Returns their number. */
 static int values_of(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoConfigAttributes_t setting, uint32_t *values, int most)
 {
     uint32_t last = 0;
@@ -322,7 +323,7 @@ static int values_of(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoCo
             return 0;
         break;
     case CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID:
-        last = CUBLASLT_CLUSTER_SHAPE_1x16x1; /* beyond it: shapes that no tile count is a multiple of */
+        last = CUBLASLT_CLUSTER_SHAPE_1x16x1; /* beyond it: shapes of which no tile count is a multiple */
         break;
     case CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING:
         last = 1;
@@ -335,21 +336,21 @@ static int values_of(const cublasLtMatmulAlgo_t *algorithm, cublasLtMatmulAlgoCo
     return count;
 }
 
-int qd_product_neighbours(qd_cuda *cuda, const qd_product *p, const qd_product_choice *candidates, int count,
-                          qd_product_choice *neighbours)
+int qd_gemm_neighbours(qd_cuda *cuda, const qd_gemm *p, const qd_gemm_choice *candidates, int count,
+                          qd_gemm_choice *neighbours)
 {
     enum { MOST_VALUES = 1024, SMALLEST = 3 }; /* tiles of a third of the best one's size are not tried */
     uint32_t values[MOST_VALUES];
-    qd_product_choice best = candidates[0];
+    qd_gemm_choice best = candidates[0];
     float waves = 0, best_waves = 0;
     int made = 0;
     if (!takes(cuda, p, &best, &best_waves))
         return 0;
-    for (int s = SETTINGS - 1; s >= 0; s--) { /* tiles, of which there are most, come last */
+    for (int s = SETTINGS - 1; s >= 0; s--) { /* tiles last: they have the most values */
         const cublasLtMatmulAlgoConfigAttributes_t name = settings[s].values[0].name;
         const int offered = values_of(&best.algorithm, name, values, MOST_VALUES);
-        for (int i = 0; i < offered && made < QD_PRODUCT_NEIGHBOURS; i++) {
-            qd_product_choice n = best;
+        for (int i = 0; i < offered && made < QD_GEMM_NEIGHBOURS; i++) {
+            qd_gemm_choice n = best;
             if (cublasLtMatmulAlgoConfigSetAttribute(&n.algorithm, name, &values[i], settings[s].values[0].size) == CUBLAS_STATUS_SUCCESS &&
                 !known(&n, candidates, count) && !known(&n, neighbours, made) && takes(cuda, p, &n, &waves) &&
                 waves < SMALLEST * best_waves)
@@ -359,7 +360,7 @@ int qd_product_neighbours(qd_cuda *cuda, const qd_product *p, const qd_product_c
     return made;
 }
 
-bool qd_product_check(qd_cuda *cuda, const qd_product *p, const qd_product_choice *choice)
+bool qd_gemm_check(qd_cuda *cuda, const qd_gemm *p, const qd_gemm_choice *choice)
 {
     cublasLtMatmulHeuristicResult_t result;
     return cublasLtMatmulAlgoCheck(cuda->blas_handle, p->how, p->a, p->b, p->c, p->c, &choice->algorithm, &result) ==

@@ -1,5 +1,5 @@
-/* Steps around a product; see matmul_steps_impl.h. They serve the shapes that no epilogue takes, so
- * they are plain. */
+/* Steps around a GEMM; see matmul_steps_impl.h. They are simple, because they serve only shapes
+ * that no epilogue supports. */
 #include "device/cuda/gemm/matmul_steps_impl.h"
 
 #include <cuda_bf16.h>
@@ -21,7 +21,7 @@ __device__ void store(void *p, int64_t i, qd_dtype dtype, float value)
         ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(value);
 }
 
-__global__ void sum_rows(qd_product_sum s)
+__global__ void sum_rows(qd_gemm_sum s)
 {
     const int64_t count = s.rows * s.columns, step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
@@ -38,7 +38,7 @@ __global__ void sum_rows(qd_product_sum s)
 }
 
 /* One block per sum: strided partial sums, then a tree. */
-__global__ void sum_along_k(qd_product_row_sums s)
+__global__ void sum_along_k(qd_gemm_row_sums s)
 {
     __shared__ float partial[THREADS];
     for (int64_t row = blockIdx.x; row < s.m; row += gridDim.x) {
@@ -97,7 +97,7 @@ unsigned blocks_for(const qd_cuda_launch *launch, int64_t items)
 
 } // namespace
 
-qd_status qd_product_sum_run(qd_stream *stream, const qd_product_sum *s)
+qd_status qd_gemm_sum_run(qd_stream *stream, const qd_gemm_sum *s)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     if (s->rows < 1 || s->columns < 1)
@@ -107,7 +107,7 @@ qd_status qd_product_sum_run(qd_stream *stream, const qd_product_sum *s)
     return QD_OK;
 }
 
-qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *s)
+qd_status qd_gemm_row_sums_run(qd_stream *stream, const qd_gemm_row_sums *s)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     if (s->m < 1)
@@ -117,7 +117,7 @@ qd_status qd_product_row_sums_run(qd_stream *stream, const qd_product_row_sums *
     return QD_OK;
 }
 
-qd_status qd_product_fill_random(qd_stream *stream, void *to, int64_t elements, qd_dtype dtype, uint32_t seed)
+qd_status qd_gemm_fill_random(qd_stream *stream, void *to, int64_t elements, qd_dtype dtype, uint32_t seed)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     if (elements < 1)
@@ -127,7 +127,7 @@ qd_status qd_product_fill_random(qd_stream *stream, void *to, int64_t elements, 
     return QD_OK;
 }
 
-qd_status qd_product_compare(qd_stream *stream, const void *x, const void *y, int64_t elements, qd_dtype dtype, double *sums)
+qd_status qd_gemm_compare(qd_stream *stream, const void *x, const void *y, int64_t elements, qd_dtype dtype, double *sums)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     QD_CUDA_TRY(cudaMemsetAsync(sums, 0, 2 * sizeof *sums, launch.stream));

@@ -1,11 +1,12 @@
-/* Choices as text, one line each, so that other ranks and later runs take them over:
+/* Choices as text, one line each, for other ranks and later runs:
  *
  *   quadrille tuning 1; NVIDIA H200, 132 multiprocessors; cuBLASLt 130002; cuDNN 91900; any order
- *   product 65536 2304 768 strides 768 768 2304 NT bf16 bf16 bf16 wants 2 fused 2 converted 0 workspace 0 us 351.2 algorithm 3f00…
+ *   product 65536 2304 768 strides 768 768 2304 NT 1 1 1 wants 2 fused 2 converted 0 \
+ *       workspace 0 us 351.200 algorithm 3f00…        (one line in the text)
  *   attention forward …
  *
- * Choices hold for one kind of device and one version of the libraries: a text whose first line is
- * another is ignored. */
+ * A `product` line is a GEMM; types are numbers of qd_dtype. Choices hold for one kind of device
+ * and one version of the libraries: a text with another first line is ignored. */
 #include "device/cuda/gemm/matmul_impl.h"
 
 #include <stdio.h>
@@ -21,9 +22,9 @@ static void write_header(const qd_cuda *cuda, char *text)
              cuda->deterministic ? "deterministic" : "any order");
 }
 
-static void write_product(qd_strbuf *text, const qd_product *p)
+static void write_gemm(qd_strbuf *text, const qd_gemm *p)
 {
-    const qd_product_key *k = &p->key;
+    const qd_gemm_key *k = &p->key;
     unsigned char bytes[sizeof p->choice.algorithm];
     memcpy(bytes, &p->choice.algorithm, sizeof bytes);
     qd_strbuf_printf(text, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d workspace "
@@ -43,9 +44,9 @@ qd_status qd_cuda_tuning_get(qd_device *device, qd_strbuf *text)
     char header[HEADER];
     write_header(cuda, header);
     qd_strbuf_printf(text, "%s\n", header);
-    for (int i = 0; i < cuda->products->capacity; i++)
-        if (cuda->products->table[i].used && cuda->products->table[i].choice.seconds > 0)
-            write_product(text, &cuda->products->table[i]);
+    for (int i = 0; i < cuda->gemms->capacity; i++)
+        if (cuda->gemms->table[i].used && cuda->gemms->table[i].choice.seconds > 0)
+            write_gemm(text, &cuda->gemms->table[i]);
     qd_cuda_attention_tuning_get(cuda, text);
     return QD_OK;
 }
@@ -61,7 +62,7 @@ static bool read_hex(const char *hex, unsigned char *bytes, size_t count)
     return true;
 }
 
-static qd_status read_product(qd_cuda *cuda, const char *line)
+static qd_status read_gemm(qd_cuda *cuda, const char *line)
 {
     long long s[6], workspace;
     char ta, tb, hex[HEX + 1];
@@ -71,20 +72,20 @@ static qd_status read_product(qd_cuda *cuda, const char *line)
     if (sscanf(line, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d workspace %lld "
                      "us %lf algorithm %128s", &s[0], &s[1], &s[2], &s[3], &s[4], &s[5], &ta, &tb, &d[0], &d[1], &d[2],
                &wants, &fused, &converted, &workspace, &us, hex) != 17 || strlen(hex) != HEX)
-        return QD_FAIL(QD_CORRUPT, "tuning text: not a line about a product: %.80s", line);
-    qd_product_key key = {
+        return QD_FAIL(QD_CORRUPT, "tuning text: not a valid GEMM line: %.80s", line);
+    qd_gemm_key key = {
         .m = s[0], .n = s[1], .k = s[2], .lda = s[3], .ldb = s[4], .ldc = s[5], .trans_a = ta == 'T', .trans_b = tb == 'T',
         .a_dtype = d[0], .b_dtype = d[1], .c_dtype = d[2], .wants = wants, .alignment = 16,
     };
-    qd_product_choice choice = {.fused = fused, .converted = converted, .workspace_bytes = workspace, .seconds = us * 1e-6};
+    qd_gemm_choice choice = {.fused = fused, .converted = converted, .workspace_bytes = workspace, .seconds = us * 1e-6};
     unsigned char bytes[sizeof choice.algorithm];
     if (!read_hex(hex, bytes, sizeof bytes))
         return QD_FAIL(QD_CORRUPT, "tuning text: the algorithm is not hexadecimal: %.80s", line);
     memcpy(&choice.algorithm, bytes, sizeof bytes);
-    qd_product *product;
-    QD_TRY(qd_product_find(cuda->products, &key, &product));
-    qd_product_unbuild(product);
-    product->choice = choice;
+    qd_gemm *gemm;
+    QD_TRY(qd_gemm_find(cuda->gemms, &key, &gemm));
+    qd_gemm_unbuild(gemm);
+    gemm->choice = choice;
     return QD_OK;
 }
 
@@ -100,12 +101,12 @@ qd_status qd_cuda_tuning_set(qd_device *device, const char *text)
         char line[1024];
         size_t size = strcspn(at, "\n");
         if (size >= sizeof line)
-            return QD_FAIL(QD_CORRUPT, "tuning text: a line of %zu characters", size);
+            return QD_FAIL(QD_CORRUPT, "tuning text: a line of %zu characters is too long", size);
         memcpy(line, at, size);
         line[size] = '\0';
         at += size + (at[size] == '\n');
         if (strncmp(line, "product ", 8) == 0)
-            QD_TRY(read_product(cuda, line));
+            QD_TRY(read_gemm(cuda, line));
         else if (strncmp(line, "attention ", 10) == 0)
             QD_TRY(qd_cuda_attention_tuning_set(cuda, line));
         else if (*line)

@@ -1,14 +1,16 @@
-/* The search for the fastest way to compute a product: the algorithms that cuBLASLt proposes, for
- * each split between epilogue and separate kernels, are run on random data (zeros would be faster
- * than what training multiplies), then what other products have come to use, its proposals for
- * products of other sizes, variants of them, and what differs from the best of all these in one
- * setting, twice. Each product has its share of the time that a start may take
- * (device/tune_share.h): what promises most comes first, a split that is far behind is not
- * followed, and when the time is over the best so far is taken. Buffers rotate so that what a small
- * product reads is not in the cache. The few best are timed again: in turns, so that a card that
- * grows warm slows them alike, and back to back after a while of steady work, because under load
- * the card lowers its clock and then what needs less power wins. The best median stays; a variant
- * must also give the favourite's values. */
+/* Autotuning: the search for the fastest way to compute a GEMM.
+ *
+ * - Candidates, most promising first, for each split between epilogue and separate kernels:
+ *   cuBLASLt's proposals, the choices of other GEMMs, its proposals for other sizes, combinations
+ *   of these, and twice the best one with a single setting changed.
+ * - All run on random data (zeros are faster than training data). Buffers rotate, so that the
+ *   operands of a small GEMM are not in the cache.
+ * - Each GEMM has a share of the total time (device/tune_share.h). A split that is far behind is
+ *   dropped, and at the deadline the best so far wins.
+ * - The finalists are timed again, alternately, so that a warming GPU slows them alike, and back to
+ *   back after a period of steady load, because the GPU then lowers its clock and the algorithm
+ *   that needs less power wins. The best median wins; a variant must also reproduce the values of
+ *   the library's proposal. */
 #include "base/clock.h"
 #include "device/cuda/gemm/matmul_impl.h"
 #include "device/cuda/gemm/search.h"
@@ -27,17 +29,17 @@ enum {
     HURRIED_ROUNDS = 5,
     HURRIED_FAVOURITES = 4,
     MOST_BATCH = 16,
-    MOST_PER_WAY = QD_PRODUCT_CANDIDATES + 2 * QD_PRODUCT_SIBLINGS + QD_PRODUCT_VARIANTS + 2 * QD_PRODUCT_NEIGHBOURS,
+    MOST_PER_WAY = QD_GEMM_CANDIDATES + 2 * QD_GEMM_SIBLINGS + QD_GEMM_VARIANTS + 2 * QD_GEMM_NEIGHBOURS,
 };
 static const double warm_seconds = 0.05, hurried_warm_seconds = 0.01, batch_seconds = 1.5e-3;
-/* Times the best so far: an algorithm that is slower than `promising` is not run again, one faster
- * than `close` is run a third time, a split between epilogue and kernels that is slower than
- * `worth` is not followed if there is little time. */
+/* Relative to the best time so far: an algorithm slower than `promising` is not run again, one
+ * faster than `close_to_best` is run a third time. A split between epilogue and kernels slower than
+ * `worth` is dropped if there is little time. */
 static const double promising = 1.2, close_to_best = 1.05, worth = 1.1;
-/* Of a product's time, what is for algorithms; the rest is for the finalists. */
+/* Share of a GEMM's time for trying algorithms; the rest is for the finalists. */
 static const double trial_share = 0.7;
 
-/* One set of operands; all in one allocation, then the next set. */
+/* Sets of operands, one after another in one allocation. */
 typedef struct bench {
     qd_cuda *cuda;
     char *memory;
@@ -47,13 +49,13 @@ typedef struct bench {
     qd_matmul_args call; /* of the first set */
     char *results;       /* from c to the end of the first set */
     int64_t results_bytes;
-    char *expected;      /* as many bytes, after the sets, and two sums */
+    char *expected;      /* as many bytes, stored after the sets, and two sums */
     double *sums;
-    double seconds, deadline; /* that the search may take, and until when (qd_clock_now) it may try algorithms; INFINITY */
+    double seconds, deadline; /* time for the search, and when (qd_clock_now) it stops trying algorithms; INFINITY */
 } bench;
 
 typedef struct candidate {
-    qd_product_choice choice;
+    qd_gemm_choice choice;
     int way, index;
     bool variant;
     double quick, rounds[ROUNDS];
@@ -96,25 +98,26 @@ static void close_bench(bench *b)
     qd_device_free(&b->cuda->base, b->memory, b->bytes);
 }
 
-/* Fills what calls write, and what they read of its type, anew. */
+/* Refills what calls write, and what they read of the same type. */
 static qd_status fill_results(bench *b, int set, uint32_t seed)
 {
-    return qd_product_fill_random(b->cuda->base.compute, b->results + b->set_bytes * set,
+    return qd_gemm_fill_random(b->cuda->base.compute, b->results + b->set_bytes * set,
                                   b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype), b->call.c_dtype, seed);
 }
 
 static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
 {
     const qd_matmul_args *a = call;
-    int64_t used = 0, c_bytes = qd_product_span(a->m, a->n, a->ldc, a->c_dtype);
-    int64_t a_at = take(&used, qd_product_span(a->trans_a ? a->k : a->m, a->trans_a ? a->m : a->k, a->lda, a->a_dtype));
-    int64_t b_at = take(&used, qd_product_span(a->trans_b ? a->n : a->k, a->trans_b ? a->k : a->n, a->ldb, a->b_dtype));
+    int64_t used = 0, c_bytes = qd_gemm_span(a->m, a->n, a->ldc, a->c_dtype);
+    int64_t a_at = take(&used, qd_gemm_span(a->trans_a ? a->k : a->m, a->trans_a ? a->m : a->k, a->lda, a->a_dtype));
+    int64_t b_at = take(&used, qd_gemm_span(a->trans_b ? a->n : a->k, a->trans_b ? a->k : a->n, a->ldb, a->b_dtype));
     int64_t bias_at = take(&used, a->bias ? a->n * (int64_t)qd_dtype_size(a->b_dtype) : 0);
     int64_t c_at = take(&used, c_bytes), residual_at = take(&used, a->residual ? c_bytes : 0);
     int64_t aux_at = take(&used, a->gelu ? c_bytes : 0);
     int64_t grad_at = take(&used, a->bias_grad ? a->m * (int64_t)qd_dtype_size(a->c_dtype) : 0);
     int64_t sets = (2 * (int64_t)cuda->properties.l2CacheSize + used - 1) / used;
-    *b = (bench){.cuda = cuda, .set_bytes = used, .sets = sets < 1 ? 1 : sets > MOST_SETS ? MOST_SETS : (int)sets, .call = *a};
+    sets = sets < 1 ? 1 : sets > MOST_SETS ? MOST_SETS : sets;
+    *b = (bench){.cuda = cuda, .set_bytes = used, .sets = (int)sets, .call = *a};
     b->results_bytes = used - c_at;
     b->bytes = b->set_bytes * b->sets + b->results_bytes + 256;
     void *memory;
@@ -134,11 +137,11 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
     QD_CUDA_TRY_DONE(cudaEventCreate(&b->from));
     QD_CUDA_TRY_DONE(cudaEventCreate(&b->to));
     qd_stream *stream = cuda->base.compute;
-    for (int i = 0; i < b->sets; i++) { /* operands of two types lie in one set: each is filled in its own */
+    for (int i = 0; i < b->sets; i++) { /* a set has operands of two types: each is filled with its own */
         char *set = b->memory + b->set_bytes * i;
         uint32_t seed = 7u * (uint32_t)i;
-        QD_TRY_DONE(qd_product_fill_random(stream, set + a_at, (b_at - a_at) / (int64_t)qd_dtype_size(a->a_dtype), a->a_dtype, seed));
-        QD_TRY_DONE(qd_product_fill_random(stream, set + b_at, (c_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
+        QD_TRY_DONE(qd_gemm_fill_random(stream, set + a_at, (b_at - a_at) / (int64_t)qd_dtype_size(a->a_dtype), a->a_dtype, seed));
+        QD_TRY_DONE(qd_gemm_fill_random(stream, set + b_at, (c_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
         QD_TRY_DONE(fill_results(b, i, seed + 2));
     }
 done:
@@ -147,12 +150,12 @@ done:
     return status;
 }
 
-static qd_status use(qd_product *product, const qd_product_choice *choice)
+static qd_status use(qd_gemm *gemm, const qd_gemm_choice *choice)
 {
     if (!choice->converted)
-        return qd_product_build(product, choice);
-    qd_product_unbuild(product);
-    product->choice = *choice;
+        return qd_gemm_build(gemm, choice);
+    qd_gemm_unbuild(gemm);
+    gemm->choice = *choice;
     return QD_OK;
 }
 
@@ -161,19 +164,19 @@ static bool hurried(const bench *b)
     return !isinf(b->seconds);
 }
 
-/* Seconds of one run of a choice, over `runs` in a row. host, if it is not NULL, gets how long the
- * calls themselves took. */
-static qd_status time_runs(bench *b, qd_product *product, const qd_product_choice *choice, int runs, double *seconds, double *host)
+/* Seconds per run of a choice, over `runs` consecutive runs. host (may be NULL): time spent in the
+ * calls themselves. */
+static qd_status time_runs(bench *b, qd_gemm *gemm, const qd_gemm_choice *choice, int runs, double *seconds, double *host)
 {
     qd_stream *stream = b->cuda->base.compute;
     cudaStream_t s = qd_cuda_stream_of(stream);
     float ms = 0;
-    QD_TRY(use(product, choice));
+    QD_TRY(use(gemm, choice));
     QD_CUDA_TRY(cudaEventRecord(b->from, s));
     const double begin = qd_clock_now();
     for (int i = 0; i < runs; i++) {
         qd_matmul_args call = next_call(b);
-        QD_TRY(qd_product_run(stream, product, &call));
+        QD_TRY(qd_gemm_run(stream, gemm, &call));
     }
     if (host)
         *host = qd_clock_now() - begin;
@@ -184,19 +187,19 @@ static qd_status time_runs(bench *b, qd_product *product, const qd_product_choic
     return QD_OK;
 }
 
-/* false: the algorithm does not run. The first run loads the kernel, which takes a few
- * milliseconds, within the call: less the time of the call it is at most what a run takes, and
- * tells whether a second one is worth it. best: so far, 0: none. */
-static bool time_quick(bench *b, qd_product *product, candidate *c, double best)
+/* False if the algorithm does not run. The first call loads the kernel, which takes a few
+ * milliseconds of host time: without the time of the call, it is an upper bound of a run, and
+ * decides whether a second run is worth it. best: so far; 0: none. */
+static bool time_quick(bench *b, qd_gemm *gemm, candidate *c, double best)
 {
     double first = 0, host = 0, again = 0;
-    qd_status status = time_runs(b, product, &c->choice, 1, &first, &host);
+    qd_status status = time_runs(b, gemm, &c->choice, 1, &first, &host);
     c->quick = first > host ? first - host : 0;
     const bool slow = best > 0 && c->quick > promising * best;
     if (status == QD_OK && !slow)
-        status = time_runs(b, product, &c->choice, 1, &c->quick, NULL);
+        status = time_runs(b, gemm, &c->choice, 1, &c->quick, NULL);
     if (status == QD_OK && !slow && (best == 0 || c->quick < close_to_best * best)) {
-        status = time_runs(b, product, &c->choice, 1, &again, NULL);
+        status = time_runs(b, gemm, &c->choice, 1, &again, NULL);
         if (again < c->quick)
             c->quick = again;
     }
@@ -205,26 +208,26 @@ static bool time_quick(bench *b, qd_product *product, candidate *c, double best)
     return status == QD_OK;
 }
 
-static qd_status run_fresh(bench *b, qd_product *product, const qd_product_choice *choice)
+static qd_status run_fresh(bench *b, qd_gemm *gemm, const qd_gemm_choice *choice)
 {
     QD_TRY(fill_results(b, 0, 2));
-    QD_TRY(use(product, choice));
-    return qd_product_run(b->cuda->base.compute, product, &b->call);
+    QD_TRY(use(gemm, choice));
+    return qd_gemm_run(b->cuda->base.compute, gemm, &b->call);
 }
 
-/* Whether a choice gives what another gives, up to rounding. */
-static bool agrees(bench *b, qd_product *product, const qd_product_choice *choice, const qd_product_choice *other)
+/* Whether a choice gives the results of another, up to rounding. */
+static bool agrees(bench *b, qd_gemm *gemm, const qd_gemm_choice *choice, const qd_gemm_choice *other)
 {
     qd_stream *stream = b->cuda->base.compute;
     const double tol = b->call.c_dtype == QD_F32 ? 1e-4 : 1e-2;
     double sums[2] = {1, 0};
-    qd_status status = run_fresh(b, product, other);
+    qd_status status = run_fresh(b, gemm, other);
     if (status == QD_OK)
         status = qd_copy(stream, b->expected, b->results, b->results_bytes);
     if (status == QD_OK)
-        status = run_fresh(b, product, choice);
+        status = run_fresh(b, gemm, choice);
     if (status == QD_OK)
-        status = qd_product_compare(stream, b->results, b->expected, b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype),
+        status = qd_gemm_compare(stream, b->results, b->expected, b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype),
                                     b->call.c_dtype, b->sums);
     if (status == QD_OK)
         status = qd_copy(stream, sums, b->sums, sizeof sums);
@@ -247,13 +250,13 @@ static int by_value(const void *x, const void *y)
     return (a > b) - (a < b);
 }
 
-static void describe_way(const qd_product_choice *choice, qd_search_way *way)
+static void describe_way(const qd_gemm_choice *choice, qd_search_way *way)
 {
     static const struct {
         int flag;
         const char *name;
     } names[] = {
-        {QD_PRODUCT_BIAS, "bias"}, {QD_PRODUCT_GELU, "gelu"}, {QD_PRODUCT_GELU_GRAD, "dgelu"}, {QD_PRODUCT_BIAS_GRAD, "bias_grad"}};
+        {QD_GEMM_BIAS, "bias"}, {QD_GEMM_GELU, "gelu"}, {QD_GEMM_GELU_GRAD, "dgelu"}, {QD_GEMM_BIAS_GRAD, "bias_grad"}};
     *way = (qd_search_way){.chosen = -1};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (choice->fused & names[i].flag)
@@ -263,7 +266,7 @@ static void describe_way(const qd_product_choice *choice, qd_search_way *way)
         strcpy(way->fused, choice->converted ? "converted" : "none");
 }
 
-static int algorithm_value(const qd_product_choice *choice, cublasLtMatmulAlgoConfigAttributes_t name)
+static int algorithm_value(const qd_gemm_choice *choice, cublasLtMatmulAlgoConfigAttributes_t name)
 {
     int value = -1;
     size_t written;
@@ -294,52 +297,53 @@ static void describe_chosen(qd_search_way *way, const candidate *c)
 }
 
 /* Times `offered` choices of one way roughly, as long as there is time, and appends those that run
- * to all. index: of the first, 0 to 99: the library's own. */
-static void time_offers(bench *b, qd_product *product, const qd_product_choice *choices, int offered, int index, int way_index,
+ * to `all`. index: of the first; 0 to 99 are the library's own proposals. */
+static void time_offers(bench *b, qd_gemm *gemm, const qd_gemm_choice *choices, int offered, int index, int way_index,
                         qd_search_way *way, candidate *all, int *count)
 {
     for (int i = 0; i < offered; i++) {
         candidate *c = &all[*count];
         if (*count > 0 && qd_clock_now() > b->deadline)
             return;
-        *c = (candidate){.choice = choices[i], .way = way_index, .index = index + i, .variant = index >= 100};
-        if (!time_quick(b, product, c, way->best))
+        *c = (candidate){.choice = choices[i], .way = way_index, .index = index + i,
+                         .variant = index >= 100};
+        if (!time_quick(b, gemm, c, way->best))
             continue;
         count_candidate(way, c);
         ++*count;
     }
 }
 
-typedef int (*more_choices)(qd_cuda *cuda, const qd_product *product, const qd_product_choice *seeds, int count,
-                            qd_product_choice *more);
+typedef int (*more_choices)(qd_cuda *cuda, const qd_gemm *gemm, const qd_gemm_choice *seeds, int count,
+                            qd_gemm_choice *more);
 
-/* What `more` makes of a way's choices so far, the best of which come first. Sorts `so_far`, which
- * has those of all ways. */
-static int make_more(bench *b, qd_product *product, const qd_product_choice *way, int way_index, more_choices more, candidate *so_far,
-                     int count, qd_product_choice *choices)
+/* Choices that `more` derives from a way's choices so far, best first. Sorts `so_far`, which has
+ * those of all ways. */
+static int make_more(bench *b, qd_gemm *gemm, const qd_gemm_choice *way, int way_index, more_choices more, candidate *so_far,
+                     int count, qd_gemm_choice *choices)
 {
-    qd_product_choice seeds[MOST_PER_WAY];
-    const int most = hurried(b) ? QD_PRODUCT_CANDIDATES : MOST_PER_WAY; /* mixtures are made of all pairs */
+    qd_gemm_choice seeds[MOST_PER_WAY];
+    const int most = hurried(b) ? QD_GEMM_CANDIDATES : MOST_PER_WAY; /* combinations are made of all pairs */
     int seed_count = 0;
     qsort(so_far, (size_t)count, sizeof *so_far, by_quick);
     for (int i = 0; i < count && seed_count < most; i++)
         if (so_far[i].way == way_index)
             seeds[seed_count++] = so_far[i].choice;
-    if (qd_product_build(product, way) != QD_OK) {
+    if (qd_gemm_build(gemm, way) != QD_OK) {
         qd_error_clear();
         return 0;
     }
-    return more(b->cuda, product, seeds, seed_count, choices);
+    return more(b->cuda, gemm, seeds, seed_count, choices);
 }
 
-/* What is known of one way while its algorithms are tried. */
+/* State of one way while its algorithms are tried. */
 typedef struct trial {
-    qd_product_choice proposals[QD_PRODUCT_CANDIDATES];
-    int offered, index; /* index: its place in the report; -1: nothing of it runs */
+    qd_gemm_choice proposals[QD_GEMM_CANDIDATES];
+    int offered, index; /* index: its entry in the report; -1: none of its algorithms runs */
 } trial;
 
-/* The first few proposals of every way; the ways that run get a place in the report. */
-static qd_status time_first(bench *b, qd_product *product, const qd_product_choice *ways, int way_count, int few, trial *trials,
+/* Times the first few proposals of every way; ways that run get an entry in the report. */
+static qd_status time_first(bench *b, qd_gemm *gemm, const qd_gemm_choice *ways, int way_count, int few, trial *trials,
                             candidate *all, int *count, qd_search_report *report)
 {
     for (int w = 0; w < way_count; w++) {
@@ -350,21 +354,21 @@ static qd_status time_first(bench *b, qd_product *product, const qd_product_choi
         t->proposals[0] = ways[w];
         if (ways[w].converted) {
             if (*count > 0)
-                break; /* for what nothing else takes */
+                break; /* last resort, if nothing else runs */
         } else {
-            QD_TRY(qd_product_build(product, &ways[w]));
-            QD_TRY(qd_product_candidates(b->cuda, product, t->proposals, &t->offered));
+            QD_TRY(qd_gemm_build(gemm, &ways[w]));
+            QD_TRY(qd_gemm_candidates(b->cuda, gemm, t->proposals, &t->offered));
         }
         describe_way(&ways[w], way);
-        time_offers(b, product, t->proposals, t->offered < few ? t->offered : few, 0, report->way_count, way, all, count);
+        time_offers(b, gemm, t->proposals, t->offered < few ? t->offered : few, 0, report->way_count, way, all, count);
         if (way->candidates > 0)
             t->index = report->way_count++;
     }
     return QD_OK;
 }
 
-/* Whether a way is followed further: one that is far behind is, if there is time for everything. */
-static bool is_worth_it(const bench *b, const qd_search_report *report, const trial *t, const qd_product_choice *way)
+/* Whether to continue with a way: one that is far behind only if there is time for everything. */
+static bool is_worth_it(const bench *b, const qd_search_report *report, const trial *t, const qd_gemm_choice *way)
 {
     if (t->index < 0 || way->converted || qd_clock_now() > b->deadline)
         return false;
@@ -374,47 +378,46 @@ static bool is_worth_it(const bench *b, const qd_search_report *report, const tr
     return !hurried(b) || report->ways[t->index].best <= worth * best;
 }
 
-/* Everything that runs, timed roughly, what promises most first. all: QD_PRODUCT_WAYS *
- * MOST_PER_WAY */
-static qd_status time_all(bench *b, qd_product *product, candidate *all, int *count, qd_search_report *report)
+/* Times everything that runs, roughly, most promising first. all: QD_GEMM_WAYS * MOST_PER_WAY */
+static qd_status time_all(bench *b, qd_gemm *gemm, candidate *all, int *count, qd_search_report *report)
 {
     enum { FEW = 4 };
     static const struct {
         more_choices make;
         int index;
-    } more[] = {{qd_product_transfers, 500}, {qd_product_siblings, 100}, {qd_product_variants, 200}, {qd_product_neighbours, 300},
-                {qd_product_neighbours, 400}};
-    qd_product_choice ways[QD_PRODUCT_WAYS], choices[MOST_PER_WAY];
-    trial trials[QD_PRODUCT_WAYS] = {0};
-    int way_count = qd_product_ways(&product->key, ways);
-    for (int w = 0; w < QD_PRODUCT_WAYS; w++)
+    } more[] = {{qd_gemm_transfers, 500}, {qd_gemm_siblings, 100}, {qd_gemm_variants, 200}, {qd_gemm_neighbours, 300},
+                {qd_gemm_neighbours, 400}};
+    qd_gemm_choice ways[QD_GEMM_WAYS], choices[MOST_PER_WAY];
+    trial trials[QD_GEMM_WAYS] = {0};
+    int way_count = qd_gemm_ways(&gemm->key, ways);
+    for (int w = 0; w < QD_GEMM_WAYS; w++)
         trials[w].index = -1;
     *count = 0;
     *report = (qd_search_report){.chosen = -1};
-    QD_TRY(time_first(b, product, ways, way_count, FEW, trials, all, count, report));
+    QD_TRY(time_first(b, gemm, ways, way_count, FEW, trials, all, count, report));
     for (int w = 0; w < way_count; w++)
         if (is_worth_it(b, report, &trials[w], &ways[w]) && trials[w].offered > FEW)
-            time_offers(b, product, trials[w].proposals + FEW, trials[w].offered - FEW, FEW, trials[w].index,
+            time_offers(b, gemm, trials[w].proposals + FEW, trials[w].offered - FEW, FEW, trials[w].index,
                         &report->ways[trials[w].index], all, count);
     for (size_t i = 0; i < sizeof more / sizeof *more; i++)
         for (int w = 0; w < way_count; w++) {
             if (!is_worth_it(b, report, &trials[w], &ways[w]))
                 continue;
-            int offered = make_more(b, product, &ways[w], trials[w].index, more[i].make, all, *count, choices);
-            time_offers(b, product, choices, offered, more[i].index, trials[w].index, &report->ways[trials[w].index], all, count);
+            int offered = make_more(b, gemm, &ways[w], trials[w].index, more[i].make, all, *count, choices);
+            time_offers(b, gemm, choices, offered, more[i].index, trials[w].index, &report->ways[trials[w].index], all, count);
         }
     return QD_OK;
 }
 
-/* Moves the finalists to the front: the best overall, then the best of each way that is not among
- * them, unless it is far behind and there is little time. */
+/* Moves the finalists to the front: the best overall, then the best of each other way, unless it is
+ * far behind and there is little time. */
 static int pick_finalists(const bench *b, candidate *all, int count)
 {
     qsort(all, (size_t)count, sizeof *all, by_quick);
     const int most = hurried(b) ? HURRIED_FAVOURITES : FAVOURITES;
     const double limit = hurried(b) ? worth * all[0].quick : INFINITY;
     int finalists = count < most ? count : most;
-    bool seen[QD_PRODUCT_WAYS] = {false};
+    bool seen[QD_GEMM_WAYS] = {false};
     for (int i = 0; i < count; i++) {
         bool first = !seen[all[i].way];
         seen[all[i].way] = true;
@@ -428,8 +431,8 @@ static int pick_finalists(const bench *b, candidate *all, int count)
     return finalists;
 }
 
-/* The first proposal of a candidate's way, to compare with. */
-static const qd_product_choice *proposal_of(const candidate *all, int count, int way)
+/* The first proposal for a candidate's way, as the reference. */
+static const qd_gemm_choice *proposal_of(const candidate *all, int count, int way)
 {
     for (int i = 0; i < count; i++)
         if (all[i].way == way && !all[i].variant)
@@ -443,9 +446,9 @@ static int by_median(const void *x, const void *y)
     return (a->choice.seconds > b->choice.seconds) - (a->choice.seconds < b->choice.seconds);
 }
 
-/* Times the finalists, which are the first of all, under steady load and sorts them, the fastest
- * first. With little time fewer of them, in fewer rounds; returns how many. */
-static qd_status time_finalists(bench *b, qd_product *product, candidate *all, int *finalists)
+/* Times the finalists, which are at the front of `all`, under steady load and sorts them, fastest
+ * first. With little time, fewer of them and in fewer rounds; returns their number. */
+static qd_status time_finalists(bench *b, qd_gemm *gemm, candidate *all, int *finalists)
 {
     double seconds;
     int batch = all[0].quick > 1e-7 ? (int)(batch_seconds / all[0].quick) : MOST_BATCH, rounds = hurried(b) ? HURRIED_ROUNDS : ROUNDS;
@@ -456,10 +459,10 @@ static qd_status time_finalists(bench *b, qd_product *product, candidate *all, i
     while (*finalists > 2 && rounds * *finalists * each > left)
         --*finalists;
     for (double warm = 0; warm < (hurried(b) ? hurried_warm_seconds : warm_seconds); warm += each)
-        QD_TRY(time_runs(b, product, &all[0].choice, batch, &seconds, NULL));
+        QD_TRY(time_runs(b, gemm, &all[0].choice, batch, &seconds, NULL));
     for (int r = 0; r < rounds; r++)
         for (int i = 0; i < *finalists; i++)
-            QD_TRY(time_runs(b, product, &all[i].choice, batch, &all[i].rounds[r], NULL));
+            QD_TRY(time_runs(b, gemm, &all[i].choice, batch, &all[i].rounds[r], NULL));
     for (int i = 0; i < *finalists; i++) {
         qsort(all[i].rounds, (size_t)rounds, sizeof *all[i].rounds, by_value);
         all[i].choice.seconds = all[i].rounds[rounds / 2];
@@ -468,23 +471,23 @@ static qd_status time_finalists(bench *b, qd_product *product, candidate *all, i
     return QD_OK;
 }
 
-static qd_status search_with(bench *b, qd_product *product, candidate *all, qd_search_report *report)
+static qd_status search_with(bench *b, qd_gemm *gemm, candidate *all, qd_search_report *report)
 {
-    const qd_product_key *key = &product->key;
+    const qd_gemm_key *key = &gemm->key;
     int count = 0, best = 0;
-    QD_TRY(time_all(b, product, all, &count, report));
+    QD_TRY(time_all(b, gemm, all, &count, report));
     if (count == 0)
         return QD_FAIL(QD_UNSUPPORTED, "matmul (%lld, %lld, %lld): nothing that cuBLASLt proposes runs", (long long)key->m,
                        (long long)key->n, (long long)key->k);
     int finalists = pick_finalists(b, all, count);
-    QD_TRY(time_finalists(b, product, all, &finalists));
+    QD_TRY(time_finalists(b, gemm, all, &finalists));
     while (best < finalists - 1 && all[best].variant) {
-        const qd_product_choice *proposal = proposal_of(all, count, all[best].way);
-        if (proposal && agrees(b, product, &all[best].choice, proposal))
+        const qd_gemm_choice *proposal = proposal_of(all, count, all[best].way);
+        if (proposal && agrees(b, gemm, &all[best].choice, proposal))
             break;
         best++;
     }
-    if (all[best].variant && best == finalists - 1) /* none left but an unchecked one: the library's own */
+    if (all[best].variant && best == finalists - 1) /* only an unchecked one is left: take the library's proposal */
         for (best = 0; best < count - 1 && all[best].variant;)
             best++;
     for (int i = finalists - 1; i >= 0; i--)
@@ -492,9 +495,9 @@ static qd_status search_with(bench *b, qd_product *product, candidate *all, qd_s
     report->chosen = all[best].way;
     report->seconds = all[best].choice.seconds > 0 ? all[best].choice.seconds : all[best].quick;
     describe_chosen(&report->ways[all[best].way], &all[best]);
-    qd_product *kept;
-    QD_TRY(qd_product_find(b->cuda->products, key, &kept));
-    qd_product_unbuild(kept);
+    qd_gemm *kept;
+    QD_TRY(qd_gemm_find(b->cuda->gemms, key, &kept));
+    qd_gemm_unbuild(kept);
     kept->choice = all[best].choice;
     kept->choice.seconds = report->seconds;
     return QD_OK;
@@ -503,18 +506,18 @@ static qd_status search_with(bench *b, qd_product *product, candidate *all, qd_s
 static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, double seconds, qd_search_report *report)
 {
     const double begin = qd_clock_now();
-    qd_product product = {.key = qd_product_key_of(call)};
-    product.key.alignment = 16;
-    candidate *all = calloc(QD_PRODUCT_WAYS * MOST_PER_WAY, sizeof *all);
+    qd_gemm gemm = {.key = qd_gemm_key_of(call)};
+    gemm.key.alignment = 16;
+    candidate *all = calloc(QD_GEMM_WAYS * MOST_PER_WAY, sizeof *all);
     bench b;
     if (!all)
-        return QD_FAIL(QD_NO_MEMORY, "products: no host memory for a search");
+        return QD_FAIL(QD_NO_MEMORY, "GEMM tuning: no host memory for a search");
     qd_status status = open_bench(cuda, call, &b);
     if (status == QD_OK) {
         b.seconds = seconds;
         b.deadline = begin + trial_share * seconds;
-        status = search_with(&b, &product, all, report);
-        qd_product_unbuild(&product);
+        status = search_with(&b, &gemm, all, report);
+        qd_gemm_unbuild(&gemm);
         close_bench(&b);
     }
     free(all);
@@ -528,15 +531,15 @@ qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_searc
 
 static qd_status is_known(qd_cuda *cuda, const qd_matmul_args *call, bool *known)
 {
-    qd_product_key key = qd_product_key_of(call);
+    qd_gemm_key key = qd_gemm_key_of(call);
     key.alignment = 16;
-    qd_product *product;
-    QD_TRY(qd_product_find(cuda->products, &key, &product));
-    *known = product->choice.seconds > 0;
+    qd_gemm *gemm;
+    QD_TRY(qd_gemm_find(cuda->gemms, &key, &gemm));
+    *known = gemm->choice.seconds > 0;
     return QD_OK;
 }
 
-/* A GEMM that there is no memory to time for keeps the library's favourite. */
+/* Without memory for timing, a GEMM keeps the library's first proposal. */
 static qd_status tune_one(qd_cuda *cuda, const qd_matmul_args *call, double seconds, bool *searched)
 {
     qd_search_report report;
@@ -551,7 +554,7 @@ static qd_status tune_one(qd_cuda *cuda, const qd_matmul_args *call, double seco
     return status;
 }
 
-/* The parts of all calls; returns how many there are. */
+/* The parts of all calls and their number. */
 static qd_status list_parts(qd_cuda *cuda, const qd_tune_args *t, qd_tune_item *items, int *count)
 {
     *count = 0;
@@ -559,10 +562,11 @@ static qd_status list_parts(qd_cuda *cuda, const qd_tune_args *t, qd_tune_item *
         qd_matmul_args parts[2];
         if (t->calls[i].m < 1 || t->calls[i].n < 1 || t->calls[i].k < 1)
             continue;
-        const int part_count = qd_product_parts(&t->calls[i], parts);
+        const int part_count = qd_gemm_parts(&t->calls[i], parts);
         for (int p = 0; p < part_count; p++) {
             qd_tune_item *item = &items[(*count)++];
-            *item = (qd_tune_item){.call = parts[p], .cost = qd_tune_cost(&parts[p]) * (t->times ? (double)t->times[i] : 1.0)};
+            const double calls = t->times ? (double)t->times[i] : 1.0;
+            *item = (qd_tune_item){.call = parts[p], .cost = qd_tune_cost(&parts[p]) * calls};
             QD_TRY(is_known(cuda, &item->call, &item->known));
         }
     }
@@ -574,16 +578,16 @@ qd_status qd_cuda_tune(qd_device *device, const qd_tune_args *t, bool *searched)
     qd_cuda *cuda = (qd_cuda *)device;
     *searched = false;
     if (cuda->deterministic || t->seconds <= 0)
-        return QD_OK; /* two runs must choose alike: the library's favourites */
+        return QD_OK; /* two runs must choose the same: the library's first proposals */
     int count = 0;
     qd_tune_item *items = calloc((size_t)t->count * 2 + 1, sizeof *items);
     if (!items)
-        return QD_FAIL(QD_NO_MEMORY, "products: no host memory for a list of %d", t->count);
+        return QD_FAIL(QD_NO_MEMORY, "GEMM tuning: no host memory for a list of %d", t->count);
     qd_status status = list_parts(cuda, t, items, &count);
     const int missing = status == QD_OK ? qd_tune_share(items, count, t->seconds) : 0;
     if (missing > 0 && t->begin)
         t->begin(t->context, missing);
-    double over = 0; /* what searches before have left of their time, or taken beyond it */
+    double over = 0; /* time that earlier searches left over, or exceeded */
     for (int i = 0; i < count && status == QD_OK; i++) {
         const qd_tune_item *item = &items[i];
         const double begin = qd_clock_now(), least = 0.2 * item->seconds;

@@ -1,12 +1,12 @@
-/* What passes of activations and products with them share. */
+/* SiLU for bf16 results, shared by the activation kernels and GEMMs with fused SwiGLU. */
 #ifndef QD_DEVICE_CUDA_ROWWISE_ACTIVATION_IMPL_CUH
 #define QD_DEVICE_CUDA_ROWWISE_ACTIVATION_IMPL_CUH
 
 #include "device/cuda/math_impl.cuh"
 
 /* x times the logistic function of x, and its slope, for results that are rounded to bf16: few
- * instructions, and an error of up to 3e-6. e^-x may become infinite, and s 0: nothing here
- * multiplies the two. */
+ * instructions, and an error of up to 3e-6. e^-x may overflow to infinity, and s become 0: nothing
+ * here multiplies the two. */
 static __device__ __forceinline__ float silu_for_bf16(float x, float &slope)
 {
     float e, s;

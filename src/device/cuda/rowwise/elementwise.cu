@@ -1,6 +1,6 @@
-/* Kernels that touch each element once: sums, conversions, activations, dropout, rotary embedding.
- * Storage fp32 or bf16, computed in fp32. Each element is read before it is written by the thread
- * that writes it, so results may take the place of inputs. */
+/* Element-wise kernels: sums, conversions, activations, dropout, rotary embedding. Storage is fp32
+ * or bf16, arithmetic fp32. The thread that writes an element is the one that reads it first, so
+ * results may overwrite inputs. */
 #include "device/cuda/rowwise/activation_impl.cuh"
 
 extern "C" {
@@ -22,8 +22,6 @@ static __device__ __forceinline__ int64_t item_index()
 {
     return (int64_t)blockIdx.x * THREADS + threadIdx.x;
 }
-
-/* ---- add, cast ---- */
 
 template <int N> static __global__ void add_kernel(qd_add_args a, bool a_half, bool b_half, bool y_half)
 {
@@ -113,15 +111,13 @@ extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_arg
     return QD_OK;
 }
 
-/* ---- activations ---- */
-
 /* 0.5 * (1 + tanh u) is the logistic function of 2u, and 2u = x * (TWO_B + TWO_BK x^2)
  * with TWO_B = 2 sqrt(2/pi), TWO_BK = 0.044715 * TWO_B. */
 #define TWO_B 1.5957691216f
 #define TWO_BK 0.0713548163f
 
-/* 1 / (1 + e^-x), and one minus it. The bound keeps the quotient's divisor finite; the callers
- * multiply by x, which keeps what is not finite visible. */
+/* 1 / (1 + e^-x), and its complement. The bound keeps the divisor finite; callers multiply by x,
+ * which keeps non-finite values visible. */
 static __device__ __forceinline__ float logistic(float x, float &complement)
 {
     float e = expf(fminf(80.0f, -x));
@@ -130,7 +126,7 @@ static __device__ __forceinline__ float logistic(float x, float &complement)
     return s;
 }
 
-/* T: what results are stored as. */
+/* T: storage type of results. */
 template <int KIND, typename T> static __device__ __forceinline__ float activate(float x, float &slope)
 {
     if constexpr (KIND == QD_ACT_GELU) {
@@ -138,7 +134,7 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
         slope = p + x * (0.398942280f * expf(-0.5f * (x * x)));
         return x * p;
     } else if constexpr (KIND == QD_ACT_GELU_TANH) {
-        float squared = fminf(x * x, 1e6f), complement; /* bounded: 0 times infinity must not arise from finite x */
+        float squared = fminf(x * x, 1e6f), complement; /* bounded: a finite x must not give 0 times infinity */
         float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
         slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
         return x * s;
@@ -151,7 +147,7 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
     }
 }
 
-/* Items are vectors of N outputs, numbered through. */
+/* Items are vectors of N outputs, numbered across rows. */
 template <int KIND, typename T, int N, bool BACKWARD> static __global__ void activation_kernel(qd_activation_args a)
 {
     int64_t item = item_index(), per_row = a.cols / N, row = 0, col = item * N;
@@ -164,7 +160,7 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         x_at = row * 2 * a.cols + col;
         y_at = row * a.cols + col;
     }
-    float x[N], up[N], d[N], again[N], slope; /* again: the forward result, where the backward pass is asked for it too */
+    float x[N], up[N], d[N], again[N], slope; /* again: the recomputed forward result, if requested in the backward pass */
     load<N>((const T *)a.x + x_at, x);
     if constexpr (KIND == QD_ACT_SWIGLU)
         load<N>((const T *)a.x + x_at + a.cols, up);
@@ -202,7 +198,7 @@ template <int KIND, bool BACKWARD> static qd_status launch_activation(qd_stream 
         int64_t n = a->rows * a->cols;
         if (n <= 0)
             return QD_OK;
-        /* Rows matter for SwiGLU only, but every model's rows are whole vectors. */
+        /* Only SwiGLU depends on rows, but the rows of all models are whole vectors. */
         if (can_vector(a->cols, a->x, a->y, BACKWARD ? a->dy : NULL, BACKWARD ? a->dx : NULL))
             activation_kernel<KIND, T, VECTOR, BACKWARD><<<grid_for(n / VECTOR), THREADS, 0, l.stream>>>(*a);
         else
@@ -223,7 +219,7 @@ template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_
     case QD_ACT_SWIGLU:
         return launch_activation<QD_ACT_SWIGLU, BACKWARD>(stream, a);
     }
-    return QD_FAIL(QD_UNSUPPORTED, "%s: activation %d is not known", kernel, (int)a->kind);
+    return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
 }
 
 extern "C" qd_status qd_cuda_activation_forward(qd_stream *stream, const qd_activation_args *a)
@@ -235,8 +231,6 @@ extern "C" qd_status qd_cuda_activation_backward(qd_stream *stream, const qd_act
 {
     return run_activation<true>("activation_backward", stream, a);
 }
-
-/* ---- dropout ---- */
 
 /* Philox4x32-10, as qd_philox4x32 in base/rng.c. */
 static __device__ __forceinline__ void philox(uint32_t k0, uint32_t k1, uint64_t low, uint64_t high, uint32_t (&out)[4])
@@ -256,8 +250,8 @@ static __device__ __forceinline__ void philox(uint32_t k0, uint32_t k1, uint64_t
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
 }
 
-/* One thread per Philox block: the four elements whose draws it holds, of which some may lie
- * outside at either end. */
+/* One thread per Philox block: the four elements whose draws it holds, some of which may be outside
+ * at either end. */
 template <typename T>
 static __global__ void dropout_kernel(qd_dropout_args a, qd_philox_key key, uint32_t least, float keep, int64_t blocks,
                                       bool aligned)
@@ -271,7 +265,7 @@ static __global__ void dropout_kernel(qd_dropout_args a, qd_philox_key key, uint
     philox(key.k[0], key.k[1], first / 4 + (uint64_t)block, a.step, words);
     const T *x = (const T *)a.x;
     T *y = (T *)a.y;
-    /* Dropped elements are multiplied by 0, not replaced, so that what is not finite stays
+    /* Dropped elements are multiplied by 0, not replaced by 0, so that non-finite values stay
      * visible. */
     if (aligned && at >= 0 && at + 4 <= n) {
         float v[4];
@@ -301,10 +295,10 @@ extern "C" qd_status qd_cuda_dropout(qd_stream *stream, const qd_dropout_args *a
         int64_t n = a->rows * a->cols, skipped = (int64_t)((uint64_t)a->first_row * (uint64_t)a->cols % 4);
         if (n <= 0)
             return QD_OK;
-        char name[32]; /* of the stream of draws, as cpu/dropout.c */
+        char name[32]; /* of the random stream, as in cpu/rowwise/dropout.c */
         snprintf(name, sizeof name, "dropout.%u", (unsigned)a->site);
         qd_philox_key key = qd_rng_key(a->seed, name);
-        uint32_t least = (uint32_t)ceilf(a->p * 0x1p24f); /* uniform >= p, said with its 24 bits */
+        uint32_t least = (uint32_t)ceilf(a->p * 0x1p24f); /* uniform >= p, in terms of its 24 bits */
         int64_t blocks = divide_up(skipped + n, 4);
         bool aligned = skipped == 0 && is_aligned(a->x) && is_aligned(a->y);
         dropout_kernel<T><<<grid_for(blocks), THREADS, 0, l.stream>>>(*a, key, least, 1.0f / (1.0f - a->p), blocks,
@@ -313,8 +307,6 @@ extern "C" qd_status qd_cuda_dropout(qd_stream *stream, const qd_dropout_args *a
         return QD_OK;
     });
 }
-
-/* ---- rotary embedding ---- */
 
 enum { ROPE_HEADS = 4 }; /* heads that share a thread's cosines and sines */
 
@@ -385,7 +377,7 @@ extern "C" qd_status qd_cuda_rope(qd_stream *stream, const qd_rope_args *a)
     });
 }
 
-/* ---- random numbers for measurements ---- */
+/* Random numbers for benchmarks. */
 
 static __global__ void random_kernel(bf16 *to, int64_t n)
 {

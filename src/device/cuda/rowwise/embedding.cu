@@ -1,12 +1,10 @@
-/* Token and position embedding. The backward pass sorts the rows by table row, stably, and sums
- * each table row's rows in that order: no atomics, the same bits on every run. */
+/* Token and position embeddings. The backward pass sorts the rows by table row (stable) and sums
+ * each table row's rows in that order: no atomics, bit-identical on every run. */
 #include "device/cuda/math_impl.cuh"
 
 #include <cub/device/device_radix_sort.cuh>
 
 enum { THREADS = 256 };
-
-/* ---- forward ---- */
 
 /* Items: (row, vector of N columns). */
 template <typename T, typename P, int N>
@@ -67,7 +65,7 @@ extern "C" qd_status qd_cuda_embedding_forward(qd_stream *stream, const qd_embed
     });
 }
 
-/* ---- backward: positions that are the row's place in its sequence ---- */
+/* Backward, positions that are the row's index in its sequence. */
 
 /* grad (seq, cols) += dy of rows position, position + seq, ... Items: (position, vector of N
  * columns). */
@@ -98,13 +96,13 @@ static __global__ void __launch_bounds__(THREADS) position_grad_kernel(qd_embedd
     store<N>(grad, sum);
 }
 
-/* ---- backward: any table rows ---- */
+/* Backward, any table rows. */
 
-enum { CHUNK = 32, BATCH = 8 }; /* sorted rows that a block sums; rows whose loads are in flight together */
+enum { CHUNK = 32, BATCH = 8 }; /* sorted rows per block; rows whose loads are in flight together */
 enum { NO_INDEX = 0x7fffffff }; /* sorts after every table row */
 
 /* keys[row] = table row, values[row] = row. With held > 0 the table has rows [first, first + held)
- * of `bound`; others sort behind. */
+ * of `bound`; others are sorted to the end. */
 static __global__ void __launch_bounds__(THREADS)
     keys_kernel(const int32_t *indices, int64_t rows, int64_t bound, int64_t first, int64_t held, uint32_t *keys, uint32_t *values,
                 int kind, qd_cuda_fault *fault)
@@ -127,9 +125,9 @@ struct sorted_rows {
     const void *dy;
     void *grad;
     const uint32_t *keys, *rows; /* (count), sorted by key */
-    float *parts;                /* (chunks, 2, cols): sums of a run of equal keys that begins before, or ends after, the chunk */
+    float *parts;                /* (chunks, 2, cols): sums of runs of equal keys that cross the chunk's start or end */
     int64_t count, cols;
-    uint32_t bound;              /* keys from here on are not summed */
+    uint32_t bound;              /* keys from here on are skipped */
 };
 
 template <typename G, int N> static __device__ __forceinline__ void add_to_grad(G *grad, const float (&sum)[N])
@@ -142,12 +140,12 @@ template <typename G, int N> static __device__ __forceinline__ void add_to_grad(
     store<N>(grad, v);
 }
 
-/* Block (chunk, tile of columns). A run of equal keys that lies within the chunk is added to the
- * table; one that goes on before or after it leaves its part in `parts`: [0] if it began before
- * (also if it fills the chunk), else [1]. */
+/* Block (chunk, tile of columns). A run of equal keys within the chunk is added to the table; a run
+ * that extends beyond it stores its part in `parts`: [0] if it started earlier (even if it fills
+ * the chunk), else [1]. */
 template <typename T, typename G, int N> static __global__ void chunk_kernel(sorted_rows s)
 {
-    __shared__ uint32_t keys[CHUNK + 2], rows[CHUNK]; /* keys[i + 1] belongs to place i of the chunk */
+    __shared__ uint32_t keys[CHUNK + 2], rows[CHUNK]; /* keys[i + 1] belongs to position i of the chunk */
     const int64_t first = (int64_t)blockIdx.x * CHUNK;
     const int here = (int)(s.count - first < CHUNK ? s.count - first : CHUNK);
     for (int i = threadIdx.x; i < CHUNK + 2; i += blockDim.x) {
@@ -199,15 +197,15 @@ template <typename T, typename G, int N> static __global__ void chunk_kernel(sor
     }
 }
 
-/* Runs that cross chunks: the block of the chunk in which one begins adds its parts in order. */
+/* Runs that cross chunks: the block of the chunk in which a run starts adds its parts in order. */
 template <typename G, int N> static __global__ void join_kernel(sorted_rows s)
 {
-    const int64_t chunk = blockIdx.x, last = chunk * CHUNK + CHUNK - 1; /* the last place of this chunk */
+    const int64_t chunk = blockIdx.x, last = chunk * CHUNK + CHUNK - 1; /* the last position of this chunk */
     if (last + 1 >= s.count || s.keys[last] != s.keys[last + 1])
-        return; /* nothing goes on */
+        return; /* no run continues */
     const uint32_t key = s.keys[last];
     if (key >= s.bound || (chunk > 0 && s.keys[chunk * CHUNK - 1] == key))
-        return; /* it began in an earlier chunk */
+        return; /* it started in an earlier chunk */
     const int64_t col = ((int64_t)blockIdx.y * blockDim.x + threadIdx.x) * N;
     if (col >= s.cols)
         return;
@@ -228,8 +226,8 @@ static int64_t padded(int64_t bytes)
     return divide_up(bytes, 256) * 256;
 }
 
-/* grad[indices[row] - first] += dy[row], where that is below held (0: always). bound: of the
- * indices, or -1 where it is not known. */
+/* grad[indices[row] - first] += dy[row], where this index is below held (0: always). bound: of the
+ * indices, or -1 if it is not known. */
 template <typename T, typename G>
 static qd_status scatter_add(qd_stream *stream, const qd_embedding_backward_args *a, const int32_t *indices, void *grad, int64_t bound,
                              int64_t first, int64_t held, int kind)

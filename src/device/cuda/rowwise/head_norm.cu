@@ -1,10 +1,9 @@
-/* RMS norms of queries and keys: short vectors, one after another in a row. A warp has a head at a
- * time; its lanes have N neighbouring elements each, again and again to the end of the head.
- * Storage fp32 or bf16, computed in fp32. */
+/* RMSNorm of queries and keys: many short vectors per row. A warp processes one head at a time, in
+ * steps of N consecutive elements per lane. Storage is fp32 or bf16, arithmetic fp32. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, BLOCKS = 4 }; /* BLOCKS: of a multiprocessor, in the backward pass */
+enum { WARPS = 8, THREADS = 32 * WARPS, BLOCKS = 4 }; /* BLOCKS: per multiprocessor, in the backward pass */
 
 /* A block per row. */
 template <typename T, typename P, int N> static __global__ void __launch_bounds__(THREADS) forward_kernel(qd_head_norm_args a)
@@ -40,9 +39,9 @@ template <typename T, typename P, int N> static __global__ void __launch_bounds_
 }
 
 /* d in place, with xhat = x * rstd and g = d * gamma: rstd * (g - xhat * mean(g * xhat)). Each warp
- * walks over rows and heads, and sums d * xhat of queries and of keys in its part of shared memory,
- * (2, head_dim); a lane touches its own elements only. The block's sums, added in the order of
- * warps, are its part, (2, head_dim). */
+ * iterates over rows and heads, and sums d * xhat of queries and of keys in its part of shared
+ * memory, (2, head_dim); a lane accesses only its own elements. The block's sums, added in the
+ * order of warps, are its part, (2, head_dim). */
 template <typename T, typename P, int N>
 static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_args a, float *parts)
 {
@@ -102,14 +101,14 @@ static qd_status check(const char *kernel, const qd_head_norm_args *a)
     QD_TRY(qd_check_float(kernel, "gamma", a->param_dtype));
     const int64_t width = (int64_t)(a->heads + a->kv_heads) * a->head_dim;
     if (a->head_dim < 1 || a->row_stride < width)
-        return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are too short for %lld of queries and keys", kernel,
+        return QD_FAIL(QD_USAGE, "%s: rows of %lld elements are shorter than their queries and keys, %lld elements", kernel,
                        (long long)a->row_stride, (long long)width);
-    if (a->rows > INT32_MAX) /* blocks of a grid */
+    if (a->rows > INT32_MAX) /* limit of a grid dimension */
         return QD_FAIL(QD_UNSUPPORTED, "%s: %lld rows; up to 2^31 - 1 are supported", kernel, (long long)a->rows);
     return QD_OK;
 }
 
-/* Calls body with values of the element types, and of 4 or 1 elements of a lane. */
+/* Calls body with values of the element types, and with 4 or 1 elements per lane. */
 template <typename F> static qd_status with_types(const qd_head_norm_args *a, F body)
 {
     const bool vector = a->head_dim % 4 == 0 && a->row_stride % 4 == 0 && is_aligned(a->x) && is_aligned(a->y) && is_aligned(a->d) &&

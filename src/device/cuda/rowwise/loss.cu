@@ -1,22 +1,21 @@
-/* Softmax, its loss and gradient in one pass over memory, and the sum of losses. */
+/* Cross-entropy: softmax, loss and gradient in one pass over memory, and the sum of losses. */
 #include "device/cuda/math_impl.cuh"
 
 #include <math.h>
 
 #define LOG2_E 1.4426950408889634f
 
-/* Maximum and sum of exponentials of what was seen so far. An empty one has most = -infinity, sum =
- * 0. */
+/* Running maximum and sum of exponentials. Empty: most = -infinity, sum = 0. */
 struct running {
     float most, sum;
 };
 
 static __device__ __forceinline__ float shift_of(float most)
 {
-    return most == -INFINITY ? 0.0f : most; /* infinity minus infinity must not arise */
+    return most == -INFINITY ? 0.0f : most; /* avoids infinity minus infinity */
 }
 
-/* 2^x in one instruction; results below 2^-126 are 0. */
+/* 2^x in one instruction; results below 2^-126 become 0. */
 static __device__ __forceinline__ float exp2_fast(float x)
 {
     float y;
@@ -24,8 +23,8 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
-/* e^(x - shift). From bf16 logits, with shift times LOG2_E given: one rounding of an argument that
- * has few digits itself. */
+/* e^(x - shift). For bf16 logits, with shift times LOG2_E precomputed: one rounding of an argument
+ * that has few digits itself. */
 template <typename T> static __device__ __forceinline__ float exp_of(float x, float shift, float shift2)
 {
     return sizeof(T) == 2 ? exp2_fast(fmaf(x, LOG2_E, -shift2)) : exp2_fast((x - shift) * LOG2_E);
@@ -45,20 +44,20 @@ static __device__ __forceinline__ running warp_join(running r)
 #pragma unroll
     for (int step = 16; step; step /= 2) {
         running other = {__shfl_xor_sync(0xffffffffu, r.most, step), __shfl_xor_sync(0xffffffffu, r.sum, step)};
-        /* the same order of the two in both lanes, so that both get the same bits */
+        /* the same operand order in both lanes, so that both results are bit-identical */
         r = threadIdx.x & step ? join(other, r) : join(r, other);
     }
     return r;
 }
 
-/* Takes COUNT logits into account. */
+/* Adds COUNT logits. */
 template <typename T, int COUNT> static __device__ __forceinline__ void take(running &r, const float (&x)[COUNT])
 {
     float most = x[0], sum = 0.0f;
 #pragma unroll
     for (int j = 1; j < COUNT; j++)
         most = fmaxf(most, x[j]);
-    if (most > r.most) { /* seldom, after the first few */
+    if (most > r.most) { /* rarely, after the first few */
         r.sum *= exp_of<float>(r.most, shift_of(most), 0.0f);
         r.most = most;
     }
@@ -73,20 +72,20 @@ template <typename T, int N> struct alignas(N * sizeof(T)) vector_of {
     T v[N];
 };
 
-enum { TOGETHER = 4 }; /* vectors of a thread whose loads are under way together */
+enum { TOGETHER = 4 }; /* vectors per thread whose loads are in flight together */
 
 /* One block per row. The first `kept` vectors of the row stay in shared memory between the two
- * passes; what does not fit is read again, from the second-level cache if it is still there. N: 16
- * bytes of elements, or 1. */
+ * passes; the others are read again, from the L2 cache if they are still there. N: 16 bytes of
+ * elements, or 1. */
 template <typename T, int N>
 static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_entropy_args a, int64_t kept, qd_cuda_fault *fault)
 {
     using V = vector_of<T, N>;
     extern __shared__ uint4 shared[];
-    __shared__ running room[32];
+    __shared__ running scratch[32];
     T *row = (T *)a.logits + (int64_t)blockIdx.x * a.ld;
     V *vectors = (V *)row, *keep = (V *)shared;
-    const int whole = (int)(a.vocab / N), left = (int)(a.vocab % N), stored = (int)kept; /* vectors; logits in one more */
+    const int whole = (int)(a.vocab / N), left = (int)(a.vocab % N), stored = (int)kept; /* vectors; logits in the partial last one */
     const int target = a.targets[blockIdx.x];
     const V zero = {};
     if (target < 0 || target >= a.vocab) {
@@ -99,7 +98,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
             vectors[i] = zero;
         return;
     }
-    const float chosen = to_float(row[target]); /* before anyone overwrites it: see the barrier below */
+    const float chosen = to_float(row[target]); /* before any thread overwrites it: see the barrier below */
 
     running r = {-INFINITY, 0.0f};
     int i = threadIdx.x;
@@ -112,7 +111,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
 #pragma unroll
         for (int t = 0; t < TOGETHER; t++) {
             if (i + t * (int)blockDim.x < stored)
-                keep[i + t * (int)blockDim.x] = raw[t]; /* each thread reads back what it wrote itself */
+                keep[i + t * (int)blockDim.x] = raw[t]; /* each thread reads back only what it wrote */
 #pragma unroll
             for (int j = 0; j < N; j++)
                 x[t * N + j] = to_float(raw[t].v[j]);
@@ -129,16 +128,16 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
             x[j] = to_float(raw.v[j]);
         take<T>(r, x);
     }
-    if (i == whole) /* the thread whose turn it would be */
+    if (i == whole) /* the thread that would be next */
         for (int j = 0; j < left; j++) {
             float x[1] = {to_float(row[whole * (int64_t)N + j])};
             take<T>(r, x);
         }
     r = warp_join(r);
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = r;
-    __syncthreads(); /* also: everyone has read `chosen` */
-    r = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : running{-INFINITY, 0.0f};
+        scratch[threadIdx.x / 32] = r;
+    __syncthreads(); /* also: all threads have read `chosen` */
+    r = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : running{-INFINITY, 0.0f};
     r = warp_join(r);
 
     const float shift = shift_of(r.most), shift2 = shift * LOG2_E;
@@ -161,7 +160,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
             store<1>(row + target, v);
         }
     }
-    if (i == whole && left > 0) { /* the vector in which the logits end, if there is one */
+    if (i == whole && left > 0) { /* the partial last vector, if there is one */
         for (int j = 0; j < N; j++) {
             const int64_t at = whole * (int64_t)N + j;
             float v[1] = {0.0f};
@@ -180,10 +179,10 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
 {
     qd_cuda_launch l = qd_cuda_launch_of(stream);
     const int64_t vectors = a->vocab / N, size = N * (int64_t)sizeof(T);
-    const int64_t spare = 2048; /* the kernel's own and the system's shared memory */
+    const int64_t spare = 2048; /* shared memory used by the kernel itself and the system */
     int64_t most = l.shared_most - spare;
-    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others
-     * move. 56 registers for each of three times 384 threads are there, too. */
+    /* Two or three blocks per multiprocessor where as many rows fit: some compute while others load
+     * or store. The register file has 56 registers for each of three times 384 threads. */
     bool two = vectors * size <= l.shared_most / 2 - spare, three = vectors * size <= l.shared_most / 3 - spare && vectors >= 1024;
     int64_t kept = !a->grad ? 0 : vectors * size <= most ? vectors : most / size;
     int threads = three ? 384 : two ? 512 : 1024;
@@ -210,19 +209,19 @@ extern "C" qd_status qd_cuda_cross_entropy(qd_stream *stream, const qd_cross_ent
     });
 }
 
-/* One block: thread t sums rows t, t + 1024, ... in double, then the threads' sums are added in a
- * fixed tree. */
+/* One block: thread t sums rows t, t + 1024, ... in double; the threads' sums are added in a fixed
+ * tree. */
 static __global__ void __launch_bounds__(1024) loss_sum_kernel(qd_loss_sum_args a)
 {
-    __shared__ double room[2][32];
+    __shared__ double scratch[2][32];
     double total = 0, counted = 0;
 #pragma unroll 4
     for (int64_t row = threadIdx.x; row < a.rows; row += 1024) {
         total += (double)a.losses[row];
         counted += a.targets[row] >= 0;
     }
-    total = block_sum(total, room[0]);
-    counted = block_sum(counted, room[1]);
+    total = block_sum(total, scratch[0]);
+    counted = block_sum(counted, scratch[1]);
     if (threadIdx.x == 0) {
         *a.total += total;
         *a.counted += counted;
@@ -236,17 +235,17 @@ extern "C" qd_status qd_cuda_loss_sum(qd_stream *stream, const qd_loss_sum_args 
     return QD_OK;
 }
 
-/* ---- logits that ranks share out by tokens: one block per row, a stage per launch ---- */
+/* Cross-entropy over a sharded vocabulary: one block per row, one stage per launch. */
 
-static __device__ __forceinline__ float block_max(float x, float *room)
+static __device__ __forceinline__ float block_max(float x, float *scratch)
 {
 #pragma unroll
     for (int step = 16; step; step /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
     if (threadIdx.x % 32 == 0)
-        room[threadIdx.x / 32] = x;
+        scratch[threadIdx.x / 32] = x;
     __syncthreads();
-    x = threadIdx.x % 32 < blockDim.x / 32 ? room[threadIdx.x % 32] : -INFINITY;
+    x = threadIdx.x % 32 < blockDim.x / 32 ? scratch[threadIdx.x % 32] : -INFINITY;
 #pragma unroll
     for (int step = 16; step; step /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
@@ -257,7 +256,7 @@ template <typename T>
 static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cross_entropy_part_args a, qd_cuda_fault *fault)
 {
     __shared__ float most[32];
-    __shared__ double room[32];
+    __shared__ double scratch[32];
     T *row = (T *)a.logits + (int64_t)blockIdx.x * a.ld;
     if (a.stage == QD_CROSS_ENTROPY_MAX) {
         float x = -INFINITY;
@@ -278,7 +277,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
         double sum = 0;
         for (int64_t i = threadIdx.x; i < a.vocab; i += blockDim.x)
             sum += (double)exp_of<float>(to_float(row[i]), top, 0.0f);
-        sum = block_sum(sum, room);
+        sum = block_sum(sum, scratch);
         if (threadIdx.x == 0) {
             a.sums[2 * (int64_t)blockIdx.x] = (float)sum;
             a.sums[2 * (int64_t)blockIdx.x + 1] = held ? to_float(row[here]) - top : 0.0f;
@@ -309,8 +308,8 @@ extern "C" qd_status qd_cuda_cross_entropy_part(qd_stream *stream, const qd_cros
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         qd_cuda_launch l = qd_cuda_launch_of(stream);
-        /* always 1024 threads: block_sum counts on whole blocks, and the order of the sum stays
-         * that of the shape */
+        /* Always 1024 threads: block_sum needs whole blocks, and the order of summation is fixed by
+         * the shape. */
         cross_entropy_part_kernel<T><<<(unsigned)a->rows, 1024, 0, l.stream>>>(*a, l.fault);
         QD_CUDA_LAUNCHED();
         return QD_OK;

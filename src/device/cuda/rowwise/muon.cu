@@ -1,5 +1,5 @@
-/* The elementwise steps of Muon. Each element is read before it is written by the thread that
- * writes it. */
+/* The element-wise steps of Muon. The thread that writes an element is the one that reads it first,
+ * so results may overwrite inputs. */
 #include "device/cuda/math_impl.cuh"
 
 #include <math.h>
@@ -69,7 +69,7 @@ extern "C" qd_status qd_cuda_momentum(qd_stream *stream, const qd_momentum_args 
     return QD_OK;
 }
 
-/* One thread adds the rows in their order. */
+/* One thread adds the rows in ascending order. */
 static __global__ void norm_factor_kernel(const double *squares, int64_t rows, double eps, float *factor)
 {
     double sum = 0;
@@ -140,7 +140,7 @@ extern "C" qd_status qd_cuda_axpby(qd_stream *stream, const qd_axpby_args *a)
 }
 
 struct matrix_update_numbers {
-    void *param; /* NULL: the master is all there is */
+    void *param; /* NULL: only the master is stored */
     float *master;
     const float *direction;
     int64_t n;

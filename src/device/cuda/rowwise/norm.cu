@@ -1,23 +1,25 @@
-/* LayerNorm and RMSNorm, and sums over rows. Storage fp32 or bf16, computed in fp32; sums are taken
- * in an order fixed by the shapes and the number of multiprocessors.
+/* LayerNorm and RMSNorm, and sums over rows. Storage is fp32 or bf16, arithmetic fp32; the order of
+ * summation is fixed by the shapes and the number of multiprocessors.
  *
- * Rows that can be read in vectors stay on chip, so that memory is read once, in registers and as
- * they are stored: what is made of them in one phase is made again in the next instead of being
- * kept, because the number of threads is what hides the memory's latency.
+ * Rows that can be read in vectors stay in registers, in their storage type, so that memory is read
+ * once. Derived values are recomputed in each phase instead of being kept, because occupancy is
+ * what hides the memory latency.
  *
- *   forward   A warp per row, or a block where rows are too long for that, and nothing else: no shared memory, no loop over rows.
- *   backward  Threads keep their columns' sums, so blocks walk over the rows, a few at a time, and fetch the next ones meanwhile.
+ *   forward   A warp per row without shared memory, or a block per row if rows are too long for
+ *             that. No loop over rows.
+ *   backward  Threads keep the sums of their columns, so blocks iterate over the rows, a few at a
+ *             time, and prefetch the next ones.
  *
- * Other rows are read again for each pass over them, mostly from the caches. Barriers are those of
+ * Other rows are read again in each pass over them, mostly from the caches. Barriers are those of
  * whole blocks. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
-enum { FORWARD_WARPS = 4, WIDE_THREADS = 512 }; /* rows of a block; threads of a block that has one row */
-enum { BLOCK_THREADS = 256, GROUP_MOST = 512 }; /* backward: threads of a block with short rows, and at most */
+enum { FORWARD_WARPS = 4, WIDE_THREADS = 512 }; /* rows per block; threads of a block that has one row */
+enum { BLOCK_THREADS = 256, GROUP_MOST = 512 }; /* backward: threads of a block with short rows, and maximum */
 enum { LOOP_THREADS = 256 };
 
-/* Elements of 16 bytes. */
+/* Elements in 16 bytes. */
 template <typename T> struct vector_size {
     enum { V = 16 / sizeof(T) };
 };
@@ -31,14 +33,12 @@ template <typename T> static __device__ __forceinline__ uint4 fetch_vector(const
     return __ldcg((const uint4 *)((const T *)base + element));
 }
 
-/* Nothing happens to q, but the compiler does not know: what it made of q is made again, instead of
- * being kept in registers. */
+/* Hides q from the optimizer: values derived from it are recomputed instead of being kept in
+ * registers. */
 static __device__ __forceinline__ void forget(uint4 &q)
 {
     asm volatile("" : "+r"(q.x), "+r"(q.y), "+r"(q.z), "+r"(q.w));
 }
-
-/* ---- forward ---- */
 
 struct row_statistics {
     float mean, rstd;
@@ -51,18 +51,18 @@ static __device__ __forceinline__ void keep_statistics(const qd_norm_forward_arg
     a.rstd[row] = s.rstd;
 }
 
-/* Lanes of a row: those of a warp, or WIDE: of the block. gamma and beta have the type of x: to
- * branch by their type for each piece would keep their loads from being under way together. */
+/* The lanes of a row are those of a warp or, if WIDE, of the block. gamma and beta have the type of
+ * x: a branch on their type for each piece would keep their loads from overlapping. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool WIDE>
 static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARPS, WIDE ? 1 : PIECES <= 8 && !ADD ? 8 : 4)
     norm_forward_kernel(qd_norm_forward_args a)
 {
     enum { V = vector_size<T>::V };
-    __shared__ float room[2][32];
+    __shared__ float scratch[2][32];
     const int lane = WIDE ? threadIdx.x : threadIdx.x % 32, lanes = WIDE ? blockDim.x : 32, cols = (int)a.cols;
     const int64_t row = WIDE ? blockIdx.x : (int64_t)blockIdx.x * FORWARD_WARPS + threadIdx.x / 32, at = row * a.cols;
     if (row >= a.rows)
-        return; /* a whole warp; WIDE: never */
+        return; /* whole warps only; never if WIDE */
     auto column = [&](int p) { return (p * lanes + lane) * V; };
     auto row_sum = [&](float x, float *where) { return WIDE ? block_sum(x, where) : warp_sum(x); };
     uint4 raw[PIECES] = {};
@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
 #pragma unroll
             for (int i = 0; i < V; i++)
                 x[i] += v[i];
-            store<V>((T *)&raw[p], x); /* as stored: the backward pass sees the rounded value too */
+            store<V>((T *)&raw[p], x); /* as stored: the backward pass reads the rounded value too */
             if (column(p) < cols)
                 *(uint4 *)((T *)a.sum + at + column(p)) = raw[p];
         }
@@ -97,7 +97,7 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
         for (int i = 0; i < V; i++)
             sum = RMS ? fmaf(x[i], x[i], sum) : sum + x[i];
     }
-    sum = row_sum(sum, room[0]);
+    sum = row_sum(sum, scratch[0]);
     row_statistics s = {0.0f, 0.0f};
     const float share = 1.0f / (float)cols;
     if constexpr (!RMS) {
@@ -112,7 +112,7 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
                 for (int i = 0; i < V; i++)
                     sum = fmaf(x[i] - s.mean, x[i] - s.mean, sum);
             }
-        sum = row_sum(sum, room[1]);
+        sum = row_sum(sum, scratch[1]);
     }
     s.rstd = 1.0f / sqrtf(sum * share + a.eps);
     if (lane == 0)
@@ -134,10 +134,10 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
     }
 }
 
-/* Any row, one element at a time. */
+/* Any row, one element per access. */
 template <typename T, typename P> static __global__ void norm_forward_loop(qd_norm_forward_args a)
 {
-    __shared__ float room[2][32];
+    __shared__ float scratch[2][32];
     const int64_t at = (int64_t)blockIdx.x * a.cols;
     const T *x = (const T *)a.x + at;
     float sum = 0.0f, squares = 0.0f, count = (float)a.cols;
@@ -147,16 +147,16 @@ template <typename T, typename P> static __global__ void norm_forward_loop(qd_no
             float v[1] = {to_float(x[c]) + to_float(((const T *)a.add)[at + c])};
             store<1>(stored + c, v);
         }
-        x = stored; /* each thread reads what it wrote itself */
+        x = stored; /* each thread reads only what it wrote */
     }
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS)
         sum += to_float(x[c]);
     row_statistics s = {0.0f, 0.0f};
     if (!a.rms)
-        s.mean = block_sum(sum, room[0]) / count;
+        s.mean = block_sum(sum, scratch[0]) / count;
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS)
         squares += (to_float(x[c]) - s.mean) * (to_float(x[c]) - s.mean);
-    s.rstd = 1.0f / sqrtf(block_sum(squares, room[1]) / count + a.eps);
+    s.rstd = 1.0f / sqrtf(block_sum(squares, scratch[1]) / count + a.eps);
     if (threadIdx.x == 0)
         keep_statistics(a, blockIdx.x, s);
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
@@ -211,13 +211,13 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
     return with_type(a->dtype, [&](auto type) -> qd_status { return forward_any<decltype(type)>(qd_cuda_launch_of(stream).stream, a); });
 }
 
-/* ---- sums over rows: parts (count, width) of fp32 in the workspace, then their sum ---- */
+/* Sums over rows: parts (count, width) of fp32 in the workspace, then their sum. */
 
 enum { SUM_COLS = 32, SUM_LANES = 32 };
 
 /* Block row i: to[i] (cols) = the sum over the parts of their columns i * cols ..., [+ to[i] if
- * accumulate]; part p is at parts + p * width. A block takes SUM_COLS columns; its SUM_LANES rows
- * of threads sum every SUM_LANES-th part each, and then their sums are added in a tree. */
+ * accumulate]; part p is at parts + p * width. A block has SUM_COLS columns; each of its SUM_LANES
+ * rows of threads sums every SUM_LANES-th part, and their sums are added in a tree. */
 struct part_sums {
     void *to[QD_CUDA_PARTS_MOST];
     const float *parts;
@@ -269,16 +269,16 @@ extern "C" qd_status qd_cuda_add_parts(cudaStream_t stream, void *const *to, int
     });
 }
 
-/* Column sums of dy (rows, cols), or with xhat of dy * xhat and of dy together. */
+/* Column sums of dy (rows, cols); with xhat, of dy * xhat and of dy together. */
 struct column_source {
     const void *dy, *x;
-    const float *mean, *rstd; /* of the scaled sums */
+    const float *mean, *rstd; /* for the scaled sums */
     int64_t rows, cols, rows_each;
     float *scaled, *plain; /* (parts, cols) with row stride `width`; either may be NULL */
     int64_t width;
 };
 
-enum { COLUMN_LANES = 8, COLUMN_THREADS = 32, COLUMN_BLOCKS = 4 }; /* rows and columns of a block's threads; blocks of a multiprocessor */
+enum { COLUMN_LANES = 8, COLUMN_THREADS = 32, COLUMN_BLOCKS = 4 }; /* rows and columns of a block's threads; blocks per multiprocessor */
 
 /* Block (column tile, part): sums rows [part * rows_each, ...) of N columns per thread. */
 template <typename T, int N, bool SCALED>
@@ -335,8 +335,8 @@ static __global__ void __launch_bounds__(COLUMN_LANES *COLUMN_THREADS, COLUMN_BL
     }
 }
 
-/* How many parts the rows are cut into: as many as make one round of blocks on all multiprocessors,
- * but none too short. */
+/* Number of parts that the rows are split into: enough for one wave of blocks on all
+ * multiprocessors, but none too short. */
 static int part_count(int64_t rows, int64_t tiles, int multiprocessors)
 {
     int64_t parts = (int64_t)multiprocessors * COLUMN_BLOCKS / tiles, most = divide_up(rows, 4 * COLUMN_LANES);
@@ -375,7 +375,7 @@ static qd_status sum_columns(qd_stream *stream, column_source s, qd_dtype dtype,
     return qd_cuda_add_parts(l.stream, to, 2, grad_dtype, (const float *)space, parts, s.cols, accumulate);
 }
 
-/* The sum of no rows; grad may be NULL. */
+/* The gradient of zero rows; grad may be NULL. */
 static qd_status clear_grad(qd_stream *stream, void *grad, int64_t cols, qd_dtype dtype)
 {
     if (grad && cols > 0)
@@ -396,8 +396,6 @@ extern "C" qd_status qd_cuda_bias_grad(qd_stream *stream, const qd_bias_grad_arg
     return sum_columns(stream, s, a->dtype, NULL, a->grad, a->grad_dtype, a->accumulate);
 }
 
-/* ---- backward ---- */
-
 /* COUNT (1, 2 or 4) sums over the lanes of a warp; lane l ends with sum number l / (32 / COUNT). */
 template <int COUNT> static __device__ __forceinline__ float scattered_sums(float (&x)[COUNT])
 {
@@ -406,7 +404,7 @@ template <int COUNT> static __device__ __forceinline__ float scattered_sums(floa
 #pragma unroll
     for (int n = COUNT / 2; n >= 1; n /= 2, step /= 2)
 #pragma unroll
-        for (int i = 0; i < n; i++) { /* a lane keeps half of its sums and gives the other half to its partner */
+        for (int i = 0; i < n; i++) { /* a lane keeps half of its sums and sends the other half to its partner */
             const float keep = lane & step ? x[i + n] : x[i], give = lane & step ? x[i] : x[i + n];
             x[i] = keep + __shfl_xor_sync(0xffffffffu, give, step);
         }
@@ -418,13 +416,14 @@ template <int COUNT> static __device__ __forceinline__ float scattered_sums(floa
 }
 
 enum { SUMS_MOST = 4, WARPS_MOST = GROUP_MOST / 32 };
-/* Where warps meet: (parity, warp of the block, sum). The parity changes from call to call: one
- * call's sums may be read while the next one's are written, so one barrier each is enough. */
-typedef float meeting_room[2][WARPS_MOST * SUMS_MOST];
+/* Shared memory in which warps exchange sums: (parity, warp of the block, sum). The parity
+ * alternates between calls: sums of one call may be read while the next one's are written, so one
+ * barrier per call is enough. */
+typedef float exchange[2][WARPS_MOST * SUMS_MOST];
 
-/* COUNT sums over the threads of one row (blockDim.x of them), in each of them. Called by the whole
+/* COUNT sums over the threads of one row (blockDim.x of them), in each thread. Called by the whole
  * block. */
-template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[COUNT], meeting_room &room, int &parity)
+template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[COUNT], exchange &scratch, int &parity)
 {
     enum { EACH = 32 / COUNT };
     const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -436,7 +435,7 @@ template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[
         return;
     }
     parity ^= 1;
-    float *mine = room[parity] + threadIdx.y * warps * COUNT;
+    float *mine = scratch[parity] + threadIdx.y * warps * COUNT;
     if (lane % EACH == 0)
         mine[threadIdx.x / 32 * COUNT + lane / EACH] = sum;
     __syncthreads();
@@ -453,34 +452,35 @@ template <int COUNT> static __device__ __forceinline__ void row_sums(float (&x)[
         x[i] = __shfl_sync(0xffffffffu, sum, i);
 }
 
-/* How the backward pass works with PIECES vectors of a row in a thread; BRANCHES: with sums of add
- * and dx. */
+/* Parameters of the backward pass with PIECES vectors of a row per thread; BRANCHES: with sums of
+ * add and dx. */
 template <int PIECES, bool RMS, bool BRANCHES> struct backward_way {
     enum {
-        ROWS = PIECES == 1 && !BRANCHES ? 2 : 1, /* of a group at a time */
-        AHEAD = PIECES <= 2,        /* the next rows are fetched meanwhile; otherwise registers do not suffice */
+        ROWS = PIECES == 1 && !BRANCHES ? 2 : 1, /* rows of a group processed together */
+        AHEAD = PIECES <= 2,        /* the next rows are prefetched; else there are not enough registers */
         ADD_AHEAD = AHEAD && (PIECES == 1 || RMS),
     };
 };
 
 /* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g *
- * xhat)); RMSNorm has no mean(g). A block has blockDim.y groups of blockDim.x threads; each group
- * has ROWS rows at a time, and all groups go round as often. Each thread keeps its columns' sums
- * for dgamma and dbeta, BRANCHES: of add and of dx too; the block's go to parts + block * width at
- * the end, (cols) of each that is wanted, in this order. Shared memory: (groups, cols) floats where
- * there are several groups. RMSNorm: dbeta is NULL. */
+ * xhat)); RMSNorm has no mean(g). A block has blockDim.y groups of blockDim.x threads. Each group
+ * processes ROWS rows per iteration, and all groups have the same number of iterations. Each thread
+ * keeps the sums of its columns for dgamma and dbeta and, with BRANCHES, of add and dx. At the end
+ * the block's sums are stored at parts + block * width, (cols) of each that is requested, in this
+ * order. Shared memory: (groups, cols) floats if there are several groups. RMSNorm: dbeta is
+ * NULL. */
 template <typename T, int PIECES, bool RMS, bool ADD, bool BRANCHES>
 static __global__ void __launch_bounds__(GROUP_MOST, 1)
     norm_backward_kernel(qd_norm_backward_args a, bool param_half, float *parts, int64_t width)
 {
     using way = backward_way<PIECES, RMS, BRANCHES>;
     enum { V = vector_size<T>::V, ROWS = way::ROWS, SUMS = RMS ? 1 : 2 };
-    __shared__ meeting_room room;
+    __shared__ exchange scratch;
     extern __shared__ float area[];
     const uint4 zero = make_uint4(0, 0, 0, 0);
     const int cols = (int)a.cols;
     const float share = 1.0f / (float)cols;
-    const int64_t stride = blockDim.y, step = gridDim.x * stride * ROWS; /* between rows of a group; between its rounds */
+    const int64_t stride = blockDim.y, step = gridDim.x * stride * ROWS; /* between rows of a group; between its iterations */
     int64_t row = blockIdx.x * stride * ROWS + threadIdx.y;
     auto column = [&](int p) { return (p * (int)blockDim.x + (int)threadIdx.x) * V; };
     float gamma[PIECES][V], dgamma[PIECES][V], dbeta[PIECES][V], add_sums[PIECES][V], dx_sums[PIECES][V];
@@ -496,8 +496,7 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
         if (way::AHEAD)
             read_gamma(p);
     }
-    /* What is not there, rows beyond the last and columns beyond the end, is zero and adds
-     * nothing. */
+    /* Rows beyond the last and columns beyond the end are zero and add nothing. */
     uint4 dy_next[ROWS][PIECES], x_next[ROWS][PIECES], add_next[ROWS][PIECES];
     float mean_next[ROWS], rstd_next[ROWS];
     auto fetch = [&](int64_t first) {
@@ -567,13 +566,13 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
                 }
             }
         }
-        row_sums(sums, room, parity);
+        row_sums(sums, scratch, parity);
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             const int64_t at = row + r * stride;
             if (at >= a.rows)
                 break;
-            /* dx = g * rstd + x * slope + level, the last two made of the sums */
+            /* dx = g * rstd + x * slope + level; slope and level follow from the sums */
             const float slope = -sums[r] * share * rstd[r] * rstd[r];
             float level = -mean[r] * slope;
             if constexpr (!RMS)
@@ -608,13 +607,13 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
             }
         }
     }
-    /* The groups' sums, in order. */
+    /* Adds the sums of the groups, in order. */
     float *to = parts + blockIdx.x * width;
     auto leave = [&](const float (&sums)[PIECES][V], bool wanted) {
         if (!wanted)
             return;
         if (blockDim.y > 1)
-            __syncthreads(); /* what was there has been read */
+            __syncthreads(); /* earlier values have been read */
 #pragma unroll
         for (int p = 0; p < PIECES; p++)
             if (column(p) < cols)
@@ -639,11 +638,11 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
     }
 }
 
-/* dx of any row, one element at a time; the columns are summed by another kernel. dx may be add:
- * each thread reads its elements before it writes them. */
+/* dx of any row, one element per access; another kernel sums the columns. dx may be add: each
+ * thread reads its elements before it writes them. */
 template <typename T, typename P> static __global__ void norm_backward_loop(qd_norm_backward_args a)
 {
-    __shared__ float room[2][32];
+    __shared__ float scratch[2][32];
     const int64_t row = blockIdx.x, at = row * a.cols;
     const T *dy = (const T *)a.dy + at, *x = (const T *)a.x + at;
     const P *gamma = (const P *)a.gamma;
@@ -654,7 +653,7 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
         sum_g += g;
         sum_gx += g * hat;
     }
-    const float mean_g = a.rms ? 0.0f : block_sum(sum_g, room[0]) / count, mean_gx = block_sum(sum_gx, room[1]) / count;
+    const float mean_g = a.rms ? 0.0f : block_sum(sum_g, scratch[0]) / count, mean_gx = block_sum(sum_gx, scratch[1]) / count;
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
         float g = to_float(dy[c]) * to_float(gamma[c]), hat = (to_float(x[c]) - mean) * rstd;
         float v[1] = {(g - mean_g - hat * mean_gx) * rstd};
@@ -671,7 +670,7 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
     auto kernel = norm_backward_kernel<T, PIECES, RMS, ADD, BRANCHES>;
     const int threads = (int)divide_up(divide_up(a->cols, PIECES * vector_size<T>::V), 32) * 32,
               groups = threads < BLOCK_THREADS ? BLOCK_THREADS / threads : 1;
-    /* at most BLOCK_THREADS * PIECES * V of them */
+    /* at most BLOCK_THREADS * PIECES * V elements */
     const size_t shared = groups > 1 ? (size_t)groups * (size_t)a->cols * sizeof(float) : 0;
     void *to[] = {a->dgamma, a->dbeta, BRANCHES ? a->add_grad : NULL, BRANCHES ? a->dx_grad : NULL}, *parts;
     enum { OUTPUTS = sizeof to / sizeof *to };
@@ -680,16 +679,16 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
         width += to[i] ? a->cols : 0;
     int resident = 0;
     QD_CUDA_TRY(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads * groups, shared));
-    const int64_t room = (int64_t)l.multiprocessors * resident,
+    const int64_t scratch = (int64_t)l.multiprocessors * resident,
                   most = divide_up(a->rows, groups * backward_way<PIECES, RMS, BRANCHES>::ROWS);
-    const int64_t blocks = room < most ? room : most;
+    const int64_t blocks = scratch < most ? scratch : most;
     QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
     kernel<<<(unsigned)blocks, dim3(threads, groups), shared, l.stream>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
     return qd_cuda_add_parts(l.stream, to, OUTPUTS, a->grad_dtype, (const float *)parts, (int)blocks, a->cols, a->accumulate);
 }
 
-/* Rows of vectors with PIECES in a thread; RMSNorm has no gradient of beta here. */
+/* Rows of vectors with PIECES per thread; RMSNorm has no gradient of beta here. */
 template <typename T, int PIECES> static qd_status backward_pieces(qd_stream *stream, const qd_norm_backward_args *a)
 {
     auto with_add = [&](auto rms) -> qd_status {
@@ -699,7 +698,7 @@ template <typename T, int PIECES> static qd_status backward_pieces(qd_stream *st
     return a->rms ? with_add(constant<1>()) : with_add(constant<0>());
 }
 
-/* The sums first: dx may lie where dy or x does. */
+/* The sums first: dx may overwrite dy or x. */
 template <typename T, typename P> static qd_status backward_any(qd_stream *stream, const qd_norm_backward_args *a)
 {
     column_source s = {};
@@ -716,15 +715,15 @@ template <typename T, typename P> static qd_status backward_any(qd_stream *strea
     return QD_OK;
 }
 
-/* Whether n elements at a time, 16 bytes or less, can be read from here. NULL: yes. */
+/* Whether vectors of n elements, 16 bytes or less, can be read from here. NULL: yes. */
 static bool has_vectors(const void *p, qd_dtype dtype, int n)
 {
     const size_t bytes = (size_t)n * qd_dtype_size(dtype);
     return (uintptr_t)p % (bytes < 16 ? bytes : 16) == 0;
 }
 
-/* dx, dgamma and dbeta. vectors: rows can be read in vectors, and there is no gradient of RMSNorm's
- * beta. */
+/* dx, dgamma and dbeta. vectors: rows can be read in vectors, and no gradient of beta is requested
+ * for RMSNorm. */
 template <typename T> static qd_status backward(qd_stream *stream, const qd_norm_backward_args *a, bool vectors)
 {
     const int64_t count = a->cols / vector_size<T>::V;
@@ -763,7 +762,7 @@ extern "C" qd_status qd_cuda_norm_backward(qd_stream *stream, const qd_norm_back
             can_vector(a->cols, a->dy, a->x, a->add, a->dx) && has_vectors(a->gamma, a->param_dtype, V) && !(a->rms && a->dbeta);
         if (vectors && a->cols <= BLOCK_THREADS * V && !a->rms && a->add && (a->add_grad || a->dx_grad))
             return backward_rows<T, 1, false, true, true>(stream, a);
-        QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first: dx may lie where add does */
+        QD_TRY(branch_grad(stream, a, a->add, a->add_grad)); /* first, because dx may overwrite add */
         QD_TRY(backward<T>(stream, a, vectors));
         return branch_grad(stream, a, a->dx, a->dx_grad);
     });

@@ -1,8 +1,8 @@
-/* Parameter updates in one pass: read gradient, master and state, write them back, round the master
- * into the parameter. Or put parameter and remainder together to the master, and take the new one
- * apart: 26 bytes per element instead of 28 (AdamW). All ranges of a call are one launch: their
- * table travels as a kernel argument. Also the gradients' norm: sums of squares of rows, sums of
- * those, and the factor that updates read. */
+/* Parameter updates in one pass: read gradient, master weight and state, write them back, and round
+ * the master weight into the parameter. With `rest`, the master weight is joined from parameter and
+ * low 16 bits and split again: 26 bytes per element instead of 28 (AdamW). One launch updates all
+ * ranges of a call: their table is a kernel argument. Also the gradient norm: sums of squares of
+ * rows, sums of those, and the factor that updates read. */
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 #include "device/grad_norm.h"
@@ -10,18 +10,18 @@
 
 #include <math.h>
 
-/* elements that a block updates: short blocks keep the streams close together in memory */
+/* Elements that a block updates: short blocks keep the memory streams close together. */
 enum { THREADS = 256, STEP = 4, CHUNK = THREADS * STEP };
-enum { TABLE = 960 }; /* ranges of one launch: with 16 bytes each, half of what a kernel's arguments may hold */
+enum { TABLE = 960 }; /* ranges per launch: with 16 bytes each, half of the limit of kernel arguments */
 
 struct range_table {
     int64_t offset[TABLE];
-    uint32_t count_low[TABLE]; /* of elements; the upper part and the flag share a word */
+    uint32_t count_low[TABLE]; /* low bits of the number of elements; high bits in count_high */
     uint32_t first_chunk[TABLE + 1];
     uint8_t count_high[TABLE], decay[TABLE];
     int ranges;
 };
-static_assert(sizeof(range_table) <= 24 << 10, "fits a kernel's arguments beside the rest");
+static_assert(sizeof(range_table) <= 24 << 10, "must fit in the kernel arguments with the rest");
 
 struct part {
     int64_t begin, end; /* elements */
@@ -49,8 +49,8 @@ static __device__ __forceinline__ part find_part(const range_table &t, bool alig
     return p;
 }
 
-/* Calls step for the STEP elements from i on that this thread has, or one for each single one: at
- * the end of a range, and where it is not aligned. */
+/* Calls `step` for the STEP elements of this thread, or `one` for single elements: at the end of a
+ * range, and where it is not aligned. */
 template <typename F, typename G> static __device__ __forceinline__ void for_elements(const part &p, F step, G one)
 {
     int64_t i = p.begin;
@@ -64,17 +64,17 @@ template <typename F, typename G> static __device__ __forceinline__ void for_ele
         one(i);
 }
 
-/* Where the fp32 values are. */
+/* Addresses of the fp32 values. */
 struct values {
-    void *param; /* bf16; NULL: the master is all there is */
+    void *param; /* bf16; NULL: only the master is stored */
     float *master;
-    int16_t *rest; /* what `param` lacks, where there is no master */
+    int16_t *rest; /* low 16 bits of the master weight, if there is no master */
 };
 
 static values values_of(void *param, float *master, int16_t *rest, qd_dtype dtype)
 {
     values x;
-    x.param = dtype == QD_F32 ? NULL : param; /* addresses of element 0 may be equal by chance: they do not tell */
+    x.param = dtype == QD_F32 ? NULL : param; /* the addresses do not show it: those of element 0 may be equal by chance */
     x.master = master;
     x.rest = rest;
     return x;
@@ -104,7 +104,7 @@ template <bool SPLIT, int N> static __device__ __forceinline__ void store_values
     }
 }
 
-/* Calls body with a type that says whether the values are in two parts. */
+/* Calls body with a type that says whether the values are split. */
 template <bool B> struct truth {
     static constexpr bool value = B;
 };
@@ -121,8 +121,8 @@ struct adamw_numbers {
     float eps, new1, new2, rate, correction, decay;
 };
 
-/* To 2^-23 of its value: with the quotient below, which is as good, 40 % fewer instructions than
- * exactly rounded ones. */
+/* Relative error 2^-23. Together with the quotient below, which is as accurate, this takes 40 %
+ * fewer instructions than correctly rounded ones. */
 static __device__ __forceinline__ float root_of(float x)
 {
     float y;
@@ -138,7 +138,7 @@ static __device__ __forceinline__ void adamw_step(const adamw_numbers &a, int64_
     load<N>(a.m + i, m);
     load<N>(a.v + i, v);
     load_values<SPLIT>(a.x, i, p);
-    if (!isfinite(scale)) /* seen once the loads are under way */
+    if (!isfinite(scale)) /* checked when the loads are in flight */
         return;
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -200,7 +200,7 @@ static __global__ void __launch_bounds__(THREADS) sgd_kernel(const __grid_consta
                  [&](int64_t i) { sgd_step<G, SPLIT, 1>(a, i, scale, p.decay ? a.decay : 0.0f); });
 }
 
-/* Calls launch(table, blocks) for the ranges, TABLE at a time. */
+/* Calls launch(table, blocks) for the ranges, TABLE per launch. */
 template <typename F> static qd_status for_ranges(const char *kernel, const qd_param_range *ranges, int count, F launch)
 {
     range_table table;
@@ -211,7 +211,7 @@ template <typename F> static qd_status for_ranges(const char *kernel, const qd_p
             qd_param_range r = ranges[first];
             if (r.count <= 0)
                 continue;
-            int last = first; /* neighbours are one range, so that there are fewer to look through */
+            int last = first; /* adjacent ranges are merged, so that there are fewer to search */
             while (last + 1 < count && ranges[last + 1].offset == r.offset + r.count && ranges[last + 1].decay == r.decay &&
                    (r.count + ranges[last + 1].count) >> 40 == 0)
                 r.count += ranges[++last].count;
@@ -219,7 +219,7 @@ template <typename F> static qd_status for_ranges(const char *kernel, const qd_p
             if (r.count >> 40)
                 return QD_FAIL(QD_UNSUPPORTED, "%s: a range of %lld elements; fewer than 2^40 are supported", kernel, (long long)r.count);
             if (chunks + more > 0x7fffffffu)
-                break; /* the next launch takes it */
+                break; /* left to the next launch */
             first = last;
             table.offset[taken] = r.offset;
             table.count_low[taken] = (uint32_t)r.count;
@@ -298,14 +298,12 @@ extern "C" qd_status qd_cuda_sgd(qd_stream *stream, const qd_sgd_args *a)
     });
 }
 
-/* ---- sums of squares ---- */
+enum { FEW = 32, SHORT_ROW = 8192, SEGMENT = 65536 }; /* most columns per thread, per warp, per block */
+enum { WARP_ROWS = 2, BLOCK_ROWS = WARP_ROWS * THREADS / 32 }; /* per warp, sequentially: finding the matrix takes as long as half a row */
+enum { MATRICES = 128 };                             /* per launch */
 
-enum { FEW = 32, SHORT_ROW = 8192, SEGMENT = 65536 }; /* columns: a thread's row, a warp's; what a block sums of a longer one */
-enum { WARP_ROWS = 2, BLOCK_ROWS = WARP_ROWS * THREADS / 32 }; /* one after another: looking the matrix up takes as long as half a row */
-enum { MATRICES = 128 };                             /* of one launch */
-
-/* A matrix and the blocks that have it. Rows longer than a segment leave (rows, segments) sums in
- * `out`, to be joined. */
+/* A matrix and its blocks. Rows longer than a segment leave (rows, segments) sums in `out`, which
+ * are joined later. */
 struct square_rows {
     const void *x;
     double *out;
@@ -317,7 +315,7 @@ struct square_table {
     square_rows matrix[MATRICES];
     int count;
 };
-static_assert(sizeof(square_table) <= 24 << 10, "fits a kernel's arguments");
+static_assert(sizeof(square_table) <= 24 << 10, "must fit in the kernel arguments");
 
 /* Squares of columns lane, lane + lanes, ... (in vectors of N) of one stretch, in double: the norm
  * decides about clipping and is compared between layouts. */
@@ -336,7 +334,7 @@ static __device__ __forceinline__ double sum_squares(const T *x, int64_t cols, i
     return sum;
 }
 
-/* What lanes sum together of [first, first + count) of a row; in vectors where rows and address
+/* What the lanes sum together of [first, first + count) of a row; in vectors where rows and address
  * allow it. */
 template <typename T>
 static __device__ __forceinline__ double sum_stretch(const square_rows &m, int64_t row, int64_t first, int64_t count, int lane, int lanes)
@@ -348,7 +346,7 @@ static __device__ __forceinline__ double sum_stretch(const square_rows &m, int64
 
 template <typename T> static __global__ void __launch_bounds__(THREADS) row_squares_kernel(const __grid_constant__ square_table table)
 {
-    __shared__ double room[32];
+    __shared__ double scratch[32];
     int low = 0, high = table.count - 1;
     while (low < high) { /* the last matrix whose first block is not after this one */
         int middle = (low + high + 1) / 2;
@@ -373,7 +371,7 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) row_squa
     } else { /* a block per segment of a row */
         const int64_t row = block / m.segments, first = block % m.segments * SEGMENT;
         const int64_t count = m.cols - first < SEGMENT ? m.cols - first : SEGMENT;
-        const double sum = block_sum(sum_stretch<T>(m, row, first, count, threadIdx.x, THREADS), room);
+        const double sum = block_sum(sum_stretch<T>(m, row, first, count, threadIdx.x, THREADS), scratch);
         if (threadIdx.x == 0)
             m.out[block] = sum;
     }
@@ -404,8 +402,8 @@ static int64_t square_blocks(const qd_row_squares_args *a)
                                   : a->rows * divide_up(a->cols, SEGMENT);
 }
 
-/* One launch for the matrices from *a on, as many as fit; *a moves on. Rows of several segments go
- * alone. */
+/* One launch for the matrices from *a on, as many as fit; advances *a. A matrix with rows of
+ * several segments has a launch of its own. */
 template <typename T> static qd_status launch_squares(qd_stream *stream, const qd_row_squares_args **a)
 {
     cudaStream_t s = qd_cuda_launch_of(stream).stream;
@@ -448,28 +446,26 @@ extern "C" qd_status qd_cuda_row_squares(qd_stream *stream, const qd_row_squares
     return QD_OK;
 }
 
-/* ---- the norm ---- */
+enum { RUNS = 1200 }; /* per launch */
 
-enum { RUNS = 1200 }; /* of one launch */
-
-/* Block b has a sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit one launch goes on
- * in the next, with what its threads have: in memory that changes from launch to launch, because
- * the first block of one may read what is left to it while the last leaves something to the
- * next. */
+/* Block b has one sum: runs [begin[b], begin[b + 1]). A sum whose runs do not fit in one launch
+ * continues in the next with the partial sums of its threads. Their buffer alternates between
+ * launches, because the first block of a launch may still read it while the last block writes for
+ * the next one. */
 struct run_table {
     int64_t first[RUNS];
     uint32_t count[RUNS];
     int32_t sum[RUNS];
     uint16_t begin[RUNS + 1];
-    bool continues, goes_on; /* the first block's sum, the last block's */
+    bool continues, unfinished; /* whether the first block's sum continues an earlier one, and the last block's continues later */
 };
-static_assert(sizeof(run_table) <= 24 << 10, "fits a kernel's arguments");
+static_assert(sizeof(run_table) <= 24 << 10, "must fit in the kernel arguments");
 
-/* Thread t has the elements t, t + THREADS, ... of all that a sum has, however they are cut. */
+/* Thread t has elements t, t + THREADS, ... of all elements of a sum, however they are split. */
 static __global__ void __launch_bounds__(THREADS) run_sums_kernel(const __grid_constant__ run_table table, const double *x, double *sums,
                                                                   const double *found, double *left, int64_t before)
 {
-    __shared__ double room[32];
+    __shared__ double scratch[32];
     const bool last = blockIdx.x + 1 == gridDim.x;
     int64_t number = blockIdx.x == 0 ? before : 0; /* elements of the sum before this run */
     double sum = blockIdx.x == 0 && table.continues ? found[threadIdx.x] : 0.0;
@@ -479,11 +475,11 @@ static __global__ void __launch_bounds__(THREADS) run_sums_kernel(const __grid_c
             sum += x[table.first[r] + i];
         number += table.count[r];
     }
-    if (last && table.goes_on) {
+    if (last && table.unfinished) {
         left[threadIdx.x] = sum;
         return;
     }
-    sum = block_sum(sum, room);
+    sum = block_sum(sum, scratch);
     if (threadIdx.x == 0)
         sums[table.sum[table.begin[blockIdx.x]]] = sum;
 }
@@ -494,10 +490,10 @@ extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args 
     void *parts;
     QD_TRY(qd_cuda_workspace(stream, 2 * THREADS * (int64_t)sizeof(double), &parts));
     double *found = (double *)parts, *left = found + THREADS;
-    table.goes_on = false;
+    table.unfinished = false;
     for (int64_t r = 0, before = 0; r < a->run_count;) {
         int64_t taken = 0, blocks = 0, number = before;
-        table.continues = table.goes_on;
+        table.continues = table.unfinished;
         for (; taken < RUNS && r < a->run_count; r++, taken++) {
             const qd_sum_run *run = &a->runs[r];
             if (run->count >> 32)
@@ -512,10 +508,10 @@ extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args 
             number += run->count;
         }
         table.begin[blocks] = (uint16_t)taken;
-        table.goes_on = r < a->run_count && a->runs[r].sum == a->runs[r - 1].sum;
+        table.unfinished = r < a->run_count && a->runs[r].sum == a->runs[r - 1].sum;
         run_sums_kernel<<<(unsigned)blocks, THREADS, 0, qd_cuda_launch_of(stream).stream>>>(table, a->x, a->sums, found, left, before);
         QD_CUDA_LAUNCHED();
-        before = table.goes_on ? number : 0;
+        before = table.unfinished ? number : 0;
         double *next = found;
         found = left;
         left = next;
@@ -525,7 +521,7 @@ extern "C" qd_status qd_cuda_run_sums(qd_stream *stream, const qd_run_sums_args 
 
 static __global__ void __launch_bounds__(THREADS) grad_norm_kernel(qd_grad_norm_args a)
 {
-    __shared__ double room[32];
+    __shared__ double scratch[32];
     __shared__ unsigned long long first_bad;
     if (threadIdx.x == 0)
         first_bad = (unsigned long long)a.count;
@@ -536,7 +532,7 @@ static __global__ void __launch_bounds__(THREADS) grad_norm_kernel(qd_grad_norm_
         if (!isfinite(a.sums[i]))
             atomicMin(&first_bad, (unsigned long long)i);
     }
-    sum = block_sum(sum, room);
+    sum = block_sum(sum, scratch);
     __syncthreads();
     if (threadIdx.x == 0)
         qd_grad_norm_finish(&a, sum, (int64_t)first_bad);
