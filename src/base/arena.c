@@ -1,3 +1,5 @@
+/* The arena as a list of chunks that double in size; an allocation moves a pointer in the
+ * newest. */
 #include "base/arena.h"
 
 #include <stdalign.h>
@@ -16,7 +18,7 @@ typedef struct chunk {
 } chunk;
 
 struct qd_arena {
-    chunk *chunks; /* the newest first; only it has room */
+    chunk *chunks; /* newest first; only the newest has free space */
     size_t bytes;
 };
 
@@ -47,7 +49,7 @@ static chunk *chunk_add(qd_arena *arena, size_t bytes)
         size = bytes;
     chunk *added = calloc(1, sizeof *added + size);
     if (!added) {
-        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu bytes asked for, %zu in use by this arena", bytes, arena->bytes);
+        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu bytes requested, %zu in use by this arena", bytes, arena->bytes);
         return NULL;
     }
     added->size = size;
@@ -60,7 +62,7 @@ static chunk *chunk_add(qd_arena *arena, size_t bytes)
 void *qd_arena_alloc(qd_arena *arena, size_t bytes)
 {
     if (bytes > SIZE_MAX / 2) {
-        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu bytes asked for", bytes);
+        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu bytes requested", bytes);
         return NULL;
     }
     size_t rounded = (bytes + ALIGNMENT - 1) & ~(size_t)(ALIGNMENT - 1);
@@ -79,7 +81,7 @@ void *qd_arena_array(qd_arena *arena, size_t count, size_t size)
 {
     size_t bytes;
     if (__builtin_mul_overflow(count, size, &bytes)) {
-        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu items of %zu bytes asked for", count, size);
+        (void)QD_FAIL(QD_NO_MEMORY, "no memory: %zu items of %zu bytes requested", count, size);
         return NULL;
     }
     return qd_arena_alloc(arena, bytes);
@@ -100,7 +102,7 @@ char *qd_arena_printf(qd_arena *arena, const char *format, ...)
     int length = vsnprintf(NULL, 0, format, arguments);
     char *text = NULL;
     if (length < 0)
-        (void)QD_FAIL(QD_SYSTEM, "the format \"%s\" could not be printed", format);
+        (void)QD_FAIL(QD_SYSTEM, "the format \"%s\" cannot be formatted", format);
     else
         text = qd_arena_alloc(arena, (size_t)length + 1);
     if (text)

@@ -1,3 +1,4 @@
+/* Clocks over clock_gettime(). */
 #include "base/clock.h"
 
 #include <time.h>

@@ -1,4 +1,4 @@
-/* A failure that is kept while something else, which may fail too, is done about it. */
+/* Saves and restores a thread's error record around cleanup that may fail itself. */
 #ifndef QD_BASE_ERROR_H
 #define QD_BASE_ERROR_H
 
@@ -7,7 +7,7 @@
 
 enum { QD_ERROR_MESSAGE_BYTES = 2048, QD_ERROR_TRACE_BYTES = 2048 };
 
-/* Fixed in size, so that running out of memory can be recorded too. */
+/* Fixed size, so that an out-of-memory error can be recorded too. */
 typedef struct qd_error_record {
     char message[QD_ERROR_MESSAGE_BYTES];
     char trace[QD_ERROR_TRACE_BYTES];
@@ -15,7 +15,7 @@ typedef struct qd_error_record {
     int frames_left_out;
 } qd_error_record;
 
-/* This thread's failure, message and trace; and it is this thread's again. */
+/* Saves this thread's message and trace, and restores them. */
 void qd_error_keep(qd_error_record *kept);
 void qd_error_put_back(const qd_error_record *kept);
 #endif

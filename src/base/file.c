@@ -1,5 +1,4 @@
-/* Opening, reading and replacing files; see file.h for why nothing here maps a file or waits for
- * one. */
+/* Opens, reads and replaces files. See file.h for why nothing here maps a file or blocks on one. */
 #define _GNU_SOURCE
 #include "base/file.h"
 
@@ -17,9 +16,7 @@
 
 #define PIPE_FILE_SYSTEM 0x50495045 /* PIPEFS_MAGIC of linux/magic.h: where anonymous pipes live */
 
-/* ---- reading ---- */
-
-/* The status of a file that cannot be opened. */
+/* Reports a file that cannot be opened. */
 static qd_status opening_failed(const char *path, int error)
 {
     qd_status status = error == ENOMEM                        ? QD_NO_MEMORY
@@ -36,8 +33,8 @@ static const char *kind_of(mode_t mode)
     return S_ISDIR(mode) ? "folder" : S_ISFIFO(mode) ? "named pipe" : S_ISSOCK(mode) ? "socket" : "device";
 }
 
-/* O_NONBLOCK: the opening of a named pipe would wait for a writer. streams: anonymous pipes and
- * devices are as good as files. */
+/* O_NONBLOCK: opening a named pipe would wait for a writer. streams: also accept anonymous pipes
+ * and devices. */
 static qd_status open_any(const char *path, bool streams, int *fd, struct stat *info)
 {
     struct statfs system;
@@ -84,7 +81,7 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
             return QD_IO;
         }
         if (got == 0) {
-            QD_FAIL(QD_CORRUPT, "%s: ends before byte %lld: it has become shorter since it was opened, or is cut off", path,
+            QD_FAIL(QD_CORRUPT, "%s: ends before byte %lld: it was truncated, or has shrunk since it was opened", path,
                     (long long)offset);
             errno = 0;
             return QD_CORRUPT;
@@ -96,7 +93,7 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
     return QD_OK;
 }
 
-/* To the end, wherever that is: pipes and files of /proc have no length. */
+/* Reads to the end of the file; pipes and files of /proc do not report a length. */
 static qd_status read_to_end(const char *path, int fd, size_t most, size_t capacity, char **data, size_t *used)
 {
     for (;;) {
@@ -144,8 +141,6 @@ qd_status qd_file_read(const char *path, size_t most, char **text, size_t *lengt
     return QD_OK;
 }
 
-/* ---- replacing ---- */
-
 static qd_status write_all(int fd, const char *path, const char *text, size_t length)
 {
     while (length > 0) {
@@ -162,7 +157,7 @@ static qd_status write_all(int fd, const char *path, const char *text, size_t le
     return QD_OK;
 }
 
-/* The process in a name "<base>.<pid>.tmp"; 0: another name. */
+/* The process id in a name "<base>.<pid>.tmp"; 0 for any other name. */
 static pid_t writer_of(const char *name, const char *base)
 {
     size_t length = strlen(base);
@@ -174,7 +169,7 @@ static pid_t writer_of(const char *name, const char *base)
     return (pid_t)pid;
 }
 
-/* What writers of this file that no longer live left next to it. */
+/* Removes temporary files of writers that are no longer running. */
 static void remove_leftovers(const char *path)
 {
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
@@ -205,7 +200,7 @@ qd_status qd_file_replace(const char *path, const char *text, size_t length)
     }
     QD_TRY_DONE(write_all(fd, path, text, length));
     if (rename(aside, path) != 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", path, strerror(errno));
+        status = QD_FAIL(QD_IO, "%s: cannot be renamed into place: %s", path, strerror(errno));
 done:
     close(fd);
     if (status != QD_OK)

@@ -1,8 +1,8 @@
-/* Files as every reader of this program opens them, and how one is replaced as a whole.
+/* Opening, reading and atomically replacing files, as every reader of this program does it.
  *
- * Nothing is mapped: an unreadable sector, or a file that becomes shorter while it is in use, is an
- * error of read() with the file's name instead of SIGBUS. Nothing is waited for: a named pipe in
- * place of a file is refused when it is opened. */
+ * Nothing is mapped: an unreadable sector, or a file that shrinks while it is in use, is a read()
+ * error that names the file instead of a SIGBUS. Nothing blocks: a named pipe in place of a file is
+ * refused when it is opened. */
 #ifndef QD_BASE_FILE_H
 #define QD_BASE_FILE_H
 
@@ -10,23 +10,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Opens a regular file for reading. QD_USAGE: it is missing, may not be read, or is no file
- * (folder, pipe, device, loop of links); QD_IO: the disk failed; QD_NO_MEMORY, QD_SYSTEM: this
- * process is out of memory or of descriptors. After a failure errno is the reason. */
+/* Opens a regular file for reading. QD_USAGE: it is missing, not readable, or not a regular file
+ * (folder, pipe, device, symlink loop); QD_IO: the disk failed; QD_NO_MEMORY, QD_SYSTEM: this
+ * process is out of memory or file descriptors. After a failure errno holds the reason. */
 qd_status qd_file_open(const char *path, int *fd, int64_t *bytes);
 
-/* Bytes [offset, offset + bytes) of an open file; any thread. QD_CORRUPT: it ends before them.
- * QD_IO: they cannot be read. Both name the file and the position. */
+/* Reads bytes [offset, offset + bytes) of an open file; thread-safe. QD_CORRUPT: the file ends
+ * before them. QD_IO: they cannot be read. Both messages name the file and the position. */
 qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, size_t bytes);
 
-/* Reads a whole file of at most `most` bytes. *text is ended by '\0' (not counted) and freed with
- * free(). Statuses and errno as for qd_file_open(). An anonymous pipe ("<(command)" of a shell) and
- * a device are read to their end. */
+/* Reads a whole file of at most `most` bytes. *text is NUL-terminated (the NUL is not counted) and
+ * freed with free(). Statuses and errno as for qd_file_open(). An anonymous pipe ("<(command)" of a
+ * shell) or a device is read to its end. */
 qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length);
 
-/* Writes a file next to its place, flushes it to the disk and renames it: the file is old or new,
- * never half. What a process that was killed in the middle of this left next to the file
- * ("<path>.<pid>.tmp") is removed. */
+/* Writes a temporary file next to `path`, flushes it to disk and renames it: readers see the old or
+ * the new file, never a partial one. Removes temporary files ("<path>.<pid>.tmp") left by processes
+ * that were killed in between. */
 qd_status qd_file_replace(const char *path, const char *text, size_t length);
 
 #endif

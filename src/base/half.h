@@ -1,5 +1,5 @@
-/* Conversions between fp32 and the two 16-bit types: round to nearest even, infinities kept, NaN
- * stays NaN. Written without branches where compilers vectorise them. */
+/* Conversions between fp32 and the two 16-bit types: round to nearest even, infinities and NaNs
+ * preserved. Branch-free where that lets compilers vectorize. */
 #ifndef QD_BASE_HALF_H
 #define QD_BASE_HALF_H
 
@@ -29,18 +29,20 @@ static inline uint16_t qd_f32_to_bf16(float value)
 {
     uint32_t bits = qd_f32_bits(value);
     uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    /* Rounding could turn a NaN into an infinity: cut it instead, and set the quiet bit so that
-     * something remains. */
+    /* Rounding could turn a NaN into an infinity: truncate it instead, and set the quiet bit so
+     * that the mantissa is not zero. */
     uint32_t nan = bits >> 16 | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
-/* A float in two parts: its bf16 rounding, and what that has cut off (positive) or added
- * (negative), as a number on bits. The value comes back exactly, but for one in 131,072: of a tie
- * that was rounded down, what is missing is one more than fits, and the value moves by one unit in
- * its last place toward the rounding. So `half` is always the rounding of the value that the parts
- * give. A NaN stays one: no remainder is as large as the quiet bit, which its rounding has. A
- * finite value that rounds to infinity stays finite. */
+/* Splits a float into its bf16 rounding (`half`) and the low 16 bits that the rounding cut off
+ * (positive) or added (negative), as a difference of bit patterns.
+ *
+ * Joining them is exact except for 1 value in 131,072: for a tie that was rounded down the
+ * difference is one too large for 16 bits, and the joined value is off by one unit in the last
+ * place, toward the rounding. So `half` is always the rounding of the joined value. A NaN stays a
+ * NaN: no difference is as large as the quiet bit that its rounding has. A finite value that rounds
+ * to infinity stays finite. */
 static inline int16_t qd_f32_rest(float value, uint16_t half)
 {
     int32_t rest = (int32_t)(qd_f32_bits(value) - ((uint32_t)half << 16));
@@ -56,7 +58,7 @@ static inline float qd_f16_to_f32(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t magnitude = half & 0x7fffu;
-    /* Normal numbers: shift and correct the exponent's bias. Subnormal ones: an exact product. */
+    /* Normal numbers: shift and rebias the exponent. Subnormal numbers: an exact multiplication. */
     uint32_t normal = (magnitude << 13) + (112u << 23);
     uint32_t special = (magnitude << 13) | 0x7f800000u;
     uint32_t small = qd_f32_bits((float)magnitude * 0x1p-24f);
@@ -76,7 +78,7 @@ static inline uint16_t qd_f32_to_f16(float value)
         half = 0x7c00u;
     else if (magnitude >= 0x38800000u) /* 2^-14 and above are normal */
         half = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-    else /* adding 2^23 steps of 2^-24 lets the processor round to nearest even */
+    else /* adding 2^23 steps of 2^-24 makes the hardware round to nearest even */
         half = qd_f32_bits(qd_f32_from_bits(magnitude) + 0.5f) - 0x3f000000u;
     return (uint16_t)(sign | half);
 }

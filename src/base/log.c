@@ -1,3 +1,4 @@
+/* The log: formats lines and passes them to the sink of the host program, under one lock. */
 #include <quadrille/log.h>
 
 #include <pthread.h>
@@ -24,7 +25,7 @@ void qd_log_set_sink(qd_log_sink sink, void *context, qd_log_level most)
 
 void qd_log(qd_log_level level, const char *subsystem, const char *format, ...)
 {
-    /* Read without the lock: the sink is set before threads exist, and a silent log must cost
+    /* Read without the lock: the sink is set before threads start, and a disabled log must cost
      * nothing. */
     if (!state.sink || level > state.most)
         return;

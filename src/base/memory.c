@@ -1,3 +1,4 @@
+/* Large allocations on huge pages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* madvise */
 #endif

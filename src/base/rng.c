@@ -1,3 +1,4 @@
+/* Philox4x32-10 and the distributions drawn from it. */
 #include "base/rng.h"
 
 #include <math.h>
@@ -76,7 +77,7 @@ uint64_t qd_rng_below(qd_philox_key key, uint64_t index, uint64_t bound)
 {
     uint32_t words[4];
     qd_philox4x32(key, index, 0, words);
-    /* The high word of random * bound; products of 32-bit halves, as 64 x 64 bits have no standard
+    /* The high word of random * bound, from 32-bit partial results: C has no standard 128-bit
      * type. */
     uint64_t low = (uint64_t)words[0] * (uint32_t)bound;
     uint64_t cross = (uint64_t)words[1] * (uint32_t)bound + (low >> 32);

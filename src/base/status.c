@@ -1,3 +1,4 @@
+/* Status texts and the thread-local error record: message, and the trace of where it passed. */
 #include "base/error.h"
 
 #include <stdarg.h>
@@ -14,7 +15,7 @@ static const char *const texts[] = {
 #undef STATUS_LINE
 };
 
-/* Room kept at the end of the trace for the line that says how many frames were left out. */
+/* Bytes reserved at the end of the trace for the line that counts omitted frames. */
 enum { TRACE_TAIL = 32 };
 
 const char *qd_status_text(qd_status status)
@@ -52,7 +53,7 @@ void qd_error_put_back(const qd_error_record *kept)
     record = *kept;
 }
 
-/* A message that was cut must not end inside a UTF-8 character. */
+/* A truncated message must not end inside a UTF-8 character. */
 static void store_message(const char *text)
 {
     size_t length = strlen(text);
@@ -67,7 +68,7 @@ static void store_message(const char *text)
 
 qd_status qd_fail_at(const char *file, int line, const char *function, qd_status status, const char *format, ...)
 {
-    /* Formatted aside: an argument may be the old message. */
+    /* Formatted into a temporary: an argument may be the old message. */
     char text[MESSAGE_BYTES + 8];
     va_list arguments;
     va_start(arguments, format);

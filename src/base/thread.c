@@ -1,3 +1,5 @@
+/* The compute thread pool: a parallel-for over a generation-counted gate, spinning before sleeping
+ * on a futex. */
 #define _GNU_SOURCE
 #include "base/thread.h"
 
@@ -16,20 +18,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* How the threads meet. The caller writes the job and opens the gate; workers enter, take ranges
- * and leave; the caller takes ranges too, then closes the gate and waits until nobody is inside. A
- * worker that wakes late finds the gate closed and touches nothing, so a short job never waits for
- * a sleeping thread.
+/* How threads synchronize. The caller writes the job and opens the gate; workers enter, process
+ * ranges and leave. The caller processes ranges too, then closes the gate and waits until no worker
+ * is inside. A worker that wakes late finds the gate closed and touches nothing, so a short job
+ * never waits for a sleeping thread.
  *
- * gate: generation << 32 | OPEN | number of workers inside. All hand-overs go through it: the
- * caller's store releases the job, a worker's entry acquires it; a worker's leave releases its
- * results, the caller's last look acquires them. */
+ * gate: generation << 32 | OPEN | number of workers inside. It carries all synchronization: the
+ * caller's store releases the job and a worker's entry acquires it; a worker's exit releases its
+ * results and the caller's final load acquires them. */
 #define GATE_OPEN ((uint64_t)1 << 31)
 #define GATE_INSIDE (GATE_OPEN - 1)
 #define GATE_GENERATION(gate) ((gate) >> 32)
 
-/* Two lines of 64 bytes, which x86 fetches in pairs, or one of the arm64 machines whose lines are
- * longer. */
+/* Two 64-byte lines, which x86 prefetches in pairs, or one line of arm64 machines with longer
+ * lines. */
 enum { CACHE_LINE = 128, SPINS = 512, SPINS_PER_YIELD = 32 };
 
 typedef struct worker {
@@ -40,7 +42,7 @@ typedef struct worker {
 
 struct qd_pool {
     alignas(CACHE_LINE) _Atomic uint64_t gate;
-    alignas(CACHE_LINE) _Atomic int64_t next;      /* first item that nobody took */
+    alignas(CACHE_LINE) _Atomic int64_t next;      /* first item that no thread has taken */
     alignas(CACHE_LINE) _Atomic uint32_t job_word; /* futex: changes with each job */
     _Atomic int sleepers;
     _Atomic int stop;
@@ -67,7 +69,7 @@ static void futex_wake_all(_Atomic uint32_t *word)
 
 static void pause_briefly(int spin)
 {
-    /* With more threads than cores the one waited for may need this core. */
+    /* With more threads than cores, the awaited thread may need this core. */
     if (spin % SPINS_PER_YIELD == SPINS_PER_YIELD - 1)
         sched_yield();
     qd_pause();
@@ -84,7 +86,7 @@ static void take_ranges(qd_pool *pool, int thread)
     }
 }
 
-/* True when the worker is inside a generation it has not seen. */
+/* True when the worker has entered a generation it has not seen. */
 static int enter(qd_pool *pool, uint64_t *seen)
 {
     uint64_t gate = atomic_load_explicit(&pool->gate, memory_order_relaxed);
@@ -126,8 +128,8 @@ static void *worker_main(void *argument)
             leave(pool);
             continue;
         }
-        /* The caller changes the word, then looks for sleepers; we count ourselves, then the kernel
-         * compares the word: one of the two sees the other. */
+        /* The caller changes the word, then checks for sleepers; this thread registers as a
+         * sleeper, then the kernel compares the word. So at least one of them notices the other. */
         atomic_fetch_add(&pool->sleepers, 1);
         futex_wait(&pool->job_word, word);
         atomic_fetch_sub(&pool->sleepers, 1);
@@ -141,7 +143,7 @@ static void announce(qd_pool *pool)
         futex_wake_all(&pool->job_word);
 }
 
-static int nobody_inside(qd_pool *pool)
+static int none_inside(qd_pool *pool)
 {
     return (atomic_load(&pool->gate) & GATE_INSIDE) == 0;
 }
@@ -149,14 +151,14 @@ static int nobody_inside(qd_pool *pool)
 static void wait_until_empty(qd_pool *pool)
 {
     for (int spin = 0; spin < SPINS; spin++) {
-        if (nobody_inside(pool))
+        if (none_inside(pool))
             return;
         pause_briefly(spin);
     }
     atomic_store(&pool->caller_sleeps, 1);
     for (;;) {
         uint32_t word = atomic_load(&pool->done_word);
-        if (nobody_inside(pool))
+        if (none_inside(pool))
             break;
         futex_wait(&pool->done_word, word);
     }
@@ -199,7 +201,7 @@ static qd_status pin(pthread_t thread, int core)
     int error = pthread_setaffinity_np(thread, sizeof cores, &cores);
     if (error != 0)
         return QD_FAIL(QD_USAGE,
-                       "cannot pin a thread to core %d: %s; the core must exist and be allowed to this process", core,
+                       "cannot pin a thread to core %d: %s; the core must exist and be in the affinity mask of this process", core,
                        strerror(error));
     return QD_OK;
 }
@@ -208,7 +210,7 @@ static qd_status start_worker(qd_pool *pool, int index, int pin_first)
 {
     worker *self = &pool->workers[index - 1];
     *self = (worker){.pool = pool, .index = index};
-    /* Signals are for the thread that runs the program. */
+    /* Workers block all signals: they are handled by the program's own threads. */
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -283,7 +285,7 @@ int qd_cores_allowed(void)
 qd_status qd_thread_move(int turn)
 {
     cpu_set_t set;
-    /* Of the main thread: the caller may be bound already. */
+    /* Of the main thread: the calling thread may already be pinned. */
     if (sched_getaffinity(getpid(), sizeof set, &set) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot find the cores of this process: %s", strerror(errno));
     int wanted = turn % CPU_COUNT(&set);

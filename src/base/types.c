@@ -1,3 +1,4 @@
+/* Names, sizes and traffic of data types and collectives; qd_slice(), which all shards follow. */
 #include <quadrille/types.h>
 
 static const struct {
@@ -24,8 +25,8 @@ static const char *const coll_kinds[QD_COLL_KIND_COUNT] = {
     [QD_COLL_BARRIER] = "barrier",
 };
 
-/* Up to these sizes one exchange beats the traffic that slicing saves. Two ranks save nothing but
- * the summing. */
+/* Up to these sizes a single direct exchange is faster than sliced algorithms, whose traffic is
+ * lower. With two ranks slicing saves only additions. */
 enum { DIRECT_BYTES = 16 * 1024, DIRECT_BYTES_PAIR = 64 * 1024, SPLIT_BYTES = 16 * 1024 };
 
 size_t qd_dtype_size(qd_dtype dtype)
@@ -76,16 +77,16 @@ int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int grou
         return others * bytes + (qd_coll_split(bytes) ? qd_coll_bytes(QD_COLL_GATHER, count, dtype, group_size) : 0);
     case QD_COLL_GATHER:
     case QD_COLL_SCATTER: {
-        /* All but the root's own slice. Slices differ by at most one element; the root is taken to
-         * own slice 0. */
+        /* All but the root's own slice. Slices differ by at most one element; the root is assumed
+         * to own slice 0. */
         int64_t offset, length;
         qd_slice(count, group_size, 0, &offset, &length);
         return bytes - length * size;
     }
-    case QD_COLL_ALL_TO_ALL: /* count leaves out what stays on its rank */
+    case QD_COLL_ALL_TO_ALL: /* count excludes what stays on its own rank */
     case QD_COLL_RECV:
         return bytes;
-    case QD_COLL_SEND: /* counted at the receiver, so that nothing counts twice */
+    case QD_COLL_SEND: /* counted at the receiver, so that nothing is counted twice */
     case QD_COLL_BARRIER:
     case QD_COLL_KIND_COUNT:
         break;

@@ -1,5 +1,4 @@
-/* The version of the library that is loaded, which may be another than that of a program's
- * headers. */
+/* The version of the loaded library, which may differ from that of a program's headers. */
 #include <quadrille/version.h>
 
 const char *qd_version(void)

@@ -1,3 +1,5 @@
+/* The option object: values of an option table from defaults, YAML files and the command line, each
+ * with its origin. */
 #define _GNU_SOURCE
 #include "base/options/options_impl.h"
 #include "base/text/yaml.h"
@@ -47,10 +49,9 @@ static bool is_section(const qd_options *options, const char *name, const char *
     return false;
 }
 
-/* ---- unknown keys ---- */
-
-/* Distance between what was written and a known key; the last part alone counts too, one further
- * away, because the section is what people forget (train.tp for parallel.tp). */
+/* Edit distance between the name as written and a known key. The last part of the key alone is
+ * compared too, at a distance one larger, because users forget the section (train.tp for
+ * parallel.tp). */
 static int key_distance(const char *written, const char *known)
 {
     int best = qd_edit_distance(written, strlen(written), known, strlen(known));
@@ -58,7 +59,7 @@ static int key_distance(const char *written, const char *known)
     const char *written_part = written_dot ? written_dot + 1 : written;
     const char *known_part = known_dot ? known_dot + 1 : known;
     int part = 1 + qd_edit_distance(written_part, strlen(written_part), known_part, strlen(known_part));
-    /* Parts of two or three letters are near to everything: they count only when equal. */
+    /* Parts of two or three letters are close to everything: they count only when equal. */
     if ((part == 1 || strlen(known_part) > 3) && part < best)
         best = part;
     return best;
@@ -70,7 +71,7 @@ static int nearest_limit(const char *written)
     return limit < 2 ? 2 : limit;
 }
 
-/* flags: the user wrote --name, so short forms are compared too and the answer shows dashes. */
+/* flags: the user wrote --name, so compare short forms too and show dashes in the message. */
 static qd_status unknown_name(const qd_options *options, const char *written, bool flags)
 {
     const char *what = flags ? "option '--" : "key '", *example;
@@ -98,8 +99,8 @@ static qd_status unknown_name(const qd_options *options, const char *written, bo
     if (nearest)
         return QD_FAIL(QD_USAGE, "unknown %s%s'; did you mean '%s%s'?", what, written, flags ? "--" : "", nearest);
     if (flags)
-        return QD_FAIL(QD_USAGE, "unknown option '--%s': --help lists those that there are", written);
-    /* Nothing is near: name the sections. */
+        return QD_FAIL(QD_USAGE, "unknown option '--%s': --help lists the options", written);
+    /* Nothing is close: list the sections. */
     qd_strbuf sections = {0};
     for (int i = 0; i < options->count; i++) {
         const char *key = options->table[i]->key;
@@ -115,8 +116,6 @@ static qd_status unknown_name(const qd_options *options, const char *written, bo
     qd_strbuf_free(&sections);
     return status;
 }
-
-/* ---- the object ---- */
 
 static qd_status allocate(int count, qd_options **out)
 {
@@ -138,7 +137,7 @@ static qd_status add_option(qd_options *options, const qd_option *option)
     if (!option->key || !option->help)
         return QD_FAIL(QD_USAGE, "option table: entry %d has no key or no help", options->count);
     if (find_key(options, option->key) >= 0 || (option->flag && find_flag(options, option->flag) >= 0))
-        return QD_FAIL(QD_USAGE, "option table: '%s' or its short form stands twice", option->key);
+        return QD_FAIL(QD_USAGE, "option table: '%s' or its short form appears twice", option->key);
     if (option->type == QD_OPTION_ENUM && !option->choices)
         return QD_FAIL(QD_USAGE, "option table: '%s' has no choices", option->key);
     options->table[options->count] = option;
@@ -199,8 +198,6 @@ void qd_options_destroy(qd_options *options)
     free(options->table);
     free(options);
 }
-
-/* ---- files ---- */
 
 typedef struct load_state {
     const qd_options *options;
@@ -288,8 +285,6 @@ qd_status qd_options_load(qd_options *options, const char *path)
     return status;
 }
 
-/* ---- command line ---- */
-
 static qd_status set_index(qd_options *options, int index, const char *text)
 {
     QD_TRY(qd_option_value_parse(options->table[index], text, &options->values[index]));
@@ -347,8 +342,8 @@ static bool is_truth_word(const char *word)
     return false;
 }
 
-/* Words such as --overwrite or --steps=5: after an option without its value they are rarely meant
- * as that value. */
+/* Words such as --overwrite or --steps=5. After an option that lacks its value they are rarely
+ * meant as that value. */
 static bool is_known_option(const qd_options *options, const char *word)
 {
     char name[QD_YAML_MOST_KEY];
@@ -358,7 +353,7 @@ static bool is_known_option(const qd_options *options, const char *word)
     return length < (int)sizeof name && find_flag(options, name) >= 0;
 }
 
-/* One word after its dashes; *at moves on when the next word is its value. */
+/* Parses one word after its dashes; advances *at when the next word is its value. */
 static qd_status parse_flag(qd_options *options, int argc, char *const *argv, int *at, int dashes)
 {
     char name[QD_YAML_MOST_KEY];
@@ -434,8 +429,6 @@ qd_status qd_options_forget(qd_options *options, const char *key)
     return QD_OK;
 }
 
-/* ---- reading ---- */
-
 static const option_value *get(const qd_options *options, const char *key, unsigned types)
 {
     int index = find_key(options, key);
@@ -494,8 +487,6 @@ const qd_option *qd_options_find(const qd_options *options, const char *key)
     return index >= 0 ? options->table[index] : NULL;
 }
 
-/* ---- saving ---- */
-
 /* Writes the keys that start with prefix[0 .. length), a whole part of the path, one level
  * deeper. */
 static void print_level(const qd_options *options, const char *prefix, size_t length, int depth, qd_strbuf *out)
@@ -508,7 +499,7 @@ static void print_level(const qd_options *options, const char *prefix, size_t le
         bool leaf = option->key[length + part] == '\0';
         if (leaf && options->values[i].left_out)
             continue;
-        if (!leaf) { /* a section: written where its first key stands */
+        if (!leaf) { /* a section: written at its first key */
             int first = 0;
             while (strncmp(options->table[first]->key, option->key, length + part + 1) != 0)
                 first++;

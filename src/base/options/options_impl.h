@@ -1,5 +1,5 @@
-/* What options.c (the object), options_value.c (texts to values and back) and options_print.c
- * share. */
+/* Shared by options.c (the object), options_value.c (parsing and printing values) and
+ * options_print.c (help). */
 #ifndef QD_BASE_OPTIONS_OPTIONS_IMPL_H
 #define QD_BASE_OPTIONS_OPTIONS_IMPL_H
 
@@ -19,7 +19,7 @@ typedef struct option_value {
     int64_t *items;
     int item_count;
     value_source source;
-    bool left_out; /* of what is written */
+    bool left_out; /* omitted from saved configurations */
     char *origin; /* "file:line:column"; NULL for the other sources */
 } option_value;
 
@@ -34,10 +34,10 @@ void qd_option_value_print(const qd_option *option, const option_value *value, q
 
 /* Item `index` of "a|b|c"; false when there are fewer. */
 bool qd_option_choice(const char *choices, int index, const char **start, int *length);
-/* "1 to 8", "at least 1", "at most 8"; "" when anything goes. */
+/* "1 to 8", "at least 1", "at most 8"; "" without limits. */
 void qd_option_range(const qd_option *option, char *text, size_t size);
 
-/* Insertions, deletions, changes and swaps of neighbours that make one word from the other. */
+/* Edit distance: insertions, deletions, substitutions and transpositions of neighbours. */
 int qd_edit_distance(const char *a, size_t a_length, const char *b, size_t b_length);
 
 #endif

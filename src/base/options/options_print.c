@@ -1,4 +1,4 @@
-/* Help for the terminal and reference pages, from the table alone. */
+/* Prints help for the terminal and the reference pages from the option table alone. */
 #include "base/options/options_impl.h"
 
 #include "base/text/text.h"

@@ -1,4 +1,4 @@
-/* Texts to values and back. */
+/* Parses the text of an option into a typed value and prints it back as YAML. */
 #include "base/options/options_impl.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* How much of a wrong value a message shows. */
+/* How many bytes of a wrong value a message shows. */
 static int shown(const char *text)
 {
     size_t length = strcspn(text, "\n");
@@ -24,8 +24,8 @@ static int shown(const char *text)
     return (int)qd_utf8_valid(text, SHOWN_BYTES);
 }
 
-/* Copies a number without surrounding blanks and without underscores between digits; false when it
- * cannot be one. */
+/* Copies a number without surrounding blanks and without underscores between digits; false if the
+ * text cannot be a number. */
 static bool copy_number(const char *text, size_t length, char out[NUMBER_BYTES])
 {
     while (length > 0 && (*text == ' ' || *text == '\t')) {
@@ -46,7 +46,7 @@ static bool copy_number(const char *text, size_t length, char out[NUMBER_BYTES])
     return used > 0;
 }
 
-/* A decimal number and nothing else: hexadecimal, inf and nan, which strtod takes, are left out. */
+/* Decimal numbers only: rejects hexadecimal, inf and nan, which strtod accepts. */
 static bool parse_real(const char *text, double *value)
 {
     if (text[strspn(text, "0123456789.eE+-")] != '\0' || !strpbrk(text, "0123456789"))
@@ -56,14 +56,14 @@ static bool parse_real(const char *text, double *value)
     return end != text && *end == '\0' && isfinite(*value);
 }
 
-/* The value of "[sign]digits[.digits][e exponent]" times 10^exponent, exactly; false when it is no
- * integer of 64 bits. A double would not do: 4.1 * 1e6 is not 4100000. */
+/* The exact value of "[sign]digits[.digits][e exponent]" times 10^exponent; false if it is not a
+ * 64-bit integer. Not computed in double: 4.1 * 1e6 is not 4100000 there. */
 static bool parse_decimal(const char *text, long exponent, int64_t *value)
 {
     int sign = *text == '-' ? -1 : 1;
     int64_t total = 0;
     bool fraction = false, digits = false, fits = true;
-    long zeros = 0; /* that wait for a digit behind them: at the end they may belong behind the point */
+    long zeros = 0; /* pending zeros: trailing ones may belong to the fraction */
     const char *at = text + (*text == '-' || *text == '+');
     for (; is_digit(*at) || (*at == '.' && !fraction); at++) {
         if (*at == '.') {
@@ -345,7 +345,7 @@ qd_status qd_option_value_copy(const option_value *from, option_value *to)
     return QD_OK;
 }
 
-/* Plain YAML text where every reader takes it as a string, otherwise in double quotes. */
+/* Plain YAML where every parser reads it as a string, otherwise in double quotes. */
 static void print_text(const char *text, qd_strbuf *out)
 {
     static const char safe[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-";

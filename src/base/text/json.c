@@ -1,6 +1,6 @@
-/* Reading JSON, with jansson behind it. jansson does not tell a failed allocation from bad input,
- * and may even go on without the bytes that it had no memory for; so its allocations are counted
- * here, and a document during which one failed is QD_NO_MEMORY whatever jansson made of it. */
+/* Reads JSON with jansson. jansson does not distinguish a failed allocation from bad input, and may
+ * even continue without the bytes it could not allocate. So its allocations are counted here, and a
+ * document during which one failed is QD_NO_MEMORY, whatever jansson returned. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 
@@ -34,10 +34,8 @@ static const qd_json_node *outer(const json_t *value)
     return (const qd_json_node *)value;
 }
 
-/* ---- memory ---- */
-
 static pthread_once_t counting = PTHREAD_ONCE_INIT;
-static json_malloc_t inner_malloc; /* NULL: malloc(); else what the host program has given jansson */
+static json_malloc_t inner_malloc; /* NULL: malloc(); otherwise the allocator that the host program has given jansson */
 static _Thread_local unsigned failed_allocations;
 
 static void *counted_malloc(size_t bytes)
@@ -47,7 +45,7 @@ static void *counted_malloc(size_t bytes)
     return memory;
 }
 
-/* What was allocated before is freed as before: the other function stays. */
+/* Keeps the free function: memory allocated earlier is freed as before. */
 static void count_allocations(void)
 {
     json_free_t inner_free;
@@ -89,7 +87,7 @@ qd_status qd_json_load_text(const char *name, const char *text, size_t length, q
     return load(name, text, length, JSON_REJECT_DUPLICATES, out);
 }
 
-/* The code of an escape \uXXXX at `text`; -1: there is none. */
+/* The code unit of an escape \uXXXX at `text`; -1 if there is none. */
 static int escaped_code(const char *text, size_t length)
 {
     int code = 0;
@@ -104,6 +102,7 @@ static int escaped_code(const char *text, size_t length)
     return code;
 }
 
+/* Replaces unpaired surrogate escapes by U+FFFD, in place. */
 static void replace_half_pairs(char *text, size_t length)
 {
     for (size_t at = 0; at < length;) {
@@ -120,7 +119,7 @@ static void replace_half_pairs(char *text, size_t length)
     }
 }
 
-/* Whether there may be any. */
+/* Whether the text may contain surrogate escapes. */
 static bool has_pairs(const char *text, size_t length)
 {
     const char *end = text + length;
@@ -257,7 +256,7 @@ const char *qd_json_as_string(const qd_json_node *node)
     return json_string_value(inner(node));
 }
 
-/* The message for a member that is not there or not what it must be. */
+/* The message for a member that is missing or of the wrong type. */
 static qd_status wrong_member(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind)
 {
     if (!qd_json_member(object, key))

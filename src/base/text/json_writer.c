@@ -1,3 +1,4 @@
+/* Writes JSON into a string buffer: commas, quoting, and numbers that read back exactly. */
 #include "base/text/json_writer.h"
 
 #include "base/text/strbuf.h"
@@ -14,7 +15,7 @@ qd_json_writer qd_json_writer_on(qd_strbuf *out)
 
 static void put_quoted(qd_strbuf *out, const char *text, size_t length)
 {
-    static const char letters[] = "btn?fr"; /* of \b to \r; \v has none */
+    static const char letters[] = "btn?fr"; /* for \b to \r; \v has none */
     size_t at = 0;
     qd_strbuf_puts(out, "\"");
     while (at < length) {
@@ -38,11 +39,11 @@ static void put_quoted(qd_strbuf *out, const char *text, size_t length)
     qd_strbuf_puts(out, "\"");
 }
 
-/* The comma and the key before a value. */
+/* Writes the comma and the key before a value. */
 static void before_value(qd_json_writer *writer, const char *key)
 {
     bool in_object = writer->depth > 0 && writer->closing[writer->depth] == '}';
-    assert(in_object == (key != NULL) && "keys stand in objects, and only there");
+    assert(in_object == (key != NULL) && "keys belong in objects, and only there");
     (void)in_object;
     if (writer->started[writer->depth])
         qd_strbuf_puts(writer->out, ",");
@@ -104,7 +105,7 @@ void qd_json_put_double(qd_json_writer *writer, const char *key, double value)
 {
     char text[QD_DOUBLE_TEXT] = "null";
     if (value == 0 && signbit(value))
-        strcpy(text, "-0.0"); /* "-0" would read as an integer, which has no sign */
+        strcpy(text, "-0.0"); /* "-0" would be read as an integer, which has no sign */
     else if (isfinite(value))
         qd_double_17(value, text);
     before_value(writer, key);

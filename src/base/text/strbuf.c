@@ -1,3 +1,4 @@
+/* The growing string buffer, locale-independent numbers and UTF-8 validation. */
 #define _GNU_SOURCE
 #include "base/text/strbuf.h"
 
@@ -8,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for `more` bytes and the end. */
+/* Reserves space for `more` bytes and the terminating NUL. */
 static bool reserve(qd_strbuf *buffer, size_t more)
 {
     if (buffer->failed || more > SIZE_MAX / 4 - buffer->length) {
@@ -109,7 +110,7 @@ qd_status qd_strbuf_take(qd_strbuf *buffer, char **text)
     return QD_OK;
 }
 
-/* The host program may have set a locale that writes 0,5. */
+/* The host program may have set a locale with a decimal comma. */
 static void use_point(char *text)
 {
     char *comma = strchr(text, ',');
@@ -155,7 +156,7 @@ size_t qd_utf8_valid(const char *text, size_t length)
         for (size_t i = 1; i <= more; i++)
             if ((bytes[at + i] & 0xc0) != 0x80)
                 return at;
-        /* Forms longer than needed, surrogates, and what lies beyond U+10FFFF. */
+        /* Overlong forms, surrogates, and code points above U+10FFFF. */
         unsigned char second = more > 0 ? bytes[at + 1] : 0;
         if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second >= 0xa0) || (first == 0xf0 && second < 0x90) ||
             (first == 0xf4 && second >= 0x90))

@@ -1,4 +1,4 @@
-/* Text: the growing buffer of the public header, numbers and UTF-8; with file.h, whole files. */
+/* Text: the string buffer of the public header, number formatting and UTF-8. */
 #ifndef QD_BASE_TEXT_STRBUF_H
 #define QD_BASE_TEXT_STRBUF_H
 
@@ -7,16 +7,15 @@
 #include <quadrille/strbuf.h>
 
 /* Shortest decimal text that reads back to the same double, or 17 significant digits; '.' in any
- * locale. `text` needs QD_DOUBLE_TEXT bytes. */
+ * locale. `text` has QD_DOUBLE_TEXT bytes. */
 enum { QD_DOUBLE_TEXT = 32 };
 void qd_double_shortest(double value, char *text);
 void qd_double_17(double value, char *text);
 
-/* strtod in the C locale. */
+/* strtod() in the C locale. */
 double qd_double_parse(const char *text, char **end);
 
-/* Bytes of `text` that are whole UTF-8 characters from the start (== length: all of it is
- * valid). */
+/* Length of the longest prefix of `text` that is valid UTF-8 (== length: all of it is valid). */
 size_t qd_utf8_valid(const char *text, size_t length);
 
 #endif

@@ -1,3 +1,4 @@
+/* Formats byte counts, durations and numbers for people, and wraps text for a terminal. */
 #include "base/text/text.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* Walks libyaml's events, keeps the dotted path of the current key and refuses unsupported YAML. */
 #include "base/text/yaml.h"
 #include "base/text/strbuf.h"
 
@@ -9,8 +10,8 @@
 /* One open mapping or sequence. */
 typedef struct level {
     bool sequence;
-    bool value_next;   /* mapping: a key was read */
-    size_t key_length; /* of the path outside this level */
+    bool value_next;   /* mapping: a key was read, its value follows */
+    size_t key_length; /* length of the path outside this level */
     int key_line, key_column, line, column;
 } level;
 
@@ -21,8 +22,8 @@ typedef struct reader {
     level levels[QD_YAML_MOST_DEPTH];
     int depth;
     int documents;
-    qd_strbuf key;   /* dotted path of the value being read */
-    qd_strbuf value; /* text of a scalar, or the joined items of a sequence */
+    qd_strbuf key;   /* dotted path of the current value */
+    qd_strbuf value; /* text of a scalar, or joined items of a sequence */
     int items;
 } reader;
 
@@ -38,7 +39,7 @@ static place mark_place(yaml_mark_t mark)
     return (place){(int)mark.line + 1, (int)mark.column + 1};
 }
 
-/* Where byte `offset` is, for what is refused before it is parsed. */
+/* Line and column of byte `offset`, for text that is refused before it is parsed. */
 static place offset_place(const char *text, size_t offset)
 {
     place where = {1, 1};
@@ -86,7 +87,7 @@ static void truncate_key(reader *self, size_t length)
         self->key.data[length] = '\0';
 }
 
-/* The value under the present key has ended. */
+/* The value of the current key has ended. */
 static void value_done(reader *self)
 {
     if (self->depth == 0)
@@ -160,7 +161,7 @@ static qd_status read_scalar(reader *self, const yaml_event_t *event, place wher
         return read_key(self, event, where);
     qd_strbuf_clear(&self->value);
     append_scalar(&self->value, event);
-    if (is_null(event)) /* nothing was written there: the key is the place */
+    if (is_null(event)) /* no value was written: report the position of the key */
         return deliver(self, QD_YAML_NULL, (place){current->key_line, current->key_column});
     return deliver(self, QD_YAML_SCALAR, where);
 }
@@ -227,14 +228,14 @@ static qd_status read_event(reader *self, const yaml_event_t *event)
     return QD_OK;
 }
 
-/* The parser stopped: its own message, with its place. */
+/* Reports the parser's own message with its position. */
 static qd_status parser_failed(const reader *self, const yaml_parser_t *parser, const char *text, size_t length)
 {
     if (parser->error == YAML_MEMORY_ERROR)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name);
     const char *problem = parser->problem ? parser->problem : "it cannot be read";
     if (parser->problem_mark.index < length && text[parser->problem_mark.index] == '\t')
-        return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: lines are indented with blanks, not with tabs");
+        return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: indent lines with spaces, not tabs");
     return FAIL_AT(self, mark_place(parser->problem_mark), "not valid YAML: %s%s%s",
                    parser->context ? parser->context : "", parser->context ? ", " : "", problem);
 }

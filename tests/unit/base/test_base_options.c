@@ -219,7 +219,7 @@ static void refusals(void **state)
         {"train: {tp: 2}", "run.yaml:1:9: unknown key 'train.tp'; did you mean 'parallel.tp'?"},
         {"train: {stpes: 2}", "run.yaml:1:9: unknown key 'train.stpes'; did you mean 'train.steps'?"},
         {"zzzzzzzz: 2", "run.yaml:1:1: unknown key 'zzzzzzzz'; the sections are model, train, parallel"},
-        {"train:\n\tsteps: 3", "run.yaml:2:1: not valid YAML: lines are indented with blanks, not with tabs"},
+        {"train:\n\tsteps: 3", "run.yaml:2:1: not valid YAML: indent lines with spaces, not tabs"},
         {"train: 3", "run.yaml:1:1: 'train' is a section, not a key; set its keys, for example 'train.steps'"},
         {"train:\n  steps: many\n",
          "run.yaml:2:10: train.steps: 'many' is not an integer (for example 2, 1_000 or 4k)"},
