@@ -81,7 +81,7 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
             return QD_IO;
         }
         if (got == 0) {
-            QD_FAIL(QD_CORRUPT, "%s: ends before byte %lld: it was truncated, or has shrunk since it was opened", path,
+            QD_FAIL(QD_CORRUPT, "%s: ends before byte %lld: it has shrunk since it was opened, or is truncated", path,
                     (long long)offset);
             errno = 0;
             return QD_CORRUPT;

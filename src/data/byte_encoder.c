@@ -1,3 +1,4 @@
+/* The encoder whose tokens are bytes, and the sanity check of any text encoder. */
 #include "data/encode.h"
 
 #include <stdlib.h>
@@ -22,7 +23,7 @@ static qd_status encode_bytes(void *context, int thread, const char *text, size_
 
 qd_text_encoder qd_text_encoder_bytes(void)
 {
-    /* The hash stands for "bytes256". */
+    /* The hash is the ASCII code of "bytes256". */
     return (qd_text_encoder){
         .encode = encode_bytes, .vocab = 256, .hash = UINT64_C(0x6279746573323536), .document_end = -1};
 }
@@ -30,10 +31,10 @@ qd_text_encoder qd_text_encoder_bytes(void)
 qd_status qd_text_encoder_check(const qd_text_encoder *e)
 {
     if (!e || !e->encode)
-        return QD_FAIL(QD_USAGE, "text needs a tokenizer: none is given");
+        return QD_FAIL(QD_USAGE, "text needs a tokenizer, and none is set");
     if (e->vocab < 1 || e->vocab > INT32_MAX || e->hash == 0 || e->document_end >= e->vocab)
         return QD_FAIL(QD_USAGE,
-                       "a tokenizer with a vocabulary of %lld, hash %016llx, end of documents %d cannot be used",
+                       "unusable tokenizer: vocabulary %lld, hash %016llx, end-of-document token %d",
                        (long long)e->vocab, (unsigned long long)e->hash, e->document_end);
     return QD_OK;
 }

@@ -1,4 +1,4 @@
-/* A data set: tokens of its sources, samples out of them, and how it is opened. */
+/* A data set: reads the tokens of its sources, cuts them into samples, and opens data.path. */
 #include "data/data_impl.h"
 
 #include "base/text/strbuf.h"
@@ -10,9 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* ---- tokens of a source ---- */
-
-/* The part that holds the token at `position`, which is inside the source. */
+/* The part that contains the token at `position`, which is inside the source. */
 static int64_t part_of(const qd_token_source *s, int64_t position)
 {
     int64_t low = 0, high = s->part_count;
@@ -37,11 +35,12 @@ qd_status qd_token_part_read(const qd_token_part *part, int64_t first, int64_t c
     qd_status status = qd_stored_read(part->text, first, out, (size_t)count);
     if (status != QD_CORRUPT)
         return status;
-    return QD_FAIL(QD_CORRUPT, "%s; leave a text alone while it is read, or make shards of it (quadrille tokenize)", qd_error_message());
+    return QD_FAIL(QD_CORRUPT, "%s; do not modify text while a run reads it, or convert it to shards (quadrille tokenize)",
+                   qd_error_message());
 }
 
-/* From token_bytes each, which are in the last bytes of `out`, to 4 each, from the front: a token
- * is never written over one that is still to be read. Returns the largest. */
+/* Widens tokens of token_bytes each, stored in the last bytes of `out`, to 4 bytes each from the
+ * front. The write position never passes the read position. Returns the largest token. */
 static uint32_t widen(int token_bytes, int64_t count, int32_t *out)
 {
     const char *from = (const char *)out + count * (4 - token_bytes);
@@ -68,8 +67,8 @@ qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t 
         int64_t at = first - part->first, length = part->count - at;
         length = count < length ? count : length;
         QD_TRY(qd_token_part_read(part, at, length, (char *)out + length * (4 - part->token_bytes)));
-        /* Checked here too: the shards need not have been verified, and such a token would read
-         * beside the embedding. */
+        /* Checked here too: shards may not have been verified, and a token outside the vocabulary
+         * would index past the embedding. */
         if ((int64_t)widen(part->token_bytes, length, out) >= vocab)
             for (int64_t i = 0; i < length; i++)
                 if ((uint32_t)out[i] >= (uint64_t)vocab)
@@ -82,7 +81,7 @@ qd_status qd_token_source_read(const qd_token_source *s, int64_t vocab, int64_t 
     return QD_OK;
 }
 
-/* Entries of a part's list of documents. */
+/* Reads entries of a part's document list. */
 static qd_status read_documents(const qd_token_part *part, int64_t first, int64_t count, uint64_t *out)
 {
     if (part->shard.file)
@@ -90,17 +89,16 @@ static qd_status read_documents(const qd_token_part *part, int64_t first, int64_
     if (part->documents)
         memcpy(out, part->documents + first, (size_t)count * sizeof *out);
     else
-        *out = 0; /* a text: one document, at its first token */
+        *out = 0; /* a text: one document, starting at its first token */
     return QD_OK;
 }
 
-/* Number of the part's documents that begin before its token `position`, and the beginning of the
- * next one, if there is one. By halves as long as there are many, then with one read for the
- * rest. */
+/* The number of documents of a part that begin before token `position`, and where the next one
+ * begins, if there is one. Binary search while many are left, then one read for the rest. */
 static qd_status find_document(const qd_token_part *part, int64_t position, int64_t *before, uint64_t *next)
 {
     enum { FEW = 64 };
-    int64_t low = 0, high = part->document_count; /* what is looked for is in [low, high] */
+    int64_t low = 0, high = part->document_count; /* the answer is in [low, high] */
     uint64_t few[FEW];
     while (high - low > FEW) {
         const int64_t middle = low + (high - low) / 2;
@@ -141,8 +139,6 @@ qd_status qd_token_source_document(const qd_token_source *s, int64_t position, i
     }
     return QD_OK;
 }
-
-/* ---- samples ---- */
 
 qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t count, int32_t *tokens, int32_t *targets,
                          int32_t *doc_start)
@@ -223,8 +219,6 @@ qd_batch_source qd_data_validation_source(qd_data *data)
     return (qd_batch_source){.fill = fill_validation, .context = data, .documents = data->document_mask};
 }
 
-/* ---- asking ---- */
-
 int64_t qd_data_windows(const qd_data *data)
 {
     return data->windows;
@@ -263,7 +257,7 @@ qd_data_source_info qd_data_source_describe(const qd_data *data, int source)
 qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens)
 {
     if (source < 0 || source >= data->source_count)
-        return QD_FAIL(QD_USAGE, "the data set has %d sources; there is no number %d", data->source_count, source);
+        return QD_FAIL(QD_USAGE, "the data set has %d sources; source %d does not exist", data->source_count, source);
     const qd_token_source *s = &data->sources[source];
     if (first < 0 || count < 0 || first > s->tokens || count > s->tokens - first)
         return QD_FAIL(QD_USAGE, "%s has %lld tokens; [%lld, %lld) is outside", s->path, (long long)s->tokens,
@@ -271,11 +265,9 @@ qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t c
     return qd_token_source_read(s, data->vocab, first, count, tokens);
 }
 
-/* ---- opening ---- */
-
 typedef struct mixture_item {
     char *path;
-    double weight; /* 0: not given */
+    double weight; /* 0: not set */
 } mixture_item;
 
 static bool exists(const char *path)
@@ -284,7 +276,7 @@ static bool exists(const char *path)
     return stat(path, &info) == 0;
 }
 
-/* "path:0.3" → weight 0.3 and the text cut at the colon; a file of that very name comes first. */
+/* "path:0.3" → weight 0.3, and the path cut at the colon, unless a file has that very name. */
 static qd_status take_weight(mixture_item *item)
 {
     char *colon = strrchr(item->path, ':'), *end;
@@ -307,7 +299,7 @@ static void free_items(mixture_item *items, int count)
     free(items);
 }
 
-/* Cuts data.path at its commas. */
+/* Splits data.path at its commas. */
 static qd_status parse_items(const char *path, mixture_item **out, int *out_count)
 {
     int count = 1;
@@ -328,14 +320,14 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
         if (!items[i].path)
             status = QD_FAIL(QD_NO_MEMORY, "no memory for data.path");
         else if (length == 0)
-            status = QD_FAIL(QD_USAGE, "data.path: '%s' has an empty place between commas", path);
+            status = QD_FAIL(QD_USAGE, "data.path: '%s' has an empty entry between commas", path);
         else
             status = take_weight(&items[i]);
         weighted += items[i].weight > 0;
     }
     if (status == QD_OK && weighted != 0 && weighted != count)
         status = QD_FAIL(QD_USAGE,
-                         "data.path: %d of %d sources have weights: give all of them one, as in a:0.7,b:0.3, or none",
+                         "data.path: %d of %d sources have weights: give a weight to all of them, as in a:0.7,b:0.3, or to none",
                          weighted, count);
     if (status != QD_OK) {
         free_items(items, items ? count : 0);
@@ -346,7 +338,7 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
     return QD_OK;
 }
 
-/* Cuts a source into windows to train on and windows held out. */
+/* Cuts a source into training windows and held-out windows. */
 static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
 {
     const int64_t all = (s->tokens - 1) / o->seq;
@@ -356,8 +348,8 @@ static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
     if (o->validation > 0) {
         if (all < 2)
             return QD_FAIL(QD_USAGE,
-                           "data.path: %s has one window of data.seq = %lld tokens: nothing would be left "
-                           "beside data.validation",
+                           "data.path: %s has one window of data.seq = %lld tokens: nothing is left to train on "
+                           "with data.validation",
                            s->path, (long long)o->seq);
         int64_t held = (int64_t)floor((double)all * o->validation);
         s->validation_windows = held < 1 ? 1 : held > all - 1 ? all - 1 : held;
@@ -368,7 +360,8 @@ static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
 
 static qd_status open_sources(const qd_data_options *o, const mixture_item *items, int count, qd_data *d)
 {
-    /* Without weights all items are one source, so that an epoch has each window exactly once. */
+    /* Without weights all items are one source, so that an epoch contains each window exactly
+     * once. */
     const bool weighted = items[0].weight > 0;
     d->source_count = weighted ? count : 1;
     d->sources = calloc((size_t)d->source_count, sizeof *d->sources);
@@ -388,7 +381,7 @@ static qd_status open_sources(const qd_data_options *o, const mixture_item *item
         QD_TRY(cut_windows(o, source));
         d->windows += source->windows;
         d->validation_windows += source->validation_windows;
-        qd_log(QD_LOG_INFO, "data", "%s: %lld tokens in %lld documents of %lld files (%lld not taken)", source->path,
+        qd_log(QD_LOG_INFO, "data", "%s: %lld tokens in %lld documents of %lld files (%lld skipped)", source->path,
                (long long)source->tokens, (long long)source->documents, (long long)source->files,
                (long long)source->skipped);
     }
@@ -416,7 +409,7 @@ static qd_status make_mixture(const qd_data_options *o, qd_data *d)
     return QD_OK;
 }
 
-/* Drops shards from a list. */
+/* Removes shards from a list. */
 static void keep_text(qd_file_list *files)
 {
     int64_t kept = 0;
@@ -453,15 +446,15 @@ qd_data_options qd_data_options_default(void)
 static qd_status check_options(const qd_data_options *o)
 {
     if (!o->path || o->path[0] == '\0')
-        return QD_FAIL(QD_USAGE, "data.path is not set: name what to train on, for example data.path=corpus.txt");
+        return QD_FAIL(QD_USAGE, "data.path is not set: set the training data, for example data.path=corpus.txt");
     if (o->seq < 1)
-        return QD_FAIL(QD_USAGE, "data.seq is %lld; at least 1 would be right", (long long)o->seq);
+        return QD_FAIL(QD_USAGE, "data.seq is %lld; it must be at least 1", (long long)o->seq);
     if (!(o->validation >= 0 && o->validation < 1))
-        return QD_FAIL(QD_USAGE, "data.validation is %g; a part from 0 to below 1 would be right", o->validation);
+        return QD_FAIL(QD_USAGE, "data.validation is %g; it must be at least 0 and below 1", o->validation);
     if (o->vocab < 1 || o->vocab > INT32_MAX)
-        return QD_FAIL(QD_USAGE, "model.vocab is %lld; 1 to %d would be right", (long long)o->vocab, INT32_MAX);
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld; it must be from 1 to %d", (long long)o->vocab, INT32_MAX);
     if (o->encoder && o->encoder->vocab > o->vocab)
-        return QD_FAIL(QD_USAGE, "the tokenizer has %lld tokens, but model.vocab is %lld: raise it",
+        return QD_FAIL(QD_USAGE, "the tokenizer has %lld tokens, but model.vocab is %lld: increase it",
                        (long long)o->encoder->vocab, (long long)o->vocab);
     return QD_OK;
 }
@@ -478,7 +471,8 @@ qd_status qd_data_open(const qd_data_options *options, qd_data **data)
     if (!d) {
         status = QD_FAIL(QD_NO_MEMORY, "no memory to open %s", options->path);
     } else {
-        *d = (qd_data){.seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask};
+        *d = (qd_data){
+            .seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask};
         status = open_sources(options, items, count, d);
     }
     if (status == QD_OK)

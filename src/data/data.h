@@ -1,10 +1,10 @@
-/* Where tokens come from, and which sample belongs to which step.
+/* The token pipeline: sources of tokens, and the mapping from steps to samples.
  *
  * The sampler is a pure function of (seed, sample index): sample g of a run, g = step ·
- * global_batch + i, is a window of a source, in an order permuted per epoch (data/sampler.h). No
- * state, no dependence on the layout: any rank can compute any sample, and a run can go on
- * anywhere. Windows cut the documents of a source, one after another, every seq tokens; each needs
- * one token more, its last target. */
+ * global_batch + i, is a window of a source, in an order permuted per epoch (data/sampler.h). It
+ * has no state and does not depend on the layout: any rank can compute any sample, and a run can
+ * resume at any step. The documents of a source are concatenated and cut into windows of seq
+ * tokens; each window also reads the token after it, its last target. */
 #ifndef QD_DATA_DATA_H
 #define QD_DATA_DATA_H
 
@@ -14,41 +14,40 @@
 #include "data/files.h"
 #include "data/sampler.h"
 
-/* Fills `count` samples that start at index `first` of the run: tokens, targets (the next token;
- * -1: not counted) and document starts, (count, seq) each. */
+/* Fills `count` samples starting at index `first` of the run: tokens, targets (the next token; -1:
+ * not counted) and document starts, (count, seq) each. */
 typedef struct qd_batch_source {
     qd_status (*fill)(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start);
     void *context;
-    bool documents; /* document starts differ from 0 */
+    bool documents; /* document starts are not all 0 */
 } qd_batch_source;
 
-/* A data set of one file whose bytes are the tokens. QD_USAGE when it is missing, empty or too
- * short for one window of seq + 1. */
+/* A data set of one file whose bytes are the tokens. QD_USAGE if it is missing, empty or shorter
+ * than one window of seq + 1. */
 qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data);
 
-/* The text files behind `path` (file, folder or mixture), without shards: what a tokenizer is
- * trained on. */
+/* The text files of `path` (file, folder or mixture), without shards: the training text of a
+ * tokenizer. */
 qd_status qd_data_text_files(const char *path, qd_file_list *files);
 
-/* Of the tokenizer that made the tokens, as in qd_text_encoder; 0: unknown. */
+/* Hash of the tokenizer that made the tokens, as in qd_text_encoder; 0: unknown. */
 uint64_t qd_data_tokenizer_hash(const qd_data *data);
 
-/* A hash of a source's content: of shards, whose headers hold the hashes of their chunks, of all of
- * it; of text in memory or mapped, of all bytes up to 1 GiB, beyond that of 4096 blocks of 64 KiB
- * (*sampled). */
+/* A hash of a source's content. For shards it covers everything, because their headers contain the
+ * hashes of their chunks. For text, on disk or encoded in memory, it covers all bytes up to 1 GiB,
+ * and beyond that 4096 blocks of 64 KiB (*sampled). */
 qd_status qd_data_fingerprint(const qd_data *data, int source, uint64_t *hash, bool *sampled);
 
-/* Training samples, without end: after one epoch comes the next. `seq` of fill is the data
- * set's. */
+/* Training samples; endless, epoch after epoch. `seq` of fill must be the data set's. */
 qd_batch_source qd_data_source(qd_data *data);
-/* The held-out windows in their order, source after source; index qd_data_validation_windows() is
- * the first again. */
+/* The held-out windows in order, source after source; index qd_data_validation_windows() wraps
+ * around to the first. */
 qd_batch_source qd_data_validation_source(qd_data *data);
 
-/* Tokens [first, first + count) of a source, count at least 1, with the token after each as its
- * target (-1 where the mask forbids it) and document starts relative to `first`. One more token
- * must follow them. */
+/* Tokens [first, first + count) of a source, count >= 1, with the following token of each as its
+ * target (-1 where the mask forbids it) and document starts relative to `first`. At least one more
+ * token must follow them. */
 qd_status qd_data_window(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens,
                          int32_t *targets, int32_t *doc_start);
 

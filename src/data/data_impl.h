@@ -1,3 +1,4 @@
+/* Internals of a data set: sources, and the parts (shards, text) they consist of. */
 #ifndef QD_DATA_DATA_IMPL_H
 #define QD_DATA_DATA_IMPL_H
 
@@ -5,32 +6,32 @@
 #include "data/shard.h"
 #include "data/stored.h"
 
-/* Tokens that follow each other: a shard, a text whose bytes are the tokens, or text that was
- * encoded into memory. */
+/* A stretch of consecutive tokens: a shard, a text whose bytes are the tokens, or text encoded in
+ * memory. */
 typedef struct qd_token_part {
     char *path; /* for messages */
     int token_bytes;      /* 1, 2 or 4 */
-    int64_t count, first; /* first: place of its first token in the source */
+    int64_t count, first; /* first: position of its first token in the source */
     int64_t document_count;
-    /* where they are: one of the three */
+    /* Storage: one of the three. */
     qd_shard shard;
     qd_stored *text;     /* one document */
-    void *tokens;        /* in memory */
-    uint64_t *documents; /* in memory, (document_count): as in a shard */
+    void *tokens;        /* tokens in memory */
+    uint64_t *documents; /* for tokens in memory, (document_count): as in a shard */
 } qd_token_part;
 
 /* Tokens [first, first + count) of a part, as stored: token_bytes each. */
 qd_status qd_token_part_read(const qd_token_part *part, int64_t first, int64_t count, void *out);
 void qd_token_part_free(qd_token_part *part);
 
-/* Parts one after another: one stream of tokens. */
+/* Concatenated parts: one stream of tokens. */
 typedef struct qd_token_source {
     char *path;
     double weight; /* share of the samples; 0 while unknown */
     qd_token_part *parts;
     int64_t part_count, part_capacity;
     int64_t tokens, documents, files, skipped;
-    int64_t windows, validation_windows; /* trained on, and the held-out ones after them */
+    int64_t windows, validation_windows; /* training windows, and the held-out ones after them */
 } qd_token_source;
 
 struct qd_data {
@@ -38,21 +39,22 @@ struct qd_data {
     bool document_mask;
     qd_token_source *sources;
     int source_count;
-    int64_t *mixture_windows, *mixture_bounds; /* of `mixture` */
+    int64_t *mixture_windows, *mixture_bounds; /* arrays of `mixture` */
     qd_mixture mixture;
-    int64_t windows, validation_windows; /* of all sources */
+    int64_t windows, validation_windows; /* totals over all sources */
     uint64_t tokenizer_hash;             /* of all tokens; 0: unknown */
-    char *tokenizer_from;                /* who said so, for messages */
+    char *tokenizer_from;                /* the source of tokenizer_hash, for messages */
 };
 
 /* Tokens [first, first + count) of a source, checked against the vocabulary. */
 qd_status qd_token_source_read(const qd_token_source *source, int64_t vocab, int64_t first, int64_t count,
                                int32_t *out);
 
-/* The first document of the source that begins at or after `position`; source->tokens: none. */
+/* The first document of the source that begins at or after `position`; source->tokens if there is
+ * none. */
 qd_status qd_token_source_document(const qd_token_source *source, int64_t position, int64_t *document);
 
-/* Adds what `path` names (no mixture) to the source. */
+/* Adds the files of `path` (not a mixture) to the source. */
 qd_status qd_token_source_add(const qd_data_options *options, const char *path, qd_data *data, qd_token_source *source);
 
 #endif

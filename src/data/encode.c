@@ -1,3 +1,5 @@
+/* The parallel encoder: reads text files in pieces, encodes a batch of pieces on all threads, and
+ * passes the tokens to a sink in file order. */
 #define _GNU_SOURCE
 #include "data/encode.h"
 
@@ -14,16 +16,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A piece is about PIECE bytes, longer when it has no good place to end. A batch is what all
- * threads work on before the results are handed on: enough for an even load, few enough that memory
- * does not matter. */
+/* A piece has about PIECE bytes, more when there is no good place to cut. A batch is what all
+ * threads encode before the results are passed on: large enough to balance the load, small enough
+ * not to need much memory. */
 enum {
     PIECE = 1 << 20,
-    LONGEST_TEXT = 16 << 20,  /* then text is cut where it must be */
+    LONGEST_TEXT = 16 << 20,  /* longer text is cut at any character */
     LONGEST_LINE = 256 << 20, /* of .jsonl */
     BATCH_BYTES_PER_THREAD = 4 << 20,
     MOST_PIECES = 1024,
-    PIECES_KEPT_PER_THREAD = 8, /* keep their buffers from batch to batch */
+    PIECES_KEPT_PER_THREAD = 8, /* whose buffers are kept from batch to batch */
 };
 #define PROGRESS_SECONDS 0.1
 
@@ -33,9 +35,9 @@ typedef struct piece {
     size_t length, capacity;
     int64_t first_line; /* number of its first line, for messages */
     bool begins_file, at_line_start;
-    /* results */
+    /* Results. */
     qd_tokens tokens;
-    int64_t *starts; /* (start_count): tokens at which documents begin */
+    int64_t *starts; /* (start_count): token offsets where documents begin */
     int64_t start_count, start_capacity;
     qd_status status;
     char *message;
@@ -46,18 +48,18 @@ typedef struct encode_state {
     const qd_token_sink *sink;
     const char *separator, *field;
     int threads;
-    /* reading */
-    int64_t file; /* the one being read */
-    int fd;       /* -1: not yet opened */
+    /* Reading. */
+    int64_t file; /* index of the current file */
+    int fd;       /* -1: not opened yet */
     char *carry;  /* bytes read that belong to the next piece */
     size_t carry_length, carry_capacity;
     int64_t line;
     bool file_begun, at_line_start;
-    /* working */
+    /* Encoding. */
     piece *pieces; /* (MOST_PIECES) */
     int64_t piece_count;
-    /* handing on */
-    bool document_due;       /* a document has begun and has no token yet */
+    /* Output. */
+    bool document_due;       /* a document has begun but has no token yet */
     int64_t document_tokens; /* of the open document */
     qd_tokenize_progress *total;
     double begun, last_progress;
@@ -72,9 +74,8 @@ int qd_threads_or_all(int threads)
     return count > 0 ? count : 1;
 }
 
-/* ---- reading pieces ---- */
-
-/* For text without a good place: after the last line end, else between characters. Never 0. */
+/* For text without a good place to cut: after the last line end, otherwise between characters.
+ * Never 0. */
 static size_t forced_cut(const char *text, size_t length)
 {
     const char *line_end = memrchr(text, '\n', length);
@@ -88,8 +89,8 @@ static size_t forced_cut(const char *text, size_t length)
     return at;
 }
 
-/* Where the encoder says, or at the very end; at a line end when documents are separated by lines.
- * 0: nowhere. */
+/* Where the encoder allows a cut, or at the very end; at a line end if documents are separated by
+ * lines. 0: nowhere. */
 static size_t good_cut(const encode_state *s, const char *text, size_t length)
 {
     const qd_text_encoder *e = s->job->encoder;
@@ -154,7 +155,7 @@ static qd_status keep_rest(encode_state *s, piece *p, size_t cut)
     return QD_OK;
 }
 
-/* Finds where the piece ends, reading on until there is a place. */
+/* Finds the end of the piece, reading more until there is a place to cut. */
 static qd_status cut_piece(encode_state *s, piece *p, bool *end)
 {
     const bool lines = p->file->kind == QD_FILE_LINES;
@@ -196,14 +197,14 @@ static qd_status open_next(encode_state *s)
     return QD_OK;
 }
 
-/* The next piece of the present file, or nothing (length 0) when that has ended. */
+/* The next piece of the current file; length 0 at its end. */
 static qd_status read_piece(encode_state *s, piece *p)
 {
     if (s->fd < 0)
         QD_TRY(open_next(s));
     p->file = &s->job->files->items[s->file];
     p->length = s->carry_length;
-    /* Small files need no large buffer; one byte more sees the end at once. */
+    /* Small files need no large buffer; one extra byte detects the end with the first read. */
     size_t want = (size_t)(p->file->bytes < PIECE ? p->file->bytes + 1 : PIECE);
     want = want > p->length + 1 ? want : p->length + 1;
     QD_TRY(piece_reserve(p, want));
@@ -238,8 +239,6 @@ static qd_status read_batch(encode_state *s)
     }
     return QD_OK;
 }
-
-/* ---- working on one piece ---- */
 
 static qd_status begin_document(piece *p)
 {
@@ -323,13 +322,11 @@ static void work(void *context, int64_t begin, int64_t end, int thread)
         p->tokens.count = 0;
         p->start_count = 0;
         p->status = p->file->kind == QD_FILE_LINES ? work_on_lines(s, p, thread) : work_on_text(s, p, thread);
-        /* The error record belongs to this thread: the one that reports takes a copy. */
+        /* The error record is thread-local: copy the message for the thread that reports it. */
         if (p->status != QD_OK)
             p->message = strdup(qd_error_message());
     }
 }
-
-/* ---- handing on ---- */
 
 static qd_status end_document(encode_state *s)
 {
@@ -343,10 +340,10 @@ static qd_status end_document(encode_state *s)
     return QD_OK;
 }
 
-/* Tokens [from, to) of a piece. */
+/* Passes tokens [from, to) of a piece to the sink. */
 static qd_status hand_on(encode_state *s, const piece *p, int64_t from, int64_t to)
 {
-    if (from == to) /* there may be none at all, and no place for them */
+    if (from == to) /* a piece without tokens may have no buffer */
         return QD_OK;
     const int64_t count = to - from;
     if (s->document_due) {
@@ -364,7 +361,7 @@ static qd_status hand_on_piece(encode_state *s, const piece *p)
 {
     int64_t from = 0;
     if (p->status != QD_OK)
-        return QD_FAIL(p->status, "%s", p->message ? p->message : "no memory for the message of a failure");
+        return QD_FAIL(p->status, "%s", p->message ? p->message : "out of memory while recording an error message");
     for (int64_t i = 0; i < p->start_count; i++) {
         QD_TRY(hand_on(s, p, from, p->starts[i]));
         QD_TRY(end_document(s));
@@ -412,7 +409,8 @@ static qd_status run_batches(encode_state *s, qd_pool *pool)
 
 qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, qd_tokenize_progress *total)
 {
-    *total = (qd_tokenize_progress){.bytes_total = job->files->bytes, .files_total = job->files->count};
+    *total = (qd_tokenize_progress){
+        .bytes_total = job->files->bytes, .files_total = job->files->count};
     encode_state s = {
         .job = job,
         .sink = sink,
@@ -439,7 +437,7 @@ qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, q
     if (s.fd >= 0)
         close(s.fd);
     for (int64_t i = 0; s.pieces && i < MOST_PIECES; i++)
-        if (s.pieces[i].text) /* a piece that was used; most never are */
+        if (s.pieces[i].text) /* pieces that were used; most never are */
             piece_free(&s.pieces[i]);
     free(s.pieces);
     free(s.carry);

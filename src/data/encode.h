@@ -1,4 +1,4 @@
-/* Text files become tokens: read in pieces, encoded by all threads, handed on in order. */
+/* Encodes text files into tokens: read in pieces, encoded by all threads, delivered in order. */
 #ifndef QD_DATA_ENCODE_H
 #define QD_DATA_ENCODE_H
 
@@ -6,7 +6,7 @@
 
 #include "data/files.h"
 
-/* Where tokens go, in the order of the text. */
+/* Receives tokens in the order of the text. */
 typedef struct qd_token_sink {
     void *context;
     qd_status (*document)(void *context); /* the next token begins a document; at least one follows */
@@ -22,19 +22,18 @@ typedef struct qd_encode_job {
     void *progress_context;
 } qd_encode_job;
 
-/* What comes out does not depend on the number of threads. `total` counts what was done, also after
- * a failure. */
+/* The result does not depend on the number of threads. `total` counts what was processed, also
+ * after an error. */
 qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, qd_tokenize_progress *total);
 
-/* QD_USAGE when it is missing or its figures make no sense. */
+/* QD_USAGE if the encoder is missing or its figures are out of range. */
 qd_status qd_text_encoder_check(const qd_text_encoder *encoder);
 
-int qd_threads_or_all(int threads); /* 0: the cores this process may use */
+int qd_threads_or_all(int threads); /* 0: all cores available to this process */
 
-/* ---- shards of one folder ---- */
-
-/* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The folder is made
- * beside its place and renamed when complete; it may exist if it is empty. */
+/* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The shards are written
+ * to a temporary folder next to it, which is renamed when complete; `folder` may exist if it is
+ * empty. */
 qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int64_t shard_tokens,
                               qd_tokenize_report *report);
 

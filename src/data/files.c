@@ -1,3 +1,4 @@
+/* Lists the files of a path, hashes them, and writes files and folders durably. */
 #include "data/files.h"
 
 #include "base/text/strbuf.h"
@@ -21,8 +22,6 @@ static const char *const text_extensions[] = {
     "csv", "tsv",  "yaml", "yml",      "toml", "ini", "c",   "h",    "cc",  "cpp",  "hpp",  "cu",
     "py",  "rs",   "go",   "java",     "js",   "ts",  "sh",  "pl",   "rb",  "lisp",
 };
-
-/* ---- paths ---- */
 
 static char *concatenate(const char *a, const char *b, const char *c)
 {
@@ -56,8 +55,6 @@ static bool is_shard_name(const char *path)
     return strcmp(extension_of(path), &QD_SHARD_SUFFIX[1]) == 0;
 }
 
-/* ---- what a file is ---- */
-
 static qd_status look_like_text(const char *path, bool *text)
 {
     for (size_t i = 0; i < sizeof text_extensions / sizeof text_extensions[0]; i++)
@@ -69,8 +66,9 @@ static qd_status look_like_text(const char *path, bool *text)
     size_t length;
     bool whole;
     QD_TRY(qd_file_head(path, &bytes, &length, &whole));
-    /* The last character may be cut by the end of what we looked at. */
-    *text = length - qd_utf8_valid(bytes, length) < (whole ? 1u : 4u) && !memchr(bytes, '\0', length);
+    /* The last character may be cut off at the end of the bytes that were read. */
+    const size_t cut = whole ? 1u : 4u;
+    *text = length - qd_utf8_valid(bytes, length) < cut && !memchr(bytes, '\0', length);
     free(bytes);
     return QD_OK;
 }
@@ -114,15 +112,13 @@ size_t qd_line_length(const char *text, size_t length, size_t *inner)
     return whole;
 }
 
-/* ---- folders ---- */
-
 static qd_status walk(qd_file_list *found, const char *folder, int depth);
 
 static qd_status visit(qd_file_list *found, const char *path, bool link_to_folder_is_fine, int depth)
 {
     struct stat info, own;
     if (lstat(path, &own) != 0 || stat(path, &info) != 0) {
-        /* A link that leads nowhere, or a file that went away meanwhile. */
+        /* A dangling symlink, or a file that was removed meanwhile. */
         found->skipped++;
         return QD_OK;
     }
@@ -165,15 +161,15 @@ static int by_path(const void *a, const void *b)
     return strcmp(((const qd_file *)a)->path, ((const qd_file *)b)->path);
 }
 
-/* Moves the files of one folder into the list. Beside shards, text is left out: it is what they
- * were made from. */
+/* Moves the files of one folder into the list. Text next to shards is skipped: the shards were made
+ * from it. */
 static qd_status take_found(qd_file_list *list, const char *folder, qd_file_list *found)
 {
     int64_t shards = 0;
     for (int64_t i = 0; i < found->count; i++)
         shards += found->items[i].kind == QD_FILE_SHARD;
     if (found->count == 0)
-        return QD_FAIL(QD_USAGE, "%s: a folder without text: none of its %lld files is text or a shard", folder,
+        return QD_FAIL(QD_USAGE, "%s: the folder contains no text: none of its %lld files is text or a shard", folder,
                        (long long)found->skipped);
     qsort(found->items, (size_t)found->count, sizeof found->items[0], by_path);
     list->skipped += found->skipped;
@@ -241,8 +237,6 @@ qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash)
     return status;
 }
 
-/* ---- writing ---- */
-
 qd_status qd_write_all(const char *path, int fd, const void *bytes, size_t length)
 {
     const char *from = bytes;
@@ -266,7 +260,7 @@ qd_status qd_folder_sync_of(const char *path)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory", path);
     qd_status status = QD_OK;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* Some file systems cannot flush a folder and say EINVAL. */
+    /* Some file systems cannot flush a folder and return EINVAL. */
     if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL))
         status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", folder, strerror(errno));
     if (fd >= 0)
@@ -288,7 +282,7 @@ qd_status qd_folder_make(const char *path)
         *at = '\0';
         struct stat info;
         if (mkdir(partial, 0755) != 0 && (errno != EEXIST || stat(partial, &info) != 0 || !S_ISDIR(info.st_mode)))
-            status = QD_FAIL(QD_USAGE, "%s: the folder cannot be made: %s", partial, strerror(errno));
+            status = QD_FAIL(QD_USAGE, "%s: the folder cannot be created: %s", partial, strerror(errno));
         *at = end;
         if (end == '\0')
             break;

@@ -1,4 +1,4 @@
-/* What identifies the tokens of a source, so that a resumed run notices others in their place. */
+/* Hashes the tokens of a source, so that a resumed run notices when its data has changed. */
 #include "data/data_impl.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static qd_status add_range(XXH3_state_t *state, const qd_token_part *part, int64
     return QD_OK;
 }
 
-/* Of more than 1 GiB, blocks spread evenly, the first and the last among them. */
+/* Above 1 GiB, hashes evenly spaced blocks, including the first and the last. */
 static qd_status add_bytes(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
 {
     const int64_t size = part->count * part->token_bytes, apart = (size - BLOCK) / (BLOCKS - 1) / part->token_bytes * part->token_bytes;
@@ -37,7 +37,7 @@ static qd_status add_bytes(XXH3_state_t *state, const qd_token_part *part, bool 
     return status;
 }
 
-/* A shard's header has the hash of a table of the hashes of all else: it stands for all tokens and
+/* A shard's header contains the hash of the checksum table, which covers all tokens and
  * documents. */
 static qd_status add_part(XXH3_state_t *state, const qd_token_part *part, bool *sampled)
 {

@@ -1,3 +1,4 @@
+/* The Kneser-Ney model: trigrams as sorted 64-bit keys, grouped into count tables per order. */
 #include "data/kneser_ney.h"
 
 #include <assert.h>
@@ -5,26 +6,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A trigram is one word of 3 × 21 bits, so sorting groups it by context. The start is the token
- * `vocab`. */
+/* A trigram is one word of 3 × 21 bits, so sorting groups it by context. The start symbol is the
+ * token `vocab`. */
 enum { TOKEN_BITS = 21 };
 #define TOKEN_MASK ((UINT64_C(1) << TOKEN_BITS) - 1)
 
-/* How often each of some things was seen, for one order, in groups of one context each. */
+/* Counts of one order, grouped by context. */
 typedef struct context_table {
-    uint64_t *contexts; /* (context_count) sorted; NULL: context i is number i */
-    int64_t *begin;     /* (context_count + 1): its entries */
+    uint64_t *contexts; /* (context_count) sorted; NULL: context i is token i */
+    int64_t *begin;     /* (context_count + 1): offsets of its entries */
     double *total;      /* (context_count): sum of the counts */
-    double *free;       /* (context_count): probability that the discounts set free */
+    double *free;       /* (context_count): probability mass freed by the discounts */
     int64_t context_count;
     uint32_t *tokens, *counts; /* entries: sorted by token inside a context */
     int64_t entry_count;
-    double discount[3]; /* for counts of 1, 2, 3 and more */
+    double discount[3]; /* for counts of 1, 2, and 3 or more */
 } context_table;
 
 struct qd_kn {
     int64_t vocab;
-    uint64_t *keys; /* (count): trigrams as they come, until finished */
+    uint64_t *keys; /* (count): trigrams in input order, until finished */
     int64_t count, capacity;
     uint32_t before[2]; /* the last two tokens */
     context_table trigrams, bigrams;
@@ -37,8 +38,6 @@ static uint64_t pack(uint64_t u, uint64_t v, uint64_t w)
 {
     return u << (2 * TOKEN_BITS) | v << TOKEN_BITS | w;
 }
-
-/* ---- counting ---- */
 
 qd_status qd_kn_create(int64_t vocab, qd_kn **model)
 {
@@ -101,9 +100,7 @@ qd_status qd_kn_add(qd_kn *m, const int32_t *tokens, int64_t count)
     return QD_OK;
 }
 
-/* ---- sorting and grouping ---- */
-
-/* Least significant digit first, 11 bits at a time; digits that all keys share are passed over. */
+/* LSD radix sort, 11 bits per pass; digits that all keys share are skipped. */
 static qd_status sort_keys(uint64_t **keys, int64_t count)
 {
     enum { DIGIT = 11, BUCKETS = 1 << DIGIT };
@@ -140,15 +137,15 @@ static int64_t count_different(const uint64_t *keys, int64_t count, int shift)
     return different;
 }
 
-/* The order of count: 1, 2 or more, as an index. */
+/* Index of the discount for a count: 1, 2, or 3 and more. */
 static int count_class(uint32_t count)
 {
     return count >= 3 ? 2 : (int)count - 1;
 }
 
-/* From n[k] = how many things were seen k times. Small texts have gaps there, which give no
- * estimate or one outside (0, k]: then one discount n1/(n1 + 2 n2) for all, and 1/2 when even that
- * says nothing. */
+/* Discounts from n[k] = number of events seen k times. Small texts have gaps in n, which give no
+ * estimate or one outside (0, k]: then one discount n1/(n1 + 2 n2) for all, and 1/2 if that is
+ * undefined too. */
 static void estimate_discounts(const int64_t n[5], double discount[3])
 {
     double y = n[1] > 0 ? (double)n[1] / (double)(n[1] + 2 * n[2]) : 0.5;
@@ -159,7 +156,7 @@ static void estimate_discounts(const int64_t n[5], double discount[3])
         discount[k - 1] = d;
     }
     for (int k = 0; !usable && k < 3; k++)
-        discount[k] = y < 1 ? y : 0.5; /* a discount of 1 would take all of a thing seen once */
+        discount[k] = y < 1 ? y : 0.5; /* a discount of 1 would remove all mass of an event seen once */
 }
 
 static void estimate_from(const uint32_t *counts, int64_t count, double discount[3])
@@ -191,8 +188,8 @@ static qd_status table_alloc(context_table *t, int64_t contexts, int64_t entries
     return QD_OK;
 }
 
-/* Fills entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an entry,
- * its length the count. */
+/* Fills the entries from sorted keys (context << TOKEN_BITS | token): a run of equal keys is an
+ * entry, its length the count. */
 static void table_fill(context_table *t, const uint64_t *keys, int64_t count)
 {
     int64_t entry = -1, context = -1;
@@ -213,7 +210,7 @@ static void table_fill(context_table *t, const uint64_t *keys, int64_t count)
             t->begin[context + 1] = entry + 1;
         }
     }
-    /* Numbers that are no context end where the one before them ends. */
+    /* Context numbers without entries are empty ranges: they end where the previous one ends. */
     for (int64_t c = 1; c <= t->context_count; c++)
         t->begin[c] = t->begin[c] ? t->begin[c] : t->begin[c - 1];
 }
@@ -232,7 +229,7 @@ static void table_weigh(context_table *t)
     }
 }
 
-/* P1 of all tokens, from the different bigrams. */
+/* P1 of all tokens, from the distinct bigrams. */
 static qd_status weigh_unigrams(qd_kn *m)
 {
     uint32_t *before = calloc((size_t)m->vocab, sizeof *before); /* m(w) */
@@ -259,15 +256,15 @@ qd_status qd_kn_finish(qd_kn *m)
 {
     assert(!m->unigram);
     if (m->count == 0)
-        return QD_FAIL(QD_USAGE, "a trigram model of no tokens");
+        return QD_FAIL(QD_USAGE, "a trigram model needs at least one token");
     m->total = m->count;
     QD_TRY(sort_keys(&m->keys, m->count));
     int64_t trigrams = count_different(m->keys, m->count, 0);
     QD_TRY(table_alloc(&m->trigrams, count_different(m->keys, m->count, TOKEN_BITS), trigrams, true));
     table_fill(&m->trigrams, m->keys, m->count);
     table_weigh(&m->trigrams);
-    /* Each different trigram uvw once, as vw: how often vw stands there is how many different u it
-     * followed. */
+    /* Each distinct trigram uvw once, as vw: the count of vw is then the number of distinct u
+     * before it. */
     int64_t at = 0;
     for (int64_t i = 0; i < m->count; i++)
         if (i == 0 || m->keys[i] != m->keys[i - 1])
@@ -284,10 +281,8 @@ qd_status qd_kn_finish(qd_kn *m)
     return weigh_unigrams(m);
 }
 
-/* ---- asking ---- */
-
-/* (count - discount) / total + free · lower, with the count of `token` after context number c (-1:
- * never seen). */
+/* (count - discount) / total + free · lower, with the count of `token` in context number c (-1:
+ * context never seen). */
 static double interpolate(const context_table *t, int64_t c, uint32_t token, double lower)
 {
     if (c < 0 || t->begin[c] == t->begin[c + 1])

@@ -1,3 +1,4 @@
+/* A batch source of random tokens, for benchmarks and tests. */
 #include "base/rng.h"
 #include "data/data.h"
 

@@ -1,3 +1,4 @@
+/* The sample order: a Feistel permutation per epoch, and the interleaving of weighted sources. */
 #include "data/sampler.h"
 
 #include "base/rng.h"
@@ -7,7 +8,7 @@
 
 int64_t qd_permute(uint64_t seed, int64_t epoch, int64_t index, int64_t size)
 {
-    int bits = 2; /* of the domain, even, so that both halves are equal */
+    int bits = 2; /* width of the domain; even, so that both halves are equal */
     while (bits < 62 && (INT64_C(1) << bits) < size)
         bits += 2;
     const int half = bits / 2;
@@ -41,9 +42,9 @@ void qd_mixture_bounds(const double *weights, int sources, int64_t *bounds)
         counts[s] = counts[s] > 0 ? counts[s] : 1;
         total += counts[s];
     }
-    /* Too few: one more where the share exceeds the count most. Too many (tiny sources got their
-     * 1): one less where the count exceeds the share most among those that can give. Equal ones:
-     * the first. */
+    /* Too few: add one where the share exceeds the count most. Too many (tiny sources were rounded
+     * up to 1): remove one where the count exceeds the share most, among sources with more than
+     * one. Ties: the first. */
     while (total != QD_MIXTURE_BLOCK) {
         const int64_t step = total < QD_MIXTURE_BLOCK ? 1 : -1;
         int best = -1;
@@ -65,7 +66,7 @@ void qd_mixture_bounds(const double *weights, int sources, int64_t *bounds)
 qd_sample qd_mixture_sample(const qd_mixture *m, int64_t index)
 {
     qd_sample sample = {0};
-    int64_t turn = index; /* which sample of its source this is */
+    int64_t turn = index; /* ordinal of this sample within its source */
     uint64_t seed = m->seed;
     if (m->sources > 1) {
         const int64_t block = index / QD_MIXTURE_BLOCK;

@@ -1,5 +1,5 @@
-/* Reading shards: nothing of the header is believed before it fits, and everything is read with
- * pread() (data/stored.h). */
+/* Reads and verifies shards. No field of the header is trusted before it is checked, and all reads
+ * use pread() (data/stored.h). */
 #include "data/shard.h"
 
 #include "base/file.h"
@@ -14,9 +14,9 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-enum { BUFFER_BYTES = 1 << 18 }; /* what is read in one go, of a size that a core's caches hold */
+enum { BUFFER_BYTES = 1 << 18 }; /* bytes per read; fits a core's caches */
 
-/* Bytes of the file, or of the memory that stands for it. */
+/* Bytes of the file, or of the memory of a view. */
 static qd_status shard_bytes(const qd_shard *s, uint64_t offset, void *out, size_t bytes)
 {
     if (s->file)
@@ -35,16 +35,14 @@ qd_status qd_shard_documents(const qd_shard *s, int64_t first, int64_t count, ui
     return shard_bytes(s, s->documents_at + (uint64_t)first * 8, out, (size_t)count * 8);
 }
 
-/* ---- header ---- */
-
 static qd_status check_header_bytes(const char *path, const shard_header *h, size_t size)
 {
     if (size < SHARD_HEADER_BYTES)
         return QD_FAIL(QD_CORRUPT, "%s: a shard begins with %d bytes of header, but the file has %zu", path,
                        SHARD_HEADER_BYTES, size);
     if (memcmp(h->magic, SHARD_MAGIC, sizeof h->magic) != 0)
-        return QD_FAIL(QD_CORRUPT, "%s: not a token shard: it does not begin with " SHARD_MAGIC, path);
-    /* The version comes first: another version may keep its checksum elsewhere. */
+        return QD_FAIL(QD_CORRUPT, "%s: not a token shard: it does not start with " SHARD_MAGIC, path);
+    /* Check the version first: another version may store its checksum elsewhere. */
     if (h->version != SHARD_VERSION)
         return QD_FAIL(QD_CORRUPT, "%s: shard of version %u, but this program reads version %d", path, h->version,
                        SHARD_VERSION);
@@ -54,24 +52,24 @@ static qd_status check_header_bytes(const char *path, const shard_header *h, siz
                        path, (unsigned long long)hash, (unsigned long long)h->header_hash);
     if (h->file_bytes != size)
         return QD_FAIL(QD_CORRUPT, "%s: %s: the file has %zu bytes, but its header says %llu", path,
-                       size < h->file_bytes ? "cut off" : "something follows the shard", size,
+                       size < h->file_bytes ? "truncated" : "extra bytes after the shard", size,
                        (unsigned long long)h->file_bytes);
     return QD_OK;
 }
 
-/* A header with a right checksum may still be made by somebody else's program: nothing in it is
- * believed before it fits. Offsets follow from the counts, so each must be the one value that the
- * counts give. */
+/* A header with a valid checksum may still come from another program: nothing in it is trusted
+ * before it is consistent. Offsets follow from the counts, so each must be exactly the value that
+ * the counts give. */
 static qd_status check_header_sense(const char *path, const shard_header *h, size_t size)
 {
-    const uint64_t most = size; /* no count can be larger than the file */
+    const uint64_t most = size; /* no count exceeds the file size */
     if (h->token_bytes != 2 && h->token_bytes != 4)
-        return QD_FAIL(QD_CORRUPT, "%s: tokens of %u bytes; 2 or 4 would be right", path, h->token_bytes);
+        return QD_FAIL(QD_CORRUPT, "%s: tokens of %u bytes; must be 2 or 4", path, h->token_bytes);
     if (h->vocab == 0 || h->vocab > (h->token_bytes == 2 ? UINT64_C(1) << 16 : UINT64_C(1) << 31))
         return QD_FAIL(QD_CORRUPT, "%s: a vocabulary of %llu does not fit tokens of %u bytes", path,
                        (unsigned long long)h->vocab, h->token_bytes);
     if (h->chunk_bytes < 4096 || h->chunk_bytes % 8 != 0)
-        return QD_FAIL(QD_CORRUPT, "%s: chunks of %llu bytes; a multiple of 8 from 4096 on would be right", path,
+        return QD_FAIL(QD_CORRUPT, "%s: chunks of %llu bytes; must be a multiple of 8 and at least 4096", path,
                        (unsigned long long)h->chunk_bytes);
     for (size_t i = 0; i < sizeof h->reserved / sizeof h->reserved[0]; i++)
         if (h->reserved[i] != 0)
@@ -94,7 +92,7 @@ static qd_status check_documents(const qd_shard *s)
 {
     enum { STRETCH = 4096 };
     uint64_t *documents = malloc(STRETCH * sizeof *documents), before = 0;
-    qd_status status = documents ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to look at its documents", s->path);
+    qd_status status = documents ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to check its documents", s->path);
     for (int64_t first = 0, count; first < s->document_count && status == QD_OK; first += count) {
         count = s->document_count - first < STRETCH ? s->document_count - first : STRETCH;
         status = qd_shard_documents(s, first, count, documents);
@@ -112,16 +110,14 @@ static qd_status check_documents(const qd_shard *s)
     return status;
 }
 
-/* ---- all of it ---- */
-
 typedef struct verify_job {
     const qd_shard *shard;
     const shard_header *header;
     const uint64_t *table;
-    unsigned char **buffers; /* one of BUFFER_BYTES per thread */
-    pthread_mutex_t lock;    /* what follows */
-    int64_t bad_chunk, bad_token; /* the lowest that is wrong; INT64_MAX: none */
-    qd_status status;             /* of reading */
+    unsigned char **buffers; /* (threads): BUFFER_BYTES each */
+    pthread_mutex_t lock;    /* protects the fields below */
+    int64_t bad_chunk, bad_token; /* the lowest offender; INT64_MAX: none */
+    qd_status status;             /* first read error */
     char message[512];
 } verify_job;
 
@@ -148,7 +144,7 @@ static void chunk_range(const shard_header *h, int64_t chunk, uint64_t *offset, 
     *length = left < h->chunk_bytes ? left : h->chunk_bytes;
 }
 
-/* Tokens [first, first + count), as stored. */
+/* Checks tokens [first, first + count), as stored. */
 static void verify_tokens(verify_job *job, const void *tokens, int64_t first, int64_t count)
 {
     const qd_shard *s = job->shard;
@@ -168,8 +164,8 @@ static void verify_tokens(verify_job *job, const void *tokens, int64_t first, in
         }
 }
 
-/* Checksum and tokens in one pass. Chunks, buffers and tokens begin at multiples of 8 bytes, or of
- * one token, after the header. */
+/* Checksum and tokens in one pass. Relative to the end of the header, chunks, buffers and tokens
+ * are aligned to 8 bytes, or to one token. */
 static qd_status verify_chunk(verify_job *job, int64_t chunk, XXH3_state_t *hash, unsigned char *buffer)
 {
     const qd_shard *s = job->shard;
@@ -202,7 +198,7 @@ static void verify_chunks(void *context, int64_t begin, int64_t end, int thread)
     XXH3_freeState(hash);
 }
 
-/* What the threads have found. A wrong checksum says more than a token that makes no sense. */
+/* Reports what the threads found. A wrong checksum is more specific than a token out of range. */
 static qd_status verdict(verify_job *job, int64_t chunks)
 {
     const qd_shard *s = job->shard;
@@ -248,7 +244,7 @@ static qd_status verify_all(const qd_shard *s, const shard_header *h, const uint
     return status;
 }
 
-/* The table of checksums, which has one of its own; free() it. */
+/* The checksum table, verified against its own checksum; the caller frees it. */
 static qd_status read_table(const qd_shard *s, const shard_header *h, uint64_t **table)
 {
     const size_t bytes = (size_t)(h->file_bytes - h->table_offset);
@@ -265,7 +261,7 @@ static qd_status read_table(const qd_shard *s, const shard_header *h, uint64_t *
     return status;
 }
 
-/* shard->path and where its bytes are have been filled in. */
+/* shard->path and the storage have been filled in. */
 static qd_status open_shard(qd_shard *shard, size_t size, bool verify, int threads)
 {
     shard_header h = {0};
@@ -281,7 +277,7 @@ static qd_status open_shard(qd_shard *shard, size_t size, bool verify, int threa
     shard->tokenizer_hash = h.tokenizer_hash;
     shard->header_hash = h.header_hash;
     QD_TRY(read_table(shard, &h, &table));
-    /* A wrong checksum says more about a damaged list of documents than its order does. */
+    /* A wrong checksum is a better diagnosis of a damaged document list than its order. */
     qd_status status = verify ? verify_all(shard, &h, table, threads) : QD_OK;
     free(table);
     return status == QD_OK ? check_documents(shard) : status;
@@ -295,8 +291,6 @@ qd_status qd_shard_view(const char *name, const void *bytes, size_t size, bool v
     shard->documents = (const uint64_t *)(shard->memory + shard->documents_at);
     return QD_OK;
 }
-
-/* ---- files ---- */
 
 qd_status qd_shard_open(const char *path, bool verify, int threads, qd_shard *shard)
 {

@@ -1,3 +1,5 @@
+/* Writes shards as a stream: tokens in checksummed chunks, then documents, checksums and the
+ * header. */
 #include "data/shard.h"
 
 #include "data/files.h"
@@ -21,7 +23,7 @@ struct qd_shard_writer {
     char *path, *partial;
     int fd;
     shard_header header;
-    unsigned char *chunk; /* (SHARD_CHUNK_BYTES): of the body, not yet written */
+    unsigned char *chunk; /* (SHARD_CHUNK_BYTES): part of the body that is not written yet */
     size_t filled;
     word_list documents, table;
 };
@@ -30,7 +32,7 @@ qd_status qd_shard_writer_create(const char *path, int64_t vocab, uint64_t token
 {
     *writer = NULL;
     if (vocab < 1 || vocab > INT32_MAX)
-        return QD_FAIL(QD_USAGE, "%s: a vocabulary of %lld; 1 to 2147483647 would be right", path, (long long)vocab);
+        return QD_FAIL(QD_USAGE, "%s: a vocabulary of %lld; must be from 1 to 2147483647", path, (long long)vocab);
     qd_shard_writer *w = calloc(1, sizeof *w);
     if (!w)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path);
@@ -50,8 +52,8 @@ qd_status qd_shard_writer_create(const char *path, int64_t vocab, uint64_t token
     if (!w->path || !w->partial || !w->chunk)
         status = QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path);
     else if ((w->fd = open(w->partial, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) < 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be made: %s", w->partial, strerror(errno));
-    /* A header of zeros until all is written. */
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", w->partial, strerror(errno));
+    /* The header stays zero until everything is written. */
     static const char zeros[SHARD_HEADER_BYTES];
     if (status == QD_OK)
         status = qd_write_all(w->partial, w->fd, zeros, sizeof zeros);
@@ -119,7 +121,7 @@ static qd_status write_body(qd_shard_writer *w, const void *bytes, size_t length
 
 qd_status qd_shard_writer_document(qd_shard_writer *w)
 {
-    /* A document without tokens leaves no trace. */
+    /* A document without tokens is dropped. */
     if (w->documents.count > 0 && w->documents.data[w->documents.count - 1] == w->header.token_count)
         return QD_OK;
     return push(w, &w->documents, w->header.token_count);
@@ -158,7 +160,7 @@ static qd_status write_end(qd_shard_writer *w)
     static const char zeros[8];
     if (h->token_count == 0)
         return QD_FAIL(QD_USAGE, "%s: no tokens to write", w->path);
-    /* A document that got no token after all. */
+    /* Drop a last document that got no tokens. */
     if (w->documents.count > 0 && w->documents.data[w->documents.count - 1] == h->token_count)
         w->documents.count--;
     uint64_t token_bytes = h->token_count * h->token_bytes;
@@ -189,7 +191,7 @@ qd_status qd_shard_writer_finish(qd_shard_writer *w, int64_t *bytes)
         status = qd_folder_sync_of(w->path);
         *bytes = (int64_t)w->header.file_bytes;
         close(w->fd);
-        w->fd = -1; /* nothing to take away any more */
+        w->fd = -1; /* nothing left to clean up */
     }
     qd_shard_writer_abandon(w);
     return status;

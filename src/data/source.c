@@ -1,5 +1,5 @@
-/* What a path names becomes parts of a source: shards as they are, text through the encoder, into
- * the cache or into memory. */
+/* Turns the files of a path into parts of a source: shards as they are, text through the encoder,
+ * into the cache or into memory. */
 #include "base/text/json.h"
 #include "data/data_impl.h"
 #include "data/encode.h"
@@ -29,7 +29,7 @@ void qd_token_part_free(qd_token_part *part)
     free(part->path);
 }
 
-/* Takes over the part, also when it fails. */
+/* Takes ownership of the part, also on error. */
 static qd_status add_part(qd_token_source *s, const char *path, qd_token_part part)
 {
     if (s->part_count == s->part_capacity) {
@@ -63,7 +63,7 @@ static qd_status agree_on_tokenizer(qd_data *d, uint64_t hash, const char *from)
     if (hash == 0 || hash == d->tokenizer_hash)
         return QD_OK;
     if (d->tokenizer_hash != 0)
-        return QD_FAIL(QD_USAGE, "%s was made with another tokenizer (%016llx) than %s (%016llx); one for all would be right "
+        return QD_FAIL(QD_USAGE, "%s was made with another tokenizer (%016llx) than %s (%016llx); use the same tokenizer for all "
                                  "('quadrille tokenize --tokenizer')", from, (unsigned long long)hash, d->tokenizer_from,
                        (unsigned long long)d->tokenizer_hash);
     d->tokenizer_hash = hash;
@@ -71,15 +71,13 @@ static qd_status agree_on_tokenizer(qd_data *d, uint64_t hash, const char *from)
     return d->tokenizer_from ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to open it", from);
 }
 
-/* ---- shards ---- */
-
 static qd_status add_shard(const qd_data_options *o, const char *path, qd_data *d, qd_token_source *s)
 {
     qd_shard shard;
     QD_TRY(qd_shard_open(path, o->verify, qd_threads_or_all(o->threads), &shard));
     qd_status status = agree_on_tokenizer(d, shard.tokenizer_hash, path);
     if (status == QD_OK && shard.vocab > o->vocab)
-        status = QD_FAIL(QD_USAGE, "%s: tokens of a vocabulary of %lld, but model.vocab is %lld: raise it", path,
+        status = QD_FAIL(QD_USAGE, "%s: tokens of a vocabulary of %lld, but model.vocab is %lld: increase it", path,
                          (long long)shard.vocab, (long long)o->vocab);
     if (status != QD_OK) {
         qd_shard_close(&shard);
@@ -94,7 +92,7 @@ static qd_status add_shard(const qd_data_options *o, const char *path, qd_data *
                     });
 }
 
-/* The number in a name that `tokenize` gives; -1: another name. */
+/* The number in a name written by `tokenize`; -1 for any other name. */
 static int shard_number(const char *name)
 {
     int number = -1, end = 0;
@@ -103,15 +101,15 @@ static int shard_number(const char *name)
     return number;
 }
 
-/* Bytes of a path up to its name. */
+/* Length of the folder part of a path. */
 static size_t folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-/* What the folder of `path`, its last shard, says of itself. Folders of earlier versions say
- * nothing. */
+/* Compares the number of shards with shards.json of the folder of `path`, its last shard. Folders
+ * written by earlier versions have no such file. */
 static qd_status check_count(const char *path, int64_t shards)
 {
     const size_t length = folder_of(path);
@@ -124,13 +122,13 @@ static qd_status check_count(const char *path, int64_t shards)
     qd_status status = qd_json_get_int(document, qd_json_root(document), "shards", &expected);
     qd_json_destroy(document);
     if (status == QD_OK && expected != shards)
-        status = QD_FAIL(QD_CORRUPT, "%s says %lld shards, and there are %lld: complete the folder, or remove that file", name,
+        status = QD_FAIL(QD_CORRUPT, "%s lists %lld shards, but the folder has %lld: complete the folder, or remove that file", name,
                          (long long)expected, (long long)shards);
     return status;
 }
 
-/* A folder that was copied in part: shards are numbered from 0, so a gap shows, and the folder says
- * how many they are. */
+/* Detects a folder that was copied partially: shards are numbered from 0, so gaps show, and the
+ * folder records how many there are. */
 static qd_status check_numbers(const qd_file_list *files)
 {
     int expected = 0;
@@ -139,7 +137,7 @@ static qd_status check_numbers(const qd_file_list *files)
         const size_t length = folder_of(path);
         const int number = shard_number(path + length);
         if (number > expected)
-            return QD_FAIL(QD_CORRUPT, "%s is there, and %.*sshard-%05d.qds is not: complete the folder, or give the shards other names",
+            return QD_FAIL(QD_CORRUPT, "%s exists, but %.*sshard-%05d.qds is missing: complete the folder, or rename the shards",
                            path, (int)length, path, expected);
         expected = number + 1;
         if (next && folder_of(next) == length && strncmp(next, path, length) == 0)
@@ -163,8 +161,6 @@ static qd_status add_shard_folder(const qd_data_options *o, const char *folder, 
     return status;
 }
 
-/* ---- text into memory ---- */
-
 typedef struct memory_sink {
     unsigned char *tokens;
     int token_bytes;
@@ -182,7 +178,7 @@ static qd_status grow(void **data, int64_t *capacity, int64_t need, size_t size)
         next += next / 2;
     void *larger = realloc(*data, (size_t)next * size);
     if (!larger)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld tokens of text: a cache folder would keep them on disk",
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld tokens of text: set a cache folder to keep them on disk",
                        (long long)next);
     *data = larger;
     *capacity = next;
@@ -224,7 +220,7 @@ static qd_status add_text_in_memory(const qd_encode_job *job, const char *path, 
     qd_tokenize_progress total;
     qd_status status = qd_encode_files(job, &sink, &total);
     if (status == QD_OK && m.count == 0)
-        status = QD_FAIL(QD_USAGE, "%s: the text gives no tokens", path);
+        status = QD_FAIL(QD_USAGE, "%s: the text yields no tokens", path);
     if (status != QD_OK) {
         free(m.tokens);
         free(m.documents);
@@ -239,8 +235,6 @@ static qd_status add_text_in_memory(const qd_encode_job *job, const char *path, 
                         .document_count = m.document_count,
                     });
 }
-
-/* ---- text into the cache ---- */
 
 static qd_status hash_file(XXH3_state_t *hash, const char *path, char *buffer)
 {
@@ -257,7 +251,8 @@ static qd_status hash_file(XXH3_state_t *hash, const char *path, char *buffer)
     }
     qd_status status = got == 0 ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be read: %s", path, strerror(errno));
     close(fd);
-    /* The length ends each file, so that text that moves from one to the next changes the key. */
+    /* Hash the length of each file too, so that text that moves from one file to the next changes
+     * the key. */
     XXH3_128bits_update(hash, &bytes, sizeof bytes);
     return status;
 }
@@ -267,8 +262,8 @@ static void hash_text(XXH3_state_t *hash, const char *text)
     XXH3_128bits_update(hash, text ? text : "", text ? strlen(text) + 1 : 1);
 }
 
-/* Name of the folder for this text and this encoder: 32 hexadecimal digits of a hash of all that
- * decides the tokens. */
+/* Name of the cache folder for this text and encoder: 32 hexadecimal digits of a hash of everything
+ * that determines the tokens. */
 static qd_status cache_key(const qd_encode_job *job, char key[40])
 {
     XXH3_state_t *hash = XXH3_createState();
@@ -296,19 +291,19 @@ static qd_status cache_key(const qd_encode_job *job, char key[40])
     return status;
 }
 
-/* One of all ranks and runs that want this folder makes it; the others wait for the lock and find
- * it made. */
+/* One of the ranks and runs that need this folder creates it; the others wait for the lock and find
+ * it complete. */
 static qd_status make_cached(const qd_encode_job *job, const char *folder)
 {
     qd_tokenize_report report;
     struct stat info;
-    /* It gets its name when it is complete. So a cache that cannot be written serves what it
-     * has. */
+    /* The folder gets its name only when complete, so an existing one can be used even if the cache
+     * is read-only. */
     if (stat(folder, &info) == 0)
         return QD_OK;
     char *lock_path = qd_path_with(folder, ".lock");
     if (!lock_path)
-        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to make it", folder);
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to create it", folder);
     qd_status status = QD_OK;
     int lock = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     int locked = -1;
@@ -336,13 +331,11 @@ static qd_status add_text_cached(const qd_data_options *o, const qd_encode_job *
     if (status == QD_OK) {
         status = add_shard_folder(o, folder, d, s);
         if (status == QD_CORRUPT)
-            qd_error_prefix(status, "tokens kept from an earlier run (remove %s to make them again): ", folder);
+            qd_error_prefix(status, "cached tokens of an earlier run (remove %s to recreate them): ", folder);
     }
     free(folder);
     return status;
 }
-
-/* ---- text ---- */
 
 /* A file whose bytes are the tokens needs no copy. */
 static qd_status add_bytes(const char *path, qd_token_source *s)

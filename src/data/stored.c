@@ -1,5 +1,5 @@
-/* Files of a data set with a bound on open descriptors. The bound is one for the process, as that
- * of the system is, and so is the list of open files: ranks may be threads. */
+/* Files of a data set with a limit on open descriptors. The limit and the list of open files are
+ * per process, as the system's limit is: ranks may be threads. */
 #include "data/stored.h"
 
 #include "base/file.h"
@@ -18,17 +18,17 @@ struct qd_stored {
     int64_t bytes;
     dev_t device;
     ino_t inode;
-    /* below: under `lock` */
-    int fd;   /* -1: closed for now */
-    int busy; /* threads that read it */
-    qd_stored *newer, *older; /* of those that are open, by use */
+    /* Protected by `lock`: */
+    int fd;   /* -1: currently closed */
+    int busy; /* number of threads reading it */
+    qd_stored *newer, *older; /* list of open files, by last use */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static qd_stored *newest, *oldest;
 static int open_count;
 
-/* A quarter of what the process may have: the rest is for everybody else. */
+/* A quarter of the process's limit: the rest is left to other code. */
 static int most_open(void)
 {
     enum { LEAST = 16, MOST = 4096 };
@@ -37,8 +37,6 @@ static int most_open(void)
         return LEAST;
     return limit.rlim_cur / 4 > MOST ? MOST : limit.rlim_cur / 4 < LEAST ? LEAST : (int)(limit.rlim_cur / 4);
 }
-
-/* ---- the list; all under `lock` ---- */
 
 static void unlist(qd_stored *f)
 {
@@ -57,8 +55,7 @@ static void list_first(qd_stored *f)
     open_count++;
 }
 
-/* Closes the ones that nobody reads and that have not been used for longest, until there are at
- * most `most`. */
+/* Closes the least recently used files that no thread is reading, until at most `most` are open. */
 static void close_old(int most)
 {
     for (qd_stored *f = oldest, *next; f && open_count > most; f = next) {
@@ -77,7 +74,7 @@ static qd_status open_again(qd_stored *f)
     int64_t bytes;
     close_old(most_open() - 1);
     qd_status status = qd_file_open(f->path, &f->fd, &bytes);
-    if (status == QD_SYSTEM && open_count > 0) { /* no descriptors: others of the process took more than they were left */
+    if (status == QD_SYSTEM && open_count > 0) { /* out of descriptors: other code of the process uses more than its share */
         close_old(0);
         status = qd_file_open(f->path, &f->fd, &bytes);
     }
@@ -94,10 +91,8 @@ static qd_status open_again(qd_stored *f)
     }
     close(f->fd);
     f->fd = -1;
-    return QD_FAIL(QD_CORRUPT, "%s: another file is in its place since it was opened: leave data alone while a run reads it", f->path);
+    return QD_FAIL(QD_CORRUPT, "%s: the file was replaced after it was opened: do not modify data while a run reads it", f->path);
 }
-
-/* ---- public ---- */
 
 qd_status qd_stored_open(const char *path, qd_stored **file)
 {

@@ -1,9 +1,8 @@
-/* Files of a data set: bytes of any place, from any thread, for as long as a run lasts.
+/* Files of a data set: random access from any thread for the duration of a run.
  *
- * They are read with pread() and not mapped, so that an unreadable sector or a file that somebody
- * cuts off during the run is an error with the file's name and not SIGBUS. A data set may have more
- * files than a process may have open: those that have not been used for longest are closed and
- * opened again when needed. */
+ * They are read with pread() and not mapped, so that an unreadable sector, or a file truncated
+ * during the run, is an error that names the file instead of a SIGBUS. A data set may have more
+ * files than a process may open: the least recently used ones are closed and reopened on demand. */
 #ifndef QD_DATA_STORED_H
 #define QD_DATA_STORED_H
 
@@ -13,13 +12,13 @@
 
 typedef struct qd_stored qd_stored;
 
-/* QD_USAGE: it does not exist, is no file, or is empty. */
+/* QD_USAGE: it does not exist, is not a regular file, or is empty. */
 qd_status qd_stored_open(const char *path, qd_stored **file);
 void qd_stored_close(qd_stored *file); /* NULL is legal */
-int64_t qd_stored_bytes(const qd_stored *file); /* when it was opened */
+int64_t qd_stored_bytes(const qd_stored *file); /* size when it was opened */
 
-/* Bytes [offset, offset + bytes). QD_CORRUPT: the file has become shorter, or is another than
- * before; QD_IO: the disk fails. Both name file and position. */
+/* Reads bytes [offset, offset + bytes). QD_CORRUPT: the file has shrunk or was replaced; QD_IO: the
+ * disk failed. Both name the file and the position. */
 qd_status qd_stored_read(qd_stored *file, int64_t offset, void *out, size_t bytes);
 
 #endif

@@ -1,6 +1,6 @@
-/* Refuses files that are not text before they become tokens: archives and compressed files by their
- * first bytes, others by NUL bytes and by what is not UTF-8. A model trains on anything, so that
- * nothing later would show the mistake. */
+/* Refuses files that are not text before they are tokenized: archives and compressed files by their
+ * first bytes, others by NUL bytes and by invalid UTF-8. A model trains on anything, so nothing
+ * later would reveal the mistake. */
 #include "base/text/strbuf.h"
 #include "data/files.h"
 
@@ -11,7 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Some broken bytes are no reason: a few at least, and a tenth of all. */
+/* A file is refused if more than SOME_BROKEN bytes and more than MOST_BROKEN percent are
+ * invalid. */
 enum { HEAD_BYTES = 64 * 1024, SOME_BROKEN = 32, MOST_BROKEN = 10 /* percent */ };
 
 static const struct signature {
@@ -44,7 +45,7 @@ qd_status qd_file_head(const char *path, char **bytes, size_t *length, bool *who
     ssize_t got = head ? 1 : -1;
     while (head && used < HEAD_BYTES && ((got = read(fd, head + used, HEAD_BYTES - used)) > 0 || (got < 0 && errno == EINTR)))
         used += got > 0 ? (size_t)got : 0;
-    qd_status status = !head     ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to look into it", path)
+    qd_status status = !head     ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", path)
                        : got < 0 ? QD_FAIL(QD_IO, "%s: cannot be read: %s", path, strerror(errno))
                                  : QD_OK;
     close(fd);
@@ -58,7 +59,8 @@ qd_status qd_file_head(const char *path, char **bytes, size_t *length, bool *who
     return QD_OK;
 }
 
-/* Bytes that belong to no character. The last one may be cut by the end of what was read. */
+/* Bytes that belong to no valid character. The last character may be cut off at the end of the
+ * bytes that were read. */
 static size_t broken_bytes(const char *bytes, size_t length, bool whole)
 {
     size_t broken = 0;
@@ -69,10 +71,10 @@ static size_t broken_bytes(const char *bytes, size_t length, bool whole)
 
 static qd_status check_head(const char *path, const char *bytes, size_t length, bool whole)
 {
-    static const char as_bytes[] = "data.tokenizer=bytes takes any file as it is";
+    static const char as_bytes[] = "data.tokenizer=bytes accepts any file";
     size_t broken = broken_bytes(bytes, length, whole);
     bool nul = memchr(bytes, '\0', length);
-    if (!nul && broken == 0) /* also where it begins like one of the formats below */
+    if (!nul && broken == 0) /* valid text, even if it starts like one of the formats below */
         return QD_OK;
     for (size_t i = 0; i < sizeof signatures / sizeof *signatures; i++) {
         const struct signature *s = &signatures[i];
@@ -80,7 +82,7 @@ static qd_status check_head(const char *path, const char *bytes, size_t length, 
             return QD_FAIL(QD_USAGE, "%s: is %s, not text: %s; %s", path, s->what, s->remedy, as_bytes);
     }
     if (nul)
-        return QD_FAIL(QD_USAGE, "%s: holds NUL bytes, so it is not text; %s", path, as_bytes);
+        return QD_FAIL(QD_USAGE, "%s: contains NUL bytes, so it is not text; %s", path, as_bytes);
     if (broken > SOME_BROKEN && broken * 100 > length * MOST_BROKEN)
         return QD_FAIL(QD_USAGE,
                        "%s: %zu of its first %zu bytes are not UTF-8: convert text in another encoding first (iconv -t UTF-8); %s", path,

@@ -1,3 +1,4 @@
+/* A tokenizer as a text encoder, with one encoder state per thread. */
 #include "data/encode.h"
 
 #include <stdlib.h>
@@ -6,7 +7,7 @@
 typedef struct encoder_state {
     const qd_tokenizer *tokenizer;
     qd_encode_options options;
-    qd_encoder **encoders; /* (threads): each thread keeps the words it has seen */
+    qd_encoder **encoders; /* (threads): each caches the words it has seen */
     int threads;
 } encoder_state;
 

@@ -1,3 +1,5 @@
+/* `quadrille tokenize`: writes encoded text as a folder of shards that appears only when
+ * complete. */
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 #include "data/encode.h"
@@ -13,8 +15,6 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* ---- a folder of shards as a sink ---- */
 
 typedef struct shard_set {
     const char *folder;
@@ -37,8 +37,8 @@ static qd_status finish_shard(shard_set *set)
     return QD_OK;
 }
 
-/* How many they are: of a folder that was copied in part the last may be missing, and nothing else
- * would show it. */
+/* Writes the number of shards: without it, missing last shards of a partially copied folder would
+ * go unnoticed. */
 static qd_status write_count(const shard_set *set, const qd_tokenize_progress *total)
 {
     qd_strbuf text = {0};
@@ -82,7 +82,7 @@ static qd_status set_document(void *context)
     return qd_shard_writer_document(set->writer);
 }
 
-/* A document that does not fit goes on in the next shard, before the first document there. */
+/* A document that does not fit continues in the next shard, before the first document there. */
 static qd_status set_append(void *context, const int32_t *tokens, int64_t count)
 {
     shard_set *set = context;
@@ -97,23 +97,21 @@ static qd_status set_append(void *context, const int32_t *tokens, int64_t count)
     return QD_OK;
 }
 
-/* ---- the folder ---- */
-
 static qd_status check_output(const char *folder)
 {
     DIR *dir = opendir(folder);
     if (!dir)
         return errno == ENOENT ? QD_OK
-                               : QD_FAIL(QD_USAGE, "%s: cannot be the folder to write: %s", folder, strerror(errno));
+                               : QD_FAIL(QD_USAGE, "%s: cannot be used as output folder: %s", folder, strerror(errno));
     bool empty = true;
     for (struct dirent *entry; (entry = readdir(dir));)
         empty = empty && (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0);
     closedir(dir);
-    return empty ? QD_OK : QD_FAIL(QD_USAGE, "%s: the folder is not empty: remove it or name another", folder);
+    return empty ? QD_OK : QD_FAIL(QD_USAGE, "%s: the folder is not empty: remove it or choose another", folder);
 }
 
-/* Makes the folder that shards are written to before it gets its name, and locks it: what a killed
- * process left there is removed, what a living one writes is not. */
+/* Creates and locks the temporary folder. Files of a killed process are removed; those of a running
+ * process are not. */
 static qd_status open_partial(const char *partial, int *lock)
 {
     QD_TRY(qd_folder_make(partial));
@@ -141,7 +139,7 @@ static qd_status encode_into(const qd_encode_job *job, const char *partial, int6
     if (status == QD_OK)
         status = finish_shard(&set);
     if (status == QD_OK && set.shards == 0)
-        status = QD_FAIL(QD_USAGE, "%s: the text gives no tokens", job->files->items[0].path);
+        status = QD_FAIL(QD_USAGE, "%s: the text yields no tokens", job->files->items[0].path);
     if (status == QD_OK)
         status = write_count(&set, &report->total);
     qd_shard_writer_abandon(set.writer);
@@ -185,8 +183,6 @@ qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int6
     return status;
 }
 
-/* ---- public ---- */
-
 qd_tokenize_options qd_tokenize_options_default(void)
 {
     return (qd_tokenize_options){.shard_tokens = INT64_C(1) << 28, .documents = {.field = "text"}};
@@ -197,11 +193,11 @@ qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_repo
     *report = (qd_tokenize_report){0};
     QD_TRY(qd_text_encoder_check(options->encoder));
     if (!options->output || options->output[0] == '\0')
-        return QD_FAIL(QD_USAGE, "tokenize: name the folder to write");
+        return QD_FAIL(QD_USAGE, "tokenize: the output folder is not set");
     if (options->input_count < 1)
         return QD_FAIL(QD_USAGE, "tokenize: name at least one file or folder of text");
     if (options->shard_tokens < 1)
-        return QD_FAIL(QD_USAGE, "tokenize: shards of %lld tokens; at least 1 would be right",
+        return QD_FAIL(QD_USAGE, "tokenize: shards of %lld tokens; must be at least 1",
                        (long long)options->shard_tokens);
     qd_file_list files = {0};
     qd_status status = QD_OK;

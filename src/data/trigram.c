@@ -1,3 +1,4 @@
+/* The trigram baseline of a data set: counts the training windows, scores the held-out ones. */
 #include "data/data_impl.h"
 #include "data/kneser_ney.h"
 
@@ -8,15 +9,15 @@
 
 enum { CHUNK = 1 << 16 };
 
-/* Walks over tokens [first, end) of a source in chunks that end where a document begins, if the
- * mask asks for that. */
+/* Walks over tokens [first, end) of a source in chunks, which end where a document begins if
+ * documents are masked. */
 typedef struct token_walk {
     const qd_data *data;
     const qd_token_source *source;
     int64_t at, end;
     int32_t *tokens; /* (CHUNK) */
     int64_t count;
-    bool begins; /* the chunk's first token begins a document */
+    bool begins; /* the first token of the chunk begins a document */
 } token_walk;
 
 static qd_status walk_next(token_walk *w)
@@ -38,7 +39,7 @@ static qd_status walk_next(token_walk *w)
     return QD_OK;
 }
 
-/* The windows to train on, with the last one's last target. */
+/* The training windows, including the last target of the last one. */
 static qd_status count_source(token_walk *w, qd_kn *model)
 {
     qd_kn_break(model);
@@ -54,12 +55,12 @@ static qd_status count_source(token_walk *w, qd_kn *model)
     }
 }
 
-/* The targets of the held-out windows. The two tokens before each are known, as they are to a model
- * that reads the window, except at the very beginning of a window, where the trigram knows a little
+/* The targets of the held-out windows. The two tokens before each target are known, as they are to
+ * a model that reads the window, except at the start of a window, where the trigram sees a little
  * more. */
 static qd_status score_source(token_walk *w, const qd_kn *model, double *sum, int64_t *scored)
 {
-    const int64_t held = w->source->windows * w->data->seq; /* its first token is no target */
+    const int64_t held = w->source->windows * w->data->seq; /* its first token is not a target */
     int32_t u = QD_KN_START, v = QD_KN_START;
     w->at = held > 0 ? held - 1 : 0;
     w->end = held + w->source->validation_windows * w->data->seq + 1;

@@ -320,11 +320,11 @@ class Text(program.ProgramTest):
         self.ok(self.run_program(*train))
         last = self.path(f"shards/shard-{shards - 1:05}.qds")
         os.rename(last, self.path("away"))
-        self.one_line(self.run_program(*train), 2, f"shards.json says {shards} shards, and there are {shards - 1}")
+        self.one_line(self.run_program(*train), 2, f"shards.json lists {shards} shards, but the folder has {shards - 1}")
         os.rename(self.path("away"), last)
         self.ok(self.run_program(*train))
         os.remove(self.path("shards/shard-00001.qds"))
-        self.one_line(self.run_program(*train), 2, "shard-00002.qds is there", "shard-00001.qds is not")
+        self.one_line(self.run_program(*train), 2, "shard-00002.qds exists", "shard-00001.qds is missing")
         self.ok(self.run_program("train", "data.path=shards/shard-00002.qds", *program.SMALL, "train.steps=1"))
 
     def test_damaged_shards(self):

@@ -144,7 +144,7 @@ class Faults(program.ProgramTest):
         os.truncate(shard, 1024)
         errors = self.finish(run, 30)
         self.assertEqual(run.returncode, 2, errors)
-        self.assertRegex(errors, r"^quadrille: rank \d, action .*shard-00000.qds: ends before byte \d+: it has become shorter.*\n$")
+        self.assertRegex(errors, r"^quadrille: rank \d, action .*shard-00000.qds: ends before byte \d+: it has shrunk.*\n$")
 
     @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
     def test_shared_memory_after_mpirun_is_killed(self):

@@ -1,3 +1,4 @@
+/* Byte-pair merging of one piece: a scan of all pairs for short pieces, a heap for long ones. */
 #include "data/tokenizer/bpe.h"
 
 #include <stdlib.h>
@@ -43,8 +44,8 @@ static uint32_t rank_of(const qd_vocab *vocab, uint32_t left, uint32_t right)
     return merge ? merge->rank : NO_RANK;
 }
 
-/* ranks[i] belongs to the pair (i, i + 1). Removing a symbol moves what is behind it: cheap while
- * it is short. */
+/* ranks[i] belongs to the pair (i, i + 1). Removing a symbol shifts the rest, which is cheap for
+ * short pieces. */
 static size_t merge_short(const qd_vocab *vocab, uint32_t *ids, uint32_t *ranks, size_t count)
 {
     for (size_t i = 0; i + 1 < count; i++)
@@ -68,7 +69,7 @@ static size_t merge_short(const qd_vocab *vocab, uint32_t *ids, uint32_t *ranks,
     return count;
 }
 
-/* The heap holds rank << 32 | place of the left symbol: its smallest number is the next merge. */
+/* Heap entries are rank << 32 | index of the left symbol: the smallest is the next merge. */
 static void sift_down(uint64_t *heap, size_t count, size_t at)
 {
     uint64_t item = heap[at];
@@ -90,8 +91,8 @@ static void sift_up(uint64_t *heap, size_t at)
     heap[at] = item;
 }
 
-/* Looks up the pair that starts at `place` anew and queues it. Each merge queues two at most, so 3
- * · count is room. */
+/* Looks up the pair that starts at `place` and pushes it. Each merge pushes at most two, so a
+ * capacity of 3 · count suffices. */
 static void queue_pair(const qd_vocab *vocab, qd_bpe_work *work, uint32_t place, size_t *queued)
 {
     uint32_t next = work->next[place];
@@ -128,7 +129,7 @@ static qd_status merge_long(const qd_vocab *vocab, qd_bpe_work *work, size_t *co
         if (queued)
             sift_down(work->heap, queued, 0);
         if (work->ranks[left] != rank)
-            continue; /* the pair has changed since */
+            continue; /* stale entry: the pair has changed */
         uint32_t right = work->next[left], next = work->next[right], previous = work->previous[left];
         work->ids[left] = qd_vocab_merge(vocab, work->ids[left], work->ids[right])->id;
         work->ranks[right] = NO_RANK;
@@ -151,7 +152,7 @@ qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t
 {
     QD_TRY(reserve(work, length));
     size_t symbols = 0;
-    bool unknown = false; /* the symbol before stands for unknown bytes */
+    bool unknown = false; /* the previous symbol is the unknown token */
     for (size_t i = 0; i < length; i++) {
         uint32_t id = tokenizer->byte_id[piece[i]];
         if (id == QD_NO_TOKEN) {

@@ -1,3 +1,4 @@
+/* GPT-2's mapping between bytes and printable characters. */
 #include "data/tokenizer/byte_level.h"
 
 #include "data/tokenizer/split/unicode.h"

@@ -1,3 +1,5 @@
+/* The encoder: finds added tokens, splits the text between them into pieces, and encodes each piece
+ * through the word cache or by BPE. */
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/split/unicode.h"
 #include "data/tokenizer/word_cache.h"
@@ -11,11 +13,11 @@ struct qd_encoder {
     const qd_tokenizer *tokenizer;
     qd_bpe_work work;
     qd_word_cache cache;
-    qd_regex_state *regex[QD_MOST_STAGES]; /* of the stages that need one */
-    uint8_t *allowed;       /* (added_count), of this call */
+    qd_regex_state *regex[QD_MOST_STAGES]; /* for the stages that use one */
+    uint8_t *allowed;       /* (added_count): special tokens allowed in this call */
     qd_strbuf prefixed, replaced;
     qd_tokens *out;
-    size_t last_piece;      /* tokens of the piece encoded last */
+    size_t last_piece;      /* token count of the last piece */
 };
 
 qd_encode_options qd_encode_options_default(void)
@@ -85,7 +87,7 @@ static qd_status put(qd_tokens *out, const uint32_t *ids, size_t count)
     return QD_OK;
 }
 
-/* A piece that the cache does not know. */
+/* Encodes a piece that is not in the cache. */
 static qd_status encode_new_piece(qd_encoder *encoder, const uint8_t *piece, size_t length, qd_word *slot)
 {
     const qd_tokenizer *tokenizer = encoder->tokenizer;
@@ -141,7 +143,7 @@ static qd_status emit(void *context, size_t offset, size_t length, bool matched)
     return run_stages(call->encoder, call->stage + 1, call->text + offset, length);
 }
 
-/* Cuts the text by the stages from number `stage` on and encodes the pieces. */
+/* Splits the text by the stages from number `stage` on and encodes the pieces. */
 static qd_status run_stages(qd_encoder *encoder, int stage, const uint8_t *text, size_t length)
 {
     const qd_tokenizer *tokenizer = encoder->tokenizer;
@@ -154,7 +156,7 @@ static qd_status run_stages(qd_encoder *encoder, int stage, const uint8_t *text,
     if (now->kind == QD_STAGE_PREFIX) {
         if (*text == ' ')
             return run_stages(encoder, stage + 1, text, length);
-        /* One prefix stage per tokenizer, so its buffer is not in use below. */
+        /* A tokenizer has one prefix stage, so its buffer is not in use below. */
         qd_strbuf_clear(&encoder->prefixed);
         qd_strbuf_puts(&encoder->prefixed, " ");
         qd_strbuf_append(&encoder->prefixed, (const char *)text, length);
@@ -179,7 +181,7 @@ static qd_status run_stages(qd_encoder *encoder, int stage, const uint8_t *text,
     return QD_OK;
 }
 
-/* Whether an added token at [at, at + length) of [text, end) counts, and how far it reaches. */
+/* Whether an added token at [at, at + length) of [text, end) is accepted, and its extent. */
 static bool accept_added(const qd_added *added, const uint8_t *text, const uint8_t *free_from, const uint8_t *end,
                          const uint8_t **start, const uint8_t **stop)
 {
@@ -206,8 +208,8 @@ static bool accept_added(const qd_added *added, const uint8_t *text, const uint8
     return true;
 }
 
-/* Takes out added tokens: first those that match the text as it came (pass 0), then those that
- * match it normalised (pass 1), which is the same text here. What lies between goes through the
+/* Extracts added tokens: first those that match the original text (pass 0), then those that match
+ * the normalized text (pass 1), which is the same here. The text between them goes through the
  * stages. */
 static qd_status take_added(qd_encoder *encoder, const qd_encode_options *options, const uint8_t *text, size_t size, int pass,
                             size_t offset)
@@ -224,7 +226,7 @@ static qd_status take_added(qd_encoder *encoder, const qd_encode_options *option
         const uint8_t *start = at, *stop = at + length;
         if (added->special && options->special != QD_SPECIAL_ALLOW && !encoder->allowed[index]) {
             if (options->special == QD_SPECIAL_REFUSE)
-                return QD_FAIL(QD_USAGE, "the text holds the special token %.*s at byte %zu; allow it or encode it as text",
+                return QD_FAIL(QD_USAGE, "the text contains the special token %.*s at byte %zu; allow it or encode it as text",
                                (int)length, (const char *)at, offset + (size_t)(at - text));
             at += tokenizer->tiktoken ? 1 : length;
             continue;
@@ -252,8 +254,8 @@ static bool all_space(const qd_tokenizer *tokenizer, int32_t id)
     return true;
 }
 
-/* tiktoken's way with bytes that are not UTF-8: `valid` bytes are cut as usual, then the last piece
- * (with the space before it, when it is space) and all that follows are merged as one. */
+/* tiktoken's treatment of invalid UTF-8: the first `valid` bytes are split as usual, then the last
+ * piece (with a preceding space piece) and all that follows are merged as one. */
 static qd_status encode_as_tiktoken(qd_encoder *encoder, const uint8_t *text, size_t length, size_t valid)
 {
     const qd_tokenizer *tokenizer = encoder->tokenizer;
@@ -299,7 +301,7 @@ qd_status qd_encoder_encode(qd_encoder *encoder, const char *given, size_t lengt
         length = encoder->replaced.length;
     }
     if (options->broken == QD_BROKEN_TIKTOKEN && !tokenizer->tiktoken)
-        return QD_FAIL(QD_USAGE, "%s is not a tiktoken file: broken text can be kept or replaced", tokenizer->name);
+        return QD_FAIL(QD_USAGE, "%s is not a tiktoken file: keep or replace invalid UTF-8 instead", tokenizer->name);
     if (options->broken == QD_BROKEN_TIKTOKEN && valid < length)
         QD_TRY(encode_as_tiktoken(encoder, text, length, valid));
     else

@@ -1,3 +1,4 @@
+/* The pull parser for JSON in memory. */
 #include "data/tokenizer/json_reader.h"
 
 #include "base/text/strbuf.h"
@@ -76,7 +77,7 @@ qd_status qd_json_reader_next(qd_json_reader *reader, bool *first, qd_json_text 
             return qd_json_reader_fail(reader, "expected ',' or '%c'", close);
         reader->at++;
         if (qd_json_reader_kind(reader) == close)
-            return qd_json_reader_fail(reader, "nothing follows the ','");
+            return qd_json_reader_fail(reader, "expected a value after ','");
     }
     *first = false;
     if (!key)
@@ -88,7 +89,7 @@ qd_status qd_json_reader_next(qd_json_reader *reader, bool *first, qd_json_text 
     return QD_OK;
 }
 
-/* Four hexadecimal digits behind "\u". */
+/* Four hexadecimal digits after "\u". */
 static bool read_unit(const char *at, const char *end, uint32_t *unit)
 {
     *unit = 0;
@@ -124,8 +125,8 @@ static char *write_utf8(char *out, uint32_t character)
     return out;
 }
 
-/* The escape whose '\\' is at reader->at; *out moves on. An escape is never shorter than what it
- * stands for. */
+/* Decodes the escape whose '\\' is at reader->at and advances *out. The result is never longer than
+ * the escape. */
 static qd_status read_escape(qd_json_reader *reader, char **out)
 {
     static const char letters[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
@@ -138,12 +139,12 @@ static qd_status read_escape(qd_json_reader *reader, char **out)
     }
     uint32_t unit, low;
     if (at >= reader->end || *at != 'u' || !read_unit(at + 1, reader->end, &unit))
-        return qd_json_reader_fail(reader, "an escape that JSON does not have");
+        return qd_json_reader_fail(reader, "unknown escape sequence");
     at += 5;
     if (unit >= 0xd800 && unit < 0xe000) {
         if (unit >= 0xdc00 || reader->end - at < 6 || at[0] != '\\' || at[1] != 'u' ||
             !read_unit(at + 2, reader->end, &low) || low < 0xdc00 || low >= 0xe000)
-            return qd_json_reader_fail(reader, "half of a surrogate pair");
+            return qd_json_reader_fail(reader, "unpaired surrogate");
         unit = 0x10000 + ((unit & 0x3ff) << 10) + (low & 0x3ff);
         at += 6;
     }
@@ -157,7 +158,7 @@ qd_status qd_json_reader_string(qd_json_reader *reader, const char *what, qd_jso
     if (qd_json_reader_kind(reader) != '"')
         return qd_json_reader_fail(reader, "%s must be a string", what);
     const char *start = ++reader->at;
-    char *out = NULL; /* set when there are escapes */
+    char *out = NULL; /* set once there are escapes */
     for (;; reader->at++) {
         if (reader->at == reader->end)
             return qd_json_reader_fail(reader, "the file ends inside a string");
@@ -183,7 +184,7 @@ qd_status qd_json_reader_string(qd_json_reader *reader, const char *what, qd_jso
     return QD_OK;
 }
 
-/* The end of the number at reader->at, and whether it is an integer; NULL when it is none. */
+/* The end of the number at reader->at, and whether it is an integer; NULL if it is not a number. */
 static const char *number_end(const qd_json_reader *reader, bool *integer)
 {
     const char *at = reader->at, *end = reader->end;
@@ -277,7 +278,7 @@ static qd_status skip_plain(qd_json_reader *reader, char kind)
             return QD_OK;
         break;
     case 0:
-        return qd_json_reader_fail(reader, "the file ends where a value should stand");
+        return qd_json_reader_fail(reader, "the file ends where a value is expected");
     default:
         break;
     }
@@ -315,7 +316,7 @@ qd_status qd_json_reader_skip(qd_json_reader *reader)
 qd_status qd_json_reader_finish(qd_json_reader *reader)
 {
     if (qd_json_reader_kind(reader) != 0)
-        return qd_json_reader_fail(reader, "something follows the end of the document");
+        return qd_json_reader_fail(reader, "extra text after the end of the document");
     return QD_OK;
 }
 
@@ -339,7 +340,7 @@ qd_status qd_json_reader_members(qd_json_reader *reader, const char *what, qd_js
             if (!qd_json_text_is(key, places[i].key))
                 continue;
             if (places[i].at)
-                return qd_json_reader_fail(reader, "'%s' stands twice in %s", places[i].key, what);
+                return qd_json_reader_fail(reader, "'%s' appears twice in %s", places[i].key, what);
             qd_json_reader_kind(reader);
             places[i].at = reader->at;
         }

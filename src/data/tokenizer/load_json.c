@@ -1,4 +1,4 @@
-/* tokenizer.json, as the package `tokenizers` writes and reads it. */
+/* Loads tokenizer.json, the format of the Hugging Face package `tokenizers`. */
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/json_reader.h"
 #include "data/tokenizer/tokenizer_impl.h"
@@ -10,7 +10,7 @@
 typedef struct loader {
     qd_json_reader reader;
     qd_tokenizer *tokenizer;
-    uint8_t *bytes;   /* room for two tokens */
+    uint8_t *bytes;   /* buffer for two tokens */
     size_t longest;
     bool byte_level;  /* the ByteLevel step has been read */
 } loader;
@@ -30,7 +30,7 @@ static qd_status must_be_null(loader *load, const char *at, const char *what)
     return is_null(load, at) ? QD_OK : FAIL("%s is not supported; it must be null", what);
 }
 
-/* false when the member is missing or null. */
+/* False if the member is missing or null. */
 static qd_status optional_boolean(loader *load, const char *at, const char *what, bool *value)
 {
     *value = false;
@@ -45,8 +45,8 @@ static qd_status read_type(loader *load, const char *at, const char *what, qd_js
     return qd_json_reader_string(&load->reader, what, type);
 }
 
-/* A text of the file as the vocabulary holds it. `room` bytes of load->bytes from `offset` on take
- * the result. */
+/* Converts a text of the file to the form the vocabulary stores. The result is written to
+ * load->bytes from `offset` on. */
 static qd_token_kind token_of(loader *load, qd_json_text text, size_t offset, const void **bytes, size_t *length)
 {
     if (qd_byte_level_read(text.data, text.length, load->bytes + offset, length)) {
@@ -84,7 +84,7 @@ static qd_status measure_vocab(loader *load, const char *at, uint32_t *count, ui
         if (!more)
             break;
         if (memchr(key.data, 0, key.length))
-            return FAIL("model.vocab: a token holds a NUL character");
+            return FAIL("model.vocab: a token contains a NUL character");
         *bytes += key.length;
         if (key.length > load->longest)
             load->longest = key.length;
@@ -135,12 +135,11 @@ static qd_status read_vocab(loader *load, const char *at)
         if (old == (uint32_t)id)
             return FAIL("model.vocab: two tokens have the id %u", old);
         if (old != QD_NO_TOKEN)
-            return FAIL("model.vocab: a token stands twice, with the ids %u and %lld", old, (long long)id);
+            return FAIL("model.vocab: a token appears twice, with the ids %u and %lld", old, (long long)id);
     }
 }
 
-/* One merge: "left right" or ["left", "right"]. *left stays QD_NO_TOKEN for a line that is a
- * comment. */
+/* One merge: "left right" or ["left", "right"]. *left stays QD_NO_TOKEN for a comment line. */
 static qd_status read_merge(loader *load, size_t index, uint32_t *left, uint32_t *right)
 {
     qd_json_reader *reader = &load->reader;
@@ -153,7 +152,7 @@ static qd_status read_merge(loader *load, size_t index, uint32_t *left, uint32_t
         const char *space = memchr(text.data, ' ', text.length);
         size_t length = space ? (size_t)(space - text.data) : 0;
         if (!space || memchr(space + 1, ' ', text.length - length - 1))
-            return FAIL("model.merges[%zu] must be two tokens with one space between", index);
+            return FAIL("model.merges[%zu] must be two tokens separated by one space", index);
         *left = find_token(load, (qd_json_text){text.data, length});
         *right = find_token(load, (qd_json_text){space + 1, text.length - length - 1});
     } else {
@@ -183,7 +182,7 @@ static qd_status read_merges(loader *load, const char *at)
     bool more;
     uint32_t rank = 0;
     size_t count = 0;
-    for (int pass = 0; pass < 2; pass++) { /* count, then read */
+    for (int pass = 0; pass < 2; pass++) { /* first count, then read */
         bool first = true;
         size_t index = 0;
         reader->at = at;
@@ -201,7 +200,7 @@ static qd_status read_merges(loader *load, const char *at)
             if (left == QD_NO_TOKEN)
                 continue;
             if (qd_vocab_kind(vocab, left) != QD_TOKEN_BYTES || qd_vocab_kind(vocab, right) != QD_TOKEN_BYTES)
-                return FAIL("model.merges[%zu]: a token is not written in the characters of ByteLevel", index);
+                return FAIL("model.merges[%zu]: a token is not in the ByteLevel alphabet", index);
             size_t left_length, right_length;
             const uint8_t *left_bytes = qd_vocab_bytes(vocab, left, &left_length);
             const uint8_t *right_bytes = qd_vocab_bytes(vocab, right, &right_length);
@@ -242,7 +241,7 @@ static qd_status read_model(loader *load, const char *at)
             return FAIL("model.type '%.*s' is not supported; it must be BPE", (int)text.length, text.data);
     }
     if (!is_null(load, places[DROPOUT].at)) {
-        /* A number that is 0 has no digit but 0 before its exponent. */
+        /* In a number that is 0, all digits before the exponent are 0. */
         const char *number = reader->at, *digits = number + strspn(number, "-0.");
         if (qd_json_reader_kind(reader) != '0' || strchr("123456789", *digits))
             return FAIL("model.dropout is not supported; it must be null or 0");
@@ -271,8 +270,8 @@ static qd_status read_model(loader *load, const char *at)
     return QD_OK;
 }
 
-/* The token's id as `tokenizers` gives it: that of the vocabulary, else the next free one behind
- * it. */
+/* The id that `tokenizers` assigns: the one in the vocabulary, otherwise the next free id after the
+ * vocabulary. */
 static qd_status place_added(loader *load, size_t index, qd_json_text content, int64_t id, uint32_t *next)
 {
     qd_vocab *vocab = &load->tokenizer->vocab;
@@ -283,13 +282,13 @@ static qd_status place_added(loader *load, size_t index, qd_json_text content, i
         token_of(load, content, 0, &bytes, &length) == QD_TOKEN_BYTES) {
         old = qd_vocab_find(vocab, bytes, length, QD_TOKEN_BYTES);
         if (old != QD_NO_TOKEN && (length != content.length || memcmp(bytes, content.data, length) != 0))
-            return FAIL("added_tokens[%zu].content stands in model.vocab for other bytes; it needs another name", index);
+            return FAIL("added_tokens[%zu].content is in model.vocab for other bytes; rename it", index);
     }
     if (old == QD_NO_TOKEN)
         old = qd_vocab_find(vocab, content.data, content.length, QD_TOKEN_LITERAL);
     uint32_t expected = old == QD_NO_TOKEN ? *next : old;
     if (id != expected)
-        return FAIL("added_tokens[%zu].id is %lld, but by its place in %s it must be %u", index, (long long)id,
+        return FAIL("added_tokens[%zu].id is %lld, but by its position in %s it must be %u", index, (long long)id,
                     old == QD_NO_TOKEN ? "the list" : "model.vocab", expected);
     if (old != QD_NO_TOKEN)
         return QD_OK;
@@ -322,7 +321,7 @@ static qd_status read_added_token(loader *load, size_t index, uint32_t *next, qd
     reader->at = places[CONTENT].at;
     QD_TRY(qd_json_reader_string(reader, "the content of an added token", &content));
     if (content.length == 0 || memchr(content.data, 0, content.length))
-        return FAIL("added_tokens[%zu].content is empty or holds a NUL character", index);
+        return FAIL("added_tokens[%zu].content is empty or contains a NUL character", index);
     QD_TRY(place_added(load, index, content, id, next));
     added->id = (uint32_t)id;
     reader->at = behind;
@@ -376,7 +375,7 @@ static qd_status read_byte_level(loader *load, const qd_json_place *prefix, cons
     return QD_OK;
 }
 
-/* Puts '\\' before everything that a regular expression might take for its own. */
+/* Escapes every character that has a meaning in a regular expression. */
 static char *escaped(qd_json_text text, size_t *length)
 {
     char *out = malloc(2 * text.length + 1);
@@ -409,11 +408,11 @@ static qd_status read_split(loader *load, const char *pattern, const char *behav
     reader->at = pattern;
     QD_TRY(qd_json_reader_members(reader, "pattern", places, COUNT));
     if (!places[REGEX].at == !places[STRING].at)
-        return FAIL("pre_tokenizer: pattern must hold either Regex or String");
+        return FAIL("pre_tokenizer: pattern must contain either Regex or String");
     reader->at = places[REGEX].at ? places[REGEX].at : places[STRING].at;
     QD_TRY(qd_json_reader_string(reader, "pattern", &text));
     if (memchr(text.data, 0, text.length))
-        return FAIL("pre_tokenizer: pattern holds a NUL character");
+        return FAIL("pre_tokenizer: pattern contains a NUL character");
     char where[512];
     snprintf(where, sizeof where, "%s: pre_tokenizer", reader->name);
     if (places[REGEX].at) {
@@ -467,7 +466,7 @@ static qd_status read_pre_tokenizer(loader *load, const char *at, int depth)
     return QD_OK;
 }
 
-/* The ids of a special token of a template. */
+/* The ids of a special token in a template. */
 static qd_status read_template_ids(loader *load, const char *specials, const char *name_at, uint32_t *ids, int *count)
 {
     qd_json_reader *reader = &load->reader;
@@ -503,7 +502,7 @@ static qd_status read_template_ids(loader *load, const char *specials, const cha
             return FAIL("post_processor: more than %d tokens on one side are not supported", QD_MOST_FRAME);
         QD_TRY(qd_json_reader_integer(reader, "ids", 0, (int64_t)load->tokenizer->vocab.size - 1, &id));
         if (qd_vocab_kind(&load->tokenizer->vocab, (uint32_t)id) == QD_TOKEN_NONE)
-            return FAIL("post_processor: id %lld stands for no token", (long long)id);
+            return FAIL("post_processor: id %lld is not a token", (long long)id);
         ids[(*count)++] = (uint32_t)id;
     }
 }
@@ -541,12 +540,12 @@ static qd_status read_template(loader *load, const char *single, const char *spe
             reader->at = id.at;
             QD_TRY(qd_json_reader_string(reader, "the id of a Sequence", &text));
             if (text_seen || !qd_json_text_is(text, "A"))
-                return FAIL("post_processor.single must hold the sequence A once");
+                return FAIL("post_processor.single must contain the sequence A once");
             text_seen = true;
         }
         reader->at = behind;
     }
-    return text_seen ? QD_OK : FAIL("post_processor.single must hold the sequence A once");
+    return text_seen ? QD_OK : FAIL("post_processor.single must contain the sequence A once");
 }
 
 static qd_status read_post_processor(loader *load, const char *at, int depth)
@@ -571,7 +570,7 @@ static qd_status read_post_processor(loader *load, const char *at, int depth)
                 break;
             QD_TRY(read_post_processor(load, reader->at, depth + 1));
         }
-    } else if (!qd_json_text_is(type, "ByteLevel")) { /* which changes offsets only */
+    } else if (!qd_json_text_is(type, "ByteLevel")) { /* ByteLevel changes offsets only */
         return FAIL("post_processor.type '%.*s' is not supported; TemplateProcessing and ByteLevel are", (int)type.length,
                     type.data);
     }

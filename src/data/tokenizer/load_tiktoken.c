@@ -1,4 +1,5 @@
-/* tiktoken files: one token per line, base64, a space, its rank, which is its id too. */
+/* Loads tiktoken files: per line one token in base64, a space and its rank, which is also its
+ * id. */
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
@@ -14,10 +15,10 @@ typedef struct special {
 
 typedef struct encoding {
     const char *name;
-    uint32_t ranks; /* of the published file, to know it by; 0: another name of one above */
+    uint32_t ranks; /* number of ranks of the published file, which identifies it; 0: alias of one above */
     qd_pattern pattern;
     special specials[5];
-    /* "<|reserved_special_token_N|>" for the rest of a block of this many ids */
+    /* Number of ids in the special block; the rest are "<|reserved_special_token_N|>". */
     uint32_t reserved;
 } encoding;
 
@@ -65,7 +66,7 @@ static int base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Reads a word of base64 with its padding; false when it is none. */
+/* Decodes base64 with padding; false if it is not valid. */
 static bool read_base64(const char *text, size_t length, uint8_t *bytes, size_t *count)
 {
     size_t padding = 0;
@@ -90,7 +91,7 @@ static bool read_base64(const char *text, size_t length, uint8_t *bytes, size_t 
     return (bits & ((1u << held) - 1)) == 0;
 }
 
-/* The next line that holds something; *length 0 at the end of the file. */
+/* The next non-empty line; *length 0 at the end of the file. */
 static qd_status next_entry(rank_file *file, const char **word, size_t *length, uint32_t *rank)
 {
     *length = 0;
@@ -170,14 +171,14 @@ static qd_status read_ranks(rank_file *file, qd_vocab *vocab)
             return FAIL("the token is not base64");
         QD_TRY(qd_vocab_add(vocab, rank, bytes, token, QD_TOKEN_BYTES, &old));
         if (old != QD_NO_TOKEN)
-            return FAIL("%s", old == rank ? "the rank stands twice" : "the token stands twice");
+            return FAIL("%s", old == rank ? "the rank appears twice" : "the token appears twice");
     }
 }
 
-/* tiktoken merges two tokens whenever their bytes together are a token. A token that merges of
- * lower ranks reduce to two parts can only ever arise from these two: a merge across its border
- * would never be undone, and inside all goes as if it were alone. When that holds for all tokens,
- * one merge each says the same as all pairs. */
+/* tiktoken merges two tokens whenever their concatenated bytes are a token. If merges of lower
+ * ranks reduce a token to two parts, it can only arise from these two: a merge across its boundary
+ * would never be undone, and the merges inside it are independent of the surrounding text. If that
+ * holds for all tokens, one merge per token is equivalent to all pairs. */
 static qd_status one_merge_each(qd_tokenizer *tokenizer, qd_bpe_work *work, bool *enough)
 {
     qd_vocab *vocab = &tokenizer->vocab;
@@ -228,9 +229,9 @@ static qd_status choose_encoding(const qd_tokenizer *tokenizer, const char *name
             *chosen = &encodings[i];
             return QD_OK;
         }
-    return QD_FAIL(QD_USAGE, "%s: %s%s; name the encoding of this tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base or "
-                             "llama3", tokenizer->name, name ? "no encoding is called " : "its number of ranks is none that "
-                             "was published", name ? name : "");
+    return QD_FAIL(QD_USAGE, "%s: %s%s; set the encoding of this tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base or "
+                             "llama3", tokenizer->name, name ? "unknown encoding " : "its number of ranks matches no "
+                             "published encoding", name ? name : "");
 }
 
 static qd_status add_special(qd_tokenizer *tokenizer, const char *content, uint32_t id)
@@ -238,7 +239,7 @@ static qd_status add_special(qd_tokenizer *tokenizer, const char *content, uint3
     uint32_t old;
     QD_TRY(qd_vocab_add(&tokenizer->vocab, id, content, strlen(content), QD_TOKEN_LITERAL, &old));
     if (old != QD_NO_TOKEN)
-        return QD_FAIL(QD_USAGE, "%s: id %u of the special token %s is the rank of another token; is this another encoding?",
+        return QD_FAIL(QD_USAGE, "%s: id %u of the special token %s is also the rank of another token; is this a different encoding?",
                        tokenizer->name, id, content);
     tokenizer->added[tokenizer->added_count++] = (qd_added){.id = id, .special = true};
     return QD_OK;
@@ -269,7 +270,7 @@ static qd_status add_specials(qd_tokenizer *tokenizer, const encoding *chosen)
         QD_TRY(add_special(tokenizer, name, first + i));
     }
     if (chosen->reserved) {
-        tokenizer->before[0] = first; /* Llama 3 starts with <|begin_of_text|> */
+        tokenizer->before[0] = first; /* Llama 3 texts start with <|begin_of_text|> */
         tokenizer->before_count = 1;
     }
     return QD_OK;
@@ -286,7 +287,7 @@ qd_status qd_tokenizer_read_tiktoken(qd_tokenizer *tokenizer, const char *text, 
         uint8_t bytes[1] = {(uint8_t)byte};
         tokenizer->byte_id[byte] = qd_vocab_find(vocab, bytes, 1, QD_TOKEN_BYTES);
         if (tokenizer->byte_id[byte] == QD_NO_TOKEN)
-            return QD_FAIL(QD_USAGE, "%s: byte 0x%02x is no token, so text that holds it could not be encoded",
+            return QD_FAIL(QD_USAGE, "%s: byte 0x%02x is not a token, so text that contains it cannot be encoded",
                            tokenizer->name, byte);
     }
     tokenizer->tiktoken = tokenizer->whole_words = true;

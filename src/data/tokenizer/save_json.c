@@ -1,3 +1,4 @@
+/* Writes tokenizer.json so that `tokenizers` reads the same tokenizer back. */
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
@@ -10,10 +11,10 @@
 typedef struct saver {
     const qd_tokenizer *tokenizer;
     qd_json_writer writer;
-    qd_strbuf text; /* a token as the file writes it */
+    qd_strbuf text; /* a token in the file's notation */
 } saver;
 
-/* The text of a token; valid until the next call. */
+/* A token in the file's notation; valid until the next call. */
 static const char *token_text(saver *save, uint32_t id)
 {
     size_t length;
@@ -107,7 +108,7 @@ static void put_post_processor(saver *save)
     qd_json_list_begin(writer, "single");
     put_framed(save, "A", 0);
     qd_json_end(writer);
-    qd_json_list_begin(writer, "pair"); /* two texts: each as one */
+    qd_json_list_begin(writer, "pair"); /* a pair of texts: each framed like a single one */
     put_framed(save, "A", 0);
     put_framed(save, "B", 1);
     qd_json_end(writer);
@@ -157,8 +158,8 @@ static void put_added(saver *save)
     qd_json_end(writer);
 }
 
-/* All tokens stand in the vocabulary, the added ones too: `tokenizers` numbers those that do not by
- * itself, which would move them where ids have holes. */
+/* The vocabulary contains all tokens, also the added ones: `tokenizers` assigns ids to added tokens
+ * that it lacks, which would move them if ids have gaps. */
 static qd_status put_model(saver *save)
 {
     const qd_tokenizer *tokenizer = save->tokenizer;
@@ -193,8 +194,8 @@ static qd_status put_model(saver *save)
     return QD_OK;
 }
 
-/* In the vocabulary a name made only of the characters of ByteLevel would be read as other
- * bytes. */
+/* A name that consists only of characters of the ByteLevel alphabet would be read back from the
+ * vocabulary as other bytes. */
 static qd_status check_names(const qd_tokenizer *tokenizer)
 {
     for (size_t i = 0; i < tokenizer->added_count; i++) {
@@ -220,7 +221,7 @@ qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out)
     saver save = {.tokenizer = tokenizer, .writer = qd_json_writer_on(out)};
     qd_json_writer *writer = &save.writer;
     if (tokenizer->shared_ranks)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: some tokens are no merge of two others, which tokenizer.json cannot express",
+        return QD_FAIL(QD_UNSUPPORTED, "%s: some tokens are not a merge of two others; tokenizer.json cannot express that",
                        tokenizer->name);
     QD_TRY(check_names(tokenizer));
     qd_json_object_begin(writer, NULL);

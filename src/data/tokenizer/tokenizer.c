@@ -1,3 +1,4 @@
+/* The tokenizer object: loading by file type, lookup of special tokens, decoding, safe cuts. */
 #include "data/tokenizer/tokenizer_impl.h"
 
 #include "base/text/strbuf.h"
@@ -51,7 +52,7 @@ qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t leng
     else if (text[at] != '{')
         status = qd_tokenizer_read_tiktoken(made, text, length, encoding);
     else if (encoding)
-        status = QD_FAIL(QD_USAGE, "%s: a tokenizer.json says itself how it encodes; '%s' can only be given for a "
+        status = QD_FAIL(QD_USAGE, "%s: a tokenizer.json defines its own encoding; '%s' can only be set for a "
                                    "tiktoken file", name, encoding);
     else
         status = qd_tokenizer_read_json(made, text, length);
@@ -94,7 +95,7 @@ qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer)
         size_t length;
         const uint8_t *content = qd_vocab_bytes(&tokenizer->vocab, added->id, &length);
         if (i > 0 && added[-1].id == added->id)
-            return QD_FAIL(QD_USAGE, "%s: the added token %.*s stands twice", tokenizer->name, (int)length,
+            return QD_FAIL(QD_USAGE, "%s: the added token %.*s appears twice", tokenizer->name, (int)length,
                            (const char *)content);
         QD_TRY(qd_trie_add(added->normalized ? &tokenizer->normalized : &tokenizer->raw, content, length, (int32_t)i));
     }
@@ -104,7 +105,7 @@ qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer)
 qd_status qd_tokenizer_add_split(qd_tokenizer *tokenizer, const char *where, const char *source, size_t length)
 {
     if (tokenizer->stage_count == QD_MOST_STAGES)
-        return QD_FAIL(QD_USAGE, "%s: text is cut in more than %d steps; that many are not taken", where, QD_MOST_STAGES);
+        return QD_FAIL(QD_USAGE, "%s: more than %d split steps; that many are not supported", where, QD_MOST_STAGES);
     qd_stage *stage = &tokenizer->stages[tokenizer->stage_count];
     *stage = (qd_stage){.kind = QD_STAGE_SPLIT, .keep_matches = true, .keep_gaps = true};
     stage->pattern = qd_pattern_by_regex(source, length);
@@ -164,7 +165,7 @@ qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids,
         size_t length;
         const char *bytes = qd_tokenizer_bytes(tokenizer, ids[i], &length);
         if (!bytes)
-            return QD_FAIL(QD_USAGE, "token %d at position %zu stands for nothing: %s has ids from 0 to %u", ids[i], i,
+            return QD_FAIL(QD_USAGE, "token %d at position %zu does not exist: %s has ids from 0 to %u", ids[i], i,
                            tokenizer->name, tokenizer->vocab.size - 1);
         if (skip_special && qd_tokenizer_is_special(tokenizer, ids[i]))
             continue;
@@ -175,8 +176,8 @@ qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids,
 
 size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at)
 {
-    /* Between a line end that follows something visible and a letter every known pattern cuts,
-     * whatever stands around: the line end neither joins the letter nor waits for more space. */
+    /* Between a line end that follows something visible and a letter, every known pattern splits,
+     * whatever the context: the line end neither joins the letter nor waits for more space. */
     for (int i = 0; i < tokenizer->stage_count; i++)
         if (tokenizer->stages[i].kind == QD_STAGE_PREFIX || tokenizer->stages[i].pattern == QD_PATTERN_CUSTOM)
             return 0;

@@ -1,4 +1,4 @@
-/* What the files of this folder share: the tokenizer itself. */
+/* The tokenizer structure, shared by the files of this folder. */
 #ifndef QD_DATA_TOKENIZER_TOKENIZER_IMPL_H
 #define QD_DATA_TOKENIZER_TOKENIZER_IMPL_H
 
@@ -8,19 +8,19 @@
 
 #include <quadrille/tokenizer.h>
 
-/* A step of cutting text: at the matches of an expression, or a space put before the piece. */
+/* One step of splitting: at the matches of an expression, or a space added before the text. */
 typedef struct qd_stage {
     enum { QD_STAGE_SPLIT, QD_STAGE_PREFIX } kind;
     qd_pattern pattern;
     qd_regex *regex;    /* for QD_PATTERN_CUSTOM */
-    char *source;       /* its text, ended by '\0' */
+    char *source;       /* its text, NUL-terminated */
     bool keep_matches, keep_gaps;
-    bool byte_level;    /* stands in the file as the expression of ByteLevel */
+    bool byte_level;    /* stored in the file as the expression of ByteLevel */
 } qd_stage;
 
 enum { QD_MOST_STAGES = 8, QD_MOST_FRAME = 8 };
 
-/* An added token, beside its entry in the vocabulary. */
+/* Properties of an added token, in addition to its entry in the vocabulary. */
 typedef struct qd_added {
     uint32_t id;
     bool special, single_word, left_strip, right_strip, normalized;
@@ -29,11 +29,11 @@ typedef struct qd_added {
 struct qd_tokenizer {
     char *name; /* for messages */
     qd_vocab vocab;
-    bool whole_words;    /* a piece that is a token is that token, whatever the merges say */
-    bool tiktoken;       /* came from a tiktoken file: ranks are ids */
-    bool shared_ranks;   /* several pairs make the same token with the same rank */
+    bool whole_words;    /* a piece that is a token is encoded as that token, without merging */
+    bool tiktoken;       /* loaded from a tiktoken file: ranks are ids */
+    bool shared_ranks;   /* several pairs produce the same token with the same rank */
     uint32_t byte_id[256]; /* token of a byte, or QD_NO_TOKEN */
-    uint32_t unknown;    /* stands for bytes that have none; QD_NO_TOKEN: they are dropped */
+    uint32_t unknown;    /* token for bytes that have none; QD_NO_TOKEN: they are dropped */
     bool fuse_unknown;
     qd_stage stages[QD_MOST_STAGES];
     int stage_count;
@@ -47,9 +47,9 @@ struct qd_tokenizer {
 qd_status qd_tokenizer_new(const char *name, qd_tokenizer **tokenizer);
 /* Index of the added token with this content, or -1. */
 int64_t qd_tokenizer_find_added(const qd_tokenizer *tokenizer, const char *content, size_t length);
-/* Takes byte tokens and tries from the vocabulary and the added tokens, when all are there. */
+/* Builds byte tokens and tries once the vocabulary and the added tokens are complete. */
 qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer);
-/* Appends a stage that cuts at a known pattern or (QD_PATTERN_CUSTOM) at the expression
+/* Appends a stage that splits at a known pattern or (QD_PATTERN_CUSTOM) at the expression
  * `source`. */
 qd_status qd_tokenizer_add_split(qd_tokenizer *tokenizer, const char *where, const char *source, size_t length);
 

@@ -1,7 +1,7 @@
-/* Learns merges as the package `tokenizers` does, step for step: the pair with the highest count,
- * of equals the one with the lower ids. What looks odd below is needed for equal results: a merged
- * pair keeps its count, and when a token that is known already arises in a second way, pairs with
- * it are queued anew beside their former entries. */
+/* Learns merges exactly as the package `tokenizers` does: the pair with the highest count, ties by
+ * lower ids. Two oddities are needed for equal results: a merged pair keeps its count, and when a
+ * known token arises in a second way, pairs with it are queued again in addition to their old
+ * entries. */
 #include "data/encode.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/word_count.h"
@@ -13,14 +13,14 @@
 typedef struct pair_slot {
     uint32_t left, right; /* left QD_NO_TOKEN: empty */
     int64_t count;
-    uint32_t *words;      /* where it arose since it was queued last */
+    uint32_t *words;      /* words in which it has arisen since it was last queued */
     uint32_t word_count, word_capacity;
 } pair_slot;
 
 typedef struct queued_pair {
     int64_t count;
     uint32_t left, right;
-    uint32_t round;       /* of equal entries the older comes first */
+    uint32_t round;       /* ties: the older entry comes first */
     uint32_t word_count;
     uint32_t *words;
 } queued_pair;
@@ -28,20 +28,20 @@ typedef struct queued_pair {
 typedef struct trainer {
     const qd_tokenizer_training *training;
     qd_tokenizer *tokenizer;
-    /* words: symbols[start[i] .. start[i] + length[i]) */
+    /* Words: symbols[start[i] .. start[i] + length[i]). */
     uint32_t *symbols, *length;
     uint64_t *start;
     int64_t *frequency;
     uint32_t word_count;
     pair_slot *pairs;     /* open addressing */
     size_t pair_slots, pair_count;
-    uint64_t *fresh;      /* keys of pairs that got words in this round */
+    uint64_t *fresh;      /* keys of pairs that gained words in this round */
     size_t fresh_count, fresh_capacity;
     queued_pair *queue;   /* binary heap */
     size_t queued, queue_capacity;
     qd_merge *merges;
     uint32_t merge_count, merge_capacity;
-    bool full;            /* memory ran out */
+    bool full;            /* out of memory */
 } trainer;
 
 qd_tokenizer_training qd_tokenizer_training_default(void)
@@ -78,7 +78,7 @@ static void trainer_free(trainer *train)
     free(train->merges);
 }
 
-/* Makes room for one more item of an array. False when memory is out. */
+/* Makes space for one more item of an array. False when out of memory. */
 static bool room(void *array, size_t size, size_t count, size_t *capacity)
 {
     void **place = array;
@@ -119,7 +119,7 @@ static bool grow_pairs(trainer *train)
     return true;
 }
 
-/* Changes a pair's count; what it gains stands in `word`. */
+/* Changes the count of a pair; occurrences it gains are in `word`. */
 static void change_pair(trainer *train, uint32_t left, uint32_t right, int64_t change, uint32_t word)
 {
     if (train->pair_count * 3 >= train->pair_slots * 2 && !grow_pairs(train)) {
@@ -133,7 +133,7 @@ static void change_pair(trainer *train, uint32_t left, uint32_t right, int64_t c
     }
     slot->count += change;
     if (change < 0 || (slot->word_count && slot->words[slot->word_count - 1] == word))
-        return; /* a word is listed once: all its changes come one after another */
+        return; /* a word is listed once: all its changes are consecutive */
     if (slot->word_count == 0) {
         if (!room(&train->fresh, sizeof *train->fresh, train->fresh_count, &train->fresh_capacity)) {
             train->full = true;
@@ -142,7 +142,7 @@ static void change_pair(trainer *train, uint32_t left, uint32_t right, int64_t c
         train->fresh[train->fresh_count++] = (uint64_t)left << 32 | right;
     }
     size_t capacity = slot->word_capacity;
-    if (capacity == 0 && slot->word_count == 0) { /* most pairs stand in few words */
+    if (capacity == 0 && slot->word_count == 0) { /* most pairs occur in few words */
         slot->words = malloc(4 * sizeof *slot->words);
         capacity = slot->words ? 4 : 0;
     }
@@ -154,7 +154,7 @@ static void change_pair(trainer *train, uint32_t left, uint32_t right, int64_t c
     slot->words[slot->word_count++] = word;
 }
 
-/* Whether a comes before b. */
+/* Whether a precedes b in the queue. */
 static bool before(const queued_pair *a, const queued_pair *b)
 {
     if (a->count != b->count)
@@ -208,13 +208,13 @@ static void queue_fresh(trainer *train, uint32_t round)
     train->fresh_count = 0;
 }
 
-/* Bytes of a token, as far as max_token counts them. */
+/* Length of a token as max_token counts it. */
 static size_t token_length(const trainer *train, uint32_t id)
 {
     return train->tokenizer->vocab.tokens[id].length;
 }
 
-/* Merges a pair in one word, from left to right, and counts what that changes. */
+/* Merges a pair in one word, from left to right, and updates the counts. */
 static void merge_in_word(trainer *train, uint32_t word, uint32_t left, uint32_t right, uint32_t merged)
 {
     uint32_t *symbols = train->symbols + train->start[word];
@@ -242,7 +242,7 @@ static void merge_in_word(trainer *train, uint32_t word, uint32_t left, uint32_t
     train->length[word] = kept;
 }
 
-/* The token of left and right together, old or new. */
+/* The token for left and right concatenated, existing or new. */
 static qd_status merged_token(trainer *train, uint32_t left, uint32_t right, uint32_t *id)
 {
     qd_vocab *vocab = &train->tokenizer->vocab;
@@ -305,8 +305,7 @@ static qd_status learn(trainer *train)
     return train->full ? QD_FAIL(QD_NO_MEMORY, "no memory to learn merges") : QD_OK;
 }
 
-/* Special tokens first, then the bytes in the order of the characters that tokenizer.json writes
- * for them. */
+/* Special tokens first, then the bytes in the order of their characters in tokenizer.json. */
 static qd_status first_tokens(trainer *train, const qd_word_counts *counts)
 {
     const qd_tokenizer_training *training = train->training;
@@ -330,7 +329,7 @@ static qd_status first_tokens(trainer *train, const qd_word_counts *counts)
                            other ? "tokenizer.json would read it as other bytes; use ASCII characters" : "it is empty");
         QD_TRY(qd_vocab_add(vocab, vocab->size, content, length, byte_level ? QD_TOKEN_BYTES : QD_TOKEN_LITERAL, &old));
         if (old != QD_NO_TOKEN)
-            return QD_FAIL(QD_USAGE, "special token '%s' is named twice", content);
+            return QD_FAIL(QD_USAGE, "special token '%s' is listed twice", content);
         tokenizer->added[tokenizer->added_count++] = (qd_added){.id = vocab->size - 1, .special = true};
     }
     bool seen[256] = {false};
@@ -383,9 +382,9 @@ static qd_status first_pairs(trainer *train, const qd_word_counts *counts)
 static qd_status check_training(const qd_tokenizer_training *training)
 {
     if (training->vocab < 1)
-        return QD_FAIL(QD_USAGE, "a vocabulary of %d entries cannot be trained; ask for at least 256", training->vocab);
+        return QD_FAIL(QD_USAGE, "a vocabulary of %d entries cannot be trained; it needs at least 256", training->vocab);
     if (training->broken == QD_BROKEN_TIKTOKEN)
-        return QD_FAIL(QD_USAGE, "broken text can be kept or replaced in training");
+        return QD_FAIL(QD_USAGE, "training can only keep or replace invalid UTF-8");
     if (!training->pattern || !training->pattern[0])
         return QD_FAIL(QD_USAGE, "a pattern is needed: gpt2, cl100k, o200k, llama3, qwen2 or a regular expression");
     if (training->threads < 0 || training->max_token < 0 || training->min_frequency < 0)
@@ -405,12 +404,12 @@ static qd_status set_pattern(qd_tokenizer *tokenizer, const char *pattern)
 static qd_status list_files(const qd_tokenizer_training *training, qd_file_list *files)
 {
     if (training->path_count == 0)
-        return QD_FAIL(QD_USAGE, "no text was named");
+        return QD_FAIL(QD_USAGE, "no text files are given");
     for (size_t i = 0; i < training->path_count; i++)
         QD_TRY(qd_file_list_add(files, training->paths[i]));
     for (int64_t i = 0; i < files->count; i++)
         if (files->items[i].kind == QD_FILE_SHARD)
-            return QD_FAIL(QD_USAGE, "%s holds tokens; a tokenizer is trained on text", files->items[i].path);
+            return QD_FAIL(QD_USAGE, "%s contains tokens; a tokenizer is trained on text", files->items[i].path);
     return qd_file_list_check_text(files);
 }
 

@@ -1,3 +1,4 @@
+/* A byte trie with first-child and next-sibling links. */
 #include "data/tokenizer/trie.h"
 
 #include <stdlib.h>
@@ -19,7 +20,7 @@ static qd_status new_node(qd_trie *trie, uint8_t byte, uint32_t sibling, uint32_
         trie->nodes = nodes;
         trie->capacity = capacity;
     }
-    if (trie->count == 0) { /* node 0 means none */
+    if (trie->count == 0) { /* index 0 means none */
         trie->only_first = -1;
         trie->count = 1;
     }

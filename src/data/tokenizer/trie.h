@@ -1,4 +1,4 @@
-/* A set of texts, found longest first at a place. */
+/* A set of strings with leftmost-longest search, for added tokens. */
 #ifndef QD_DATA_TOKENIZER_TRIE_H
 #define QD_DATA_TOKENIZER_TRIE_H
 
@@ -10,19 +10,19 @@
 typedef struct qd_trie {
     struct qd_trie_node {
         uint32_t child, sibling; /* 0: none */
-        int32_t value;           /* -1: no text ends here */
+        int32_t value;           /* -1: no string ends here */
         uint8_t byte;
     } *nodes;
     uint32_t count, capacity;
-    uint32_t first[256]; /* node of a text's first byte; 0: none */
-    int only_first;      /* the one first byte of all texts, or -1 */
+    uint32_t first[256]; /* node of the first byte; 0: none */
+    int only_first;      /* the first byte shared by all strings, or -1 */
 } qd_trie;
 
 void qd_trie_free(qd_trie *trie);
-/* Adding a text again replaces its value. length > 0. */
+/* Adding a string again replaces its value. length > 0. */
 qd_status qd_trie_add(qd_trie *trie, const void *text, size_t length, int32_t value);
-/* Leftmost, then longest text in [at, end): its place, *length and *value; NULL when there is
- * none. */
+/* The leftmost, then longest string in [at, end): its position, *length and *value; NULL if there
+ * is none. */
 const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_t *end, size_t *length, int32_t *value);
 
 #endif

@@ -1,3 +1,4 @@
+/* The vocabulary and merge tables: open addressing with linear probing. */
 #include "data/tokenizer/vocab.h"
 
 #include <xxhash.h>
@@ -31,7 +32,7 @@ static uint32_t hash_bytes(const void *bytes, size_t length, qd_token_kind kind)
     return (uint32_t)XXH3_64bits_withSeed(bytes, length, (XXH64_hash_t)kind);
 }
 
-/* Slots for `count` entries that leave a quarter of them free. */
+/* Number of slots for `count` entries with a quarter of them free. */
 static uint32_t slots_for(uint64_t count)
 {
     uint64_t slots = 64;
@@ -97,7 +98,8 @@ uint32_t qd_vocab_find(const qd_vocab *vocab, const void *bytes, size_t length, 
 
 qd_status qd_vocab_add(qd_vocab *vocab, uint32_t id, const void *bytes, size_t length, qd_token_kind kind, uint32_t *old)
 {
-    *old = qd_vocab_kind(vocab, id) != QD_TOKEN_NONE ? id : qd_vocab_find(vocab, bytes, length, kind);
+    const bool taken = qd_vocab_kind(vocab, id) != QD_TOKEN_NONE;
+    *old = taken ? id : qd_vocab_find(vocab, bytes, length, kind);
     if (*old != QD_NO_TOKEN)
         return QD_OK;
     uint32_t capacity = vocab->capacity;

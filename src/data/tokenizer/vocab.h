@@ -1,4 +1,4 @@
-/* Tokens by id and by bytes, and the merges. */
+/* The vocabulary: tokens by id and by bytes, and the merges. */
 #ifndef QD_DATA_TOKENIZER_VOCAB_H
 #define QD_DATA_TOKENIZER_VOCAB_H
 
@@ -8,14 +8,14 @@
 #include <stdint.h>
 
 #define QD_NO_TOKEN UINT32_MAX
-/* Ids may have holes, but a small file must not ask for much memory: the highest is below 2 ·
- * entries + this. */
+/* Ids may have gaps, but a small file must not cause a large allocation: the highest id is below 2
+ * · entries + this. */
 #define QD_MOST_HOLES 65536
 
 typedef enum qd_token_kind {
-    QD_TOKEN_NONE,   /* a hole */
-    QD_TOKEN_BYTES,  /* made of bytes, as merges make them */
-    QD_TOKEN_LITERAL /* a text of its own, found as a whole only: special and added tokens */
+    QD_TOKEN_NONE,   /* a gap */
+    QD_TOKEN_BYTES,  /* a byte sequence that merges can produce */
+    QD_TOKEN_LITERAL /* matched only as a whole: special and added tokens */
 } qd_token_kind;
 
 typedef struct qd_merge {
@@ -37,11 +37,11 @@ typedef struct qd_vocab {
 } qd_vocab;
 
 void qd_vocab_free(qd_vocab *vocab);
-/* Makes room for `tokens` entries with ids below `size` and `bytes` bytes, so that nothing grows in
- * between. */
+/* Reserves space for `tokens` entries with ids below `size` and `bytes` bytes, so that nothing is
+ * reallocated while they are added. */
 qd_status qd_vocab_reserve(qd_vocab *vocab, uint32_t size, uint32_t tokens, size_t bytes);
-/* *old: QD_NO_TOKEN, or what stands in the way: the same id, or the same bytes of the same kind;
- * nothing was added then. */
+/* *old: QD_NO_TOKEN, or the entry that conflicts: the same id, or the same bytes of the same kind;
+ * then nothing was added. */
 qd_status qd_vocab_add(qd_vocab *vocab, uint32_t id, const void *bytes, size_t length, qd_token_kind kind, uint32_t *old);
 uint32_t qd_vocab_find(const qd_vocab *vocab, const void *bytes, size_t length, qd_token_kind kind);
 
@@ -56,9 +56,9 @@ static inline const uint8_t *qd_vocab_bytes(const qd_vocab *vocab, uint32_t id, 
 }
 
 qd_status qd_vocab_reserve_merges(qd_vocab *vocab, uint32_t count);
-/* A pair that is there already gets the new rank and id. Room must be reserved. */
+/* An existing pair gets the new rank and id. Space must have been reserved. */
 void qd_vocab_add_merge(qd_vocab *vocab, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
-/* All merges by rising rank, (merge_count), freed by the caller. */
+/* All merges by increasing rank, (merge_count), freed by the caller. */
 qd_status qd_vocab_sorted_merges(const qd_vocab *vocab, qd_merge **merges);
 
 static inline uint32_t qd_pair_hash(uint32_t left, uint32_t right)
@@ -67,7 +67,7 @@ static inline uint32_t qd_pair_hash(uint32_t left, uint32_t right)
     return (uint32_t)(key >> 32) ^ (uint32_t)key >> 15;
 }
 
-/* NULL when the pair is not merged. */
+/* NULL if the pair has no merge. */
 static inline const qd_merge *qd_vocab_merge(const qd_vocab *vocab, uint32_t left, uint32_t right)
 {
     if (vocab->merge_slots == 0)

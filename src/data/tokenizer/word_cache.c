@@ -1,3 +1,4 @@
+/* The word cache: open addressing with packed keys; it is cleared when full. */
 #include "data/tokenizer/word_cache.h"
 
 #include <xxhash.h>
@@ -8,7 +9,7 @@ enum { FIRST_SLOTS = 1 << 12, MOST_SLOTS = 1 << 18, MOST_LONG = 4 << 20, MOST_ID
 
 qd_status qd_word_cache_create(qd_word_cache *cache)
 {
-    /* The two stores take memory only as far as they are written. */
+    /* The two stores become resident only as far as they are written. */
     cache->slots = calloc(FIRST_SLOTS, sizeof *cache->slots);
     cache->bytes = malloc(MOST_LONG);
     cache->ids = malloc(MOST_IDS * sizeof *cache->ids);
@@ -30,7 +31,7 @@ static inline uint32_t slot_of(const uint64_t key[2], size_t length, uint32_t co
     return (uint32_t)(mixed >> 32) & (count - 1);
 }
 
-/* The place of a long word's bytes is no part of its hash. */
+/* The offset of a long word's bytes is not part of its hash. */
 static inline uint32_t home_of(const qd_word *word, uint32_t count)
 {
     uint64_t key[2] = {word->key[0], word->length > QD_WORD_PACKED ? 0 : word->key[1]};
@@ -73,7 +74,7 @@ static inline void pack(uint64_t key[2], const uint8_t *word, size_t length, con
         key[0] = key[1] = 0;
         memcpy(key, word, length);
     }
-    /* Clears what is behind the word: the low bytes come first. */
+    /* Clears the bytes after the word: the low bytes come first. */
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     if (length < 8) {
         key[0] &= (UINT64_C(1) << 8 * length) - 1;
@@ -130,7 +131,7 @@ void qd_word_cache_fill(qd_word_cache *cache, qd_word *slot, const uint32_t *ids
     uint32_t *place = slot->ids;
     if (count > QD_WORD_INLINE) {
         if (cache->ids_used + count > MOST_IDS) {
-            cache->full = true; /* and this word stays unknown */
+            cache->full = true; /* and this word is not cached */
             return;
         }
         place = cache->ids + cache->ids_used;

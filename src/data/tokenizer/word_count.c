@@ -1,3 +1,4 @@
+/* Counts words of text files in parallel: each thread counts chunks, then the tables are merged. */
 #include "data/tokenizer/word_count.h"
 
 #include "base/text/json.h"
@@ -71,7 +72,7 @@ static qd_status add_word(qd_word_counts *counts, const uint8_t *word, size_t le
     return QD_OK;
 }
 
-/* What one thread has. */
+/* State of one thread. */
 typedef struct counter {
     qd_word_counts counts;
     qd_regex_state *regex;
@@ -86,7 +87,7 @@ typedef struct count_job {
     const qd_tokenizer_training *training;
     const int64_t *first_chunk; /* (files + 1) */
     counter *counters;
-    int64_t bytes_done; /* of thread 0's view, for progress */
+    int64_t bytes_done; /* as seen by thread 0, for progress */
     pthread_mutex_t mutex;
     qd_status status;
     char message[512];
@@ -151,7 +152,7 @@ static qd_status count_lines(const count_job *job, counter *own, const uint8_t *
     return QD_OK;
 }
 
-/* What lies between lines that equal the separator. Parts begin with a line. */
+/* Counts the text between lines that equal the separator. Parts begin with a line. */
 static qd_status count_separated(const count_job *job, counter *own, bool by_line, const uint8_t *text, size_t length)
 {
     qd_status (*count)(const count_job *, counter *, const uint8_t *, size_t) = by_line ? count_lines : count_text;
@@ -167,8 +168,8 @@ static qd_status count_separated(const count_job *job, counter *own, bool by_lin
     return count(job, own, text + from, length - from);
 }
 
-/* Lines of a .jsonl file, from byte `place` of it on: the texts that would be encoded, without the
- * JSON around them. */
+/* Lines of a .jsonl file from byte `place` on: counts the texts that would be encoded, without the
+ * surrounding JSON. */
 static qd_status count_documents(const count_job *job, counter *own, const char *path, int64_t place, const uint8_t *text,
                                  size_t length)
 {
@@ -196,7 +197,7 @@ static qd_status count_documents(const count_job *job, counter *own, const char 
     return status;
 }
 
-/* Reads [begin, end) of a file into the buffer, behind what is there. */
+/* Appends [begin, end) of a file to the first `used` bytes of the buffer. */
 static qd_status read_range(counter *own, int fd, const char *path, size_t used, int64_t begin, int64_t end)
 {
     size_t length = (size_t)(end - begin);
@@ -213,14 +214,14 @@ static qd_status read_range(counter *own, int fd, const char *path, size_t used,
         if (part < 0 && errno == EINTR)
             continue;
         if (part <= 0)
-            return QD_FAIL(QD_IO, "%s: %s", path, part < 0 ? strerror(errno) : "the file became shorter while it was read");
+            return QD_FAIL(QD_IO, "%s: %s", path, part < 0 ? strerror(errno) : "the file was truncated while it was read");
         got += (size_t)part;
     }
     return QD_OK;
 }
 
-/* First place in the buffer, from `from` on, where a part may begin: behind a line end, or for
- * whole files where the pattern cuts in any case. -1: none. */
+/* First position in the buffer, from `from` on, where a part may begin: after a line end, or, for
+ * whole files, where the pattern always splits. -1: none. */
 static int64_t part_start(const count_job *job, const counter *own, bool by_line, size_t from, size_t length)
 {
     if (by_line) {
@@ -238,11 +239,11 @@ static int64_t part_start(const count_job *job, const counter *own, bool by_line
     return -1;
 }
 
-/* The parts that begin in chunk `chunk` of a file: each part belongs to the chunk that its first
- * byte is in. A file without such places is one part, of its first chunk. */
+/* Counts the parts that begin in chunk `chunk` of a file: each part belongs to the chunk with its
+ * first byte. A file without such positions is one part of its first chunk. */
 static qd_status count_chunk(const count_job *job, counter *own, const qd_file *file, int64_t chunk)
 {
-    /* Two bytes earlier, to see what stands before the first place. */
+    /* Two bytes earlier, to see what precedes the first position. */
     int64_t begin = chunk * CHUNK, end = begin + CHUNK, start = begin >= 2 ? begin - 2 : 0;
     const bool objects = file->kind == QD_FILE_LINES && job->training->field;
     const bool by_line = objects || !job->training->whole_files;
@@ -252,7 +253,7 @@ static qd_status count_chunk(const count_job *job, counter *own, const qd_file *
     qd_status status = QD_OK;
     int64_t read_end = end + 2 < file->bytes ? end + 2 : file->bytes, first = 0, stop;
     QD_TRY_DONE(read_range(own, fd, file->path, 0, start, read_end));
-    /* With lines, a part may begin exactly at `begin` when the byte before is a line end. */
+    /* By lines, a part may begin exactly at `begin` if the previous byte is a line end. */
     size_t from = by_line && begin > start ? (size_t)(begin - start) - 1 : 0;
     if (begin > 0)
         first = part_start(job, own, by_line, from, (size_t)(read_end - start));
@@ -282,7 +283,7 @@ static void count_body(void *context, int64_t begin, int64_t end, int thread)
 {
     count_job *job = context;
     for (int64_t chunk = begin; chunk < end; chunk++) {
-        int64_t low = 0, high = job->files->count - 1; /* the file that holds it */
+        int64_t low = 0, high = job->files->count - 1; /* the file is in [low, high] */
         while (low < high) {
             int64_t middle = (low + high + 1) / 2;
             if (job->first_chunk[middle] <= chunk)

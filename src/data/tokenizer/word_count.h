@@ -1,4 +1,4 @@
-/* Counts the pieces of text files, on all threads of a pool. */
+/* Counts the words of text files with all threads of a pool, for training a tokenizer. */
 #ifndef QD_DATA_TOKENIZER_WORD_COUNT_H
 #define QD_DATA_TOKENIZER_WORD_COUNT_H
 
@@ -22,8 +22,8 @@ typedef struct qd_word_counts {
 
 void qd_word_counts_free(qd_word_counts *counts);
 
-/* `cutter` says how text is cut; it has no vocabulary yet. The sums do not depend on the number of
- * threads. */
+/* `cutter` defines how text is split; it has no vocabulary yet. The counts do not depend on the
+ * number of threads. */
 qd_status qd_word_count(const qd_file_list *files, const qd_tokenizer *cutter, const qd_tokenizer_training *training,
                         qd_pool *pool, qd_word_counts *counts);
 

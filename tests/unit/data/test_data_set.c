@@ -335,7 +335,7 @@ static void refusals(void **state)
             "has 16 tokens, but one sample needs data.seq + 1 = 17");
     refused(options_for("/dev/null"), QD_USAGE, "neither a file nor a folder");
     scratch_write(state, "pictures/a.png", "\x89PNG\r\n\x1a\n\0", 9);
-    refused(options_for(scratch_path(state, "pictures")), QD_USAGE, "pictures: a folder without text");
+    refused(options_for(scratch_path(state, "pictures")), QD_USAGE, "pictures: the folder contains no text");
     scratch_text(state, "blank/a.jsonl", "\n\n");
     refused(options_for(scratch_path(state, "blank")), QD_USAGE, "no tokens");
 
@@ -345,7 +345,7 @@ static void refusals(void **state)
     refused(o, QD_USAGE, "set data.tokenizer, or model.vocab=256");
     o = options_for(text);
     o.validation = 0.1;
-    refused(o, QD_USAGE, "nothing would be left");
+    refused(o, QD_USAGE, "nothing is left to train on");
     o.validation = 1;
     refused(o, QD_USAGE, "data.validation is 1");
     qd_text_encoder encoder = marking_encoder();
@@ -473,7 +473,7 @@ static void text_becomes_tokens_once(void **state)
             free(bytes);
         }
     closedir(dir);
-    refused(o, QD_CORRUPT, "to make them again): ");
+    refused(o, QD_CORRUPT, "to recreate them): ");
     assert_non_null(strstr(qd_error_message(), "shard-00000.qds: the checksum of bytes"));
     free(text);
 }
@@ -548,7 +548,7 @@ static void a_text_that_becomes_shorter_is_named(void **state)
     ok(qd_data_read(data, 0, 40, 8, tokens));
     assert_int_equal(truncate(path, 4), 0);
     assert_int_equal(qd_data_read(data, 0, 40, 8, tokens), QD_CORRUPT);
-    assert_non_null(strstr(qd_error_message(), "live.txt: ends before byte 40: it has become shorter"));
+    assert_non_null(strstr(qd_error_message(), "live.txt: ends before byte 40: it has shrunk"));
     qd_data_close(data);
     /* Another file in its place is not the one that is read. */
     scratch_text(state, "live.txt", "a text that is saved anew while it is read, and a text that is saved anew while it is read");

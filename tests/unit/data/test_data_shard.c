@@ -254,7 +254,7 @@ static void right_checksums_do_not_excuse_nonsense(void **state)
     LIE(chunk_bytes, UINT64_MAX - 7, "offsets");
     LIE(documents_offset, good.documents_offset - 8, "offsets");
     LIE(table_offset, UINT64_MAX, "offsets");
-    LIE(file_bytes, size + 8, "cut off");
+    LIE(file_bytes, size + 8, "truncated");
     LIE(reserved[0], 1, "reserved");
 #undef LIE
     *h = good;
@@ -381,7 +381,7 @@ static void more_files_than_descriptors(void **state)
         token_at(&shards[s], 0);
     assert_int_equal(rename(scratch_path(state, "new.qds"), first), 0);
     assert_int_equal(qd_shard_tokens(&shards[0], 0, 1, &token), QD_CORRUPT);
-    assert_non_null(strstr(qd_error_message(), "many-0.qds: another file is in its place"));
+    assert_non_null(strstr(qd_error_message(), "many-0.qds: the file was replaced"));
     for (int s = 0; s < SHARDS; s++)
         qd_shard_close(&shards[s]);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);

@@ -169,7 +169,8 @@ static void refuses_by_name(void **state)
         {GPT2_PRE, "{\"type\":\"Whitespace\"}", "pre_tokenizer.type"},
         {GPT2_PRE, "null", "pre_tokenizer"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Isolated\",\"invert\":false}", "pre_tokenizer"},
-        {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a*\"},\"behavior\":\"Isolated\",\"invert\":false}", "match nothing"},
+        {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a*\"},\"behavior\":\"Isolated\",\"invert\":false}",
+         "match the empty string"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a-z&&[^b]]\"},\"behavior\":\"Isolated\",\"invert\":false}", "'&&'"},
         {GPT2_PRE, "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"a\"},\"behavior\":\"MergedWithNext\",\"invert\":false}", "behavior"},
         {"\"ids\":[7]", "\"ids\":[9]", "ids"},
@@ -324,11 +325,11 @@ static void tiktoken_files(void **state)
     static const struct {
         const char *text, *encoding, *named;
     } broken[] = {
-        {"IQ== 0\nIQ== 1\n", "gpt2", "bad:2: the token stands twice"}, {"IQ== 0\nIg== 0\n", "gpt2", "bad:2: the rank stands twice"},
+        {"IQ== 0\nIQ== 1\n", "gpt2", "bad:2: the token appears twice"}, {"IQ== 0\nIg== 0\n", "gpt2", "bad:2: the rank appears twice"},
         {"IQ==0\n", "gpt2", "bad:1:"}, {"IQ== x\n", "gpt2", "bad:1: the rank"}, {"I=== 0\n", "gpt2", "bad:1: the token is not base64"},
         {"IQ= 0\n", "gpt2", "bad:1:"}, {"IQ== 4000000000\n", "gpt2", "bad:1:"}, {"IQ== 99999999\n", "gpt2", "too high"},
-        {"IQ== 0\n", "gpt2", "byte 0x00"}, {"IQ== 0\n", NULL, "name the encoding"}, {"IQ== 0\n", "gpt9", "gpt9"}, {" \n", NULL, "empty"},
-        {"\xff\xfe 0\n", "gpt2", "bad:1:"}, {SMALL, "gpt2", "a tokenizer.json says itself"}};
+        {"IQ== 0\n", "gpt2", "byte 0x00"}, {"IQ== 0\n", NULL, "set the encoding"}, {"IQ== 0\n", "gpt9", "gpt9"}, {" \n", NULL, "empty"},
+        {"\xff\xfe 0\n", "gpt2", "bad:1:"}, {SMALL, "gpt2", "a tokenizer.json defines its own"}};
     for (size_t i = 0; i < sizeof broken / sizeof *broken; i++) {
         assert_int_equal(qd_tokenizer_load_text("bad", broken[i].text, strlen(broken[i].text), broken[i].encoding, &tokenizer),
                          QD_USAGE);

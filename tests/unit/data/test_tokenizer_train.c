@@ -222,10 +222,10 @@ static void bad_input_is_named(void **state)
     refuse(training, write_file("empty", "", 0), "empty: the file is empty");
     snprintf(path, sizeof path, "%s/folder", folder);
     assert_int_equal(mkdir(path, 0700), 0);
-    refuse(training, path, "a folder without text");
+    refuse(training, path, "the folder contains no text");
     write_file("folder/binary", "\0\1", 2);
     write_file("folder/.hidden", "text", 4);
-    refuse(training, path, "a folder without text");
+    refuse(training, path, "the folder contains no text");
     write_file("folder/b", "bb bb", 5);
     write_file("folder/a", "aa", 2);
     qd_tokenizer_training bytes = training;
@@ -233,7 +233,7 @@ static void bad_input_is_named(void **state)
     qd_tokenizer *both = train(bytes, path); /* a, b, the space, aa, bb, and a space before bb */
     assert_int_equal(qd_tokenizer_size(both), 6);
     qd_tokenizer_destroy(both);
-    refuse(training, write_file("tokens.qds", "text", 4), "holds tokens");
+    refuse(training, write_file("tokens.qds", "text", 4), "contains tokens");
     qd_tokenizer_training other = training;
     other.pattern = "(";
     refuse(other, path, "regular expression");
@@ -243,7 +243,7 @@ static void bad_input_is_named(void **state)
     other = training;
     other.special = (const char *const[]){"<s>", "<s>"};
     other.special_count = 2;
-    refuse(other, path, "'<s>' is named twice");
+    refuse(other, path, "'<s>' is listed twice");
     other.special = (const char *const[]){"\xc3\xa9"};
     other.special_count = 1;
     refuse(other, path, "other bytes");

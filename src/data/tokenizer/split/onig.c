@@ -1,9 +1,9 @@
-/* From Oniguruma's regular expressions to PCRE2's. The two agree on most of what tokenizers use and
- * differ quietly in the rest: [a-z&&[^b]] and [a-z[0-9]] are set operations there and plain
- * characters here, \h is a hexadecimal digit there and a space here, {1,3}+ repeats a repetition
- * there and is possessive here. So this is a list of what is known to be the same. All else is
- * refused by name, because other tokens than those that a model was trained with are worse than
- * none. */
+/* Translates regular expressions from Oniguruma to PCRE2. The two agree on most of what tokenizers
+ * use and differ silently in the rest: [a-z&&[^b]] and [a-z[0-9]] are set operations in Oniguruma
+ * and plain characters in PCRE2, \h is a hexadecimal digit there and a space here, {1,3}+ repeats a
+ * repetition there and is possessive here. So this is an allow-list of constructs known to be
+ * equivalent. Anything else is refused by name, because tokens that differ from those a model was
+ * trained with are worse than an error. */
 #include "data/tokenizer/split/onig.h"
 
 #include <ctype.h>
@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* White space of Unicode. PCRE2 counts U+180E in, Unicode does not any more: \s and \S are spelled
- * out. */
+/* White space of Unicode. PCRE2 includes U+180E, which Unicode no longer does, so \s and \S are
+ * spelled out. */
 #define SPACE     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NOT_SPACE "\\x{0}-\\x{8}\\x{e}-\\x{1f}!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}\\x{200b}-\\x{2027}" \
                   "\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}\\x{3001}-\\x{10ffff}"
@@ -24,20 +24,20 @@ typedef struct scanner {
     size_t length, at;
     qd_strbuf *out;
     int depth;
-    bool fold[DEEPEST + 1]; /* case is ignored, per open group */
+    bool fold[DEEPEST + 1]; /* case-insensitive, per open group */
     bool opened;            /* at the start of the expression or of a group */
-    bool empty;             /* at the start of one of its alternatives */
-    bool quantified;        /* behind a quantifier */
-    char literal, previous; /* where case is ignored: the character that is read, and the one right before it; 0: none */
+    bool empty;             /* at the start of an alternative */
+    bool quantified;        /* after a quantifier */
+    char literal, previous; /* where case is ignored: the current character and the one before it; 0: none */
 } scanner;
 
 static qd_status differs(const scanner *s, size_t from, size_t length, const char *what)
 {
     length = length < s->length - from ? length : s->length - from;
     while (from + length < s->length && ((unsigned char)s->text[from + length] & 0xc0) == 0x80)
-        length++; /* to the end of a character */
-    return QD_FAIL(QD_USAGE, "%s: the regular expression has '%.*s' at offset %zu, %s, which is not supported: Oniguruma, the engine of "
-                             "the package tokenizers, and PCRE2, the one here, may read it differently", s->where, (int)length,
+        length++; /* to the end of a UTF-8 character */
+    return QD_FAIL(QD_USAGE, "%s: the regular expression has '%.*s' at offset %zu, %s, which is not supported: Oniguruma (used by "
+                             "the package tokenizers) and PCRE2 (used here) may interpret it differently", s->where, (int)length,
                    s->text + from, from, what);
 }
 
@@ -63,8 +63,8 @@ static void copy(scanner *s, size_t count)
     s->at += count;
 }
 
-/* Where case is ignored, Oniguruma also matches characters that fold to several letters: "ss" takes
- * ß, "fi" takes a ligature. */
+/* Where case is ignored, Oniguruma also matches characters that fold to several letters: "ss"
+ * matches ß, "fi" a ligature. */
 static qd_status check_letter(scanner *s, char c)
 {
     static const char *const pairs[] = {"ss", "st", "ff", "fi", "fl"};
@@ -80,9 +80,7 @@ static qd_status check_letter(scanner *s, char c)
     return QD_OK;
 }
 
-/* ---- escapes ---- */
-
-/* The general categories of Unicode, by their short names. */
+/* The general categories of Unicode, by short name. */
 static bool is_category(const char *name)
 {
     static const char all[] = " L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp C Cc Cf Cs Co Cn ";
@@ -91,8 +89,8 @@ static bool is_category(const char *name)
     return strlen(name) <= 2 && strstr(all, wanted);
 }
 
-/* \p{…}: categories are the same; by a script PCRE2 means its extensions too, unless it is told not
- * to. */
+/* \p{…}: categories are equivalent. For scripts, PCRE2 must be asked to exclude script
+ * extensions. */
 static qd_status property(scanner *s)
 {
     size_t from = s->at, end = s->at + 3, count = 0;
@@ -141,7 +139,7 @@ static qd_status code_point(scanner *s)
         s->at += 6;
         return QD_OK;
     }
-    if (peek(s, 1) == 'x' && hexadecimal(s, 2, 2) && peek(s, 2) < '8') { /* above it is a byte there */
+    if (peek(s, 1) == 'x' && hexadecimal(s, 2, 2) && peek(s, 2) < '8') { /* above 0x7f Oniguruma reads a byte */
         copy(s, 4);
         return QD_OK;
     }
@@ -153,7 +151,7 @@ static qd_status code_point(scanner *s)
     return QD_OK;
 }
 
-/* *set: it stands for more than one character. */
+/* *set: the escape stands for more than one character. */
 static qd_status escape(scanner *s, bool in_class, bool *set)
 {
     int c = peek(s, 1);
@@ -189,8 +187,6 @@ static qd_status escape(scanner *s, bool in_class, bool *set)
     return differs(s, s->at, c < 0 ? 1 : 2, "an escape");
 }
 
-/* ---- classes ---- */
-
 static qd_status class_item(scanner *s, bool *set)
 {
     *set = false;
@@ -202,7 +198,7 @@ static qd_status class_item(scanner *s, bool *set)
         return differs(s, s->at, 2, "an intersection of classes");
     if (folds(s) && peek(s, 0) >= 0x80)
         return differs(s, s->at, 1, "a character beyond ASCII where case is ignored");
-    copy(s, 1); /* the other bytes of a character follow as items of their own, which changes nothing */
+    copy(s, 1); /* the remaining bytes of a UTF-8 character follow as separate items, which is equivalent */
     return QD_OK;
 }
 
@@ -227,8 +223,6 @@ static qd_status class_(scanner *s)
     return QD_OK;
 }
 
-/* ---- groups and quantifiers ---- */
-
 static qd_status group(scanner *s)
 {
     static const char *const plain[] = {"(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
@@ -239,7 +233,7 @@ static qd_status group(scanner *s)
     if (on || off) {
         count = on ? 4 : 5;
         fold = on;
-        if (peek(s, count - 1) == ')' && s->opened) { /* for the rest of the group, which is all of it */
+        if (peek(s, count - 1) == ')' && s->opened) { /* applies to the rest of the group, which is all of it */
             copy(s, count);
             s->fold[s->depth] = fold;
             return QD_OK;
@@ -301,7 +295,7 @@ static qd_status item(scanner *s)
     case '\\': return escape(s, false, &set);
     case '[': return class_(s);
     case ')':
-        s->depth -= s->depth > 0; /* without one that opened, PCRE2 complains */
+        s->depth -= s->depth > 0; /* PCRE2 reports an unmatched one */
         copy(s, 1);
         return QD_OK;
     default: break;
@@ -335,7 +329,7 @@ qd_status qd_onig_translate(const char *where, const char *regex, size_t length,
             QD_TRY(item(&s));
             s.quantified = s.opened = false;
         }
-        s.empty = c == '|' || (c == '(' && s.text[s.at - 1] != ')'); /* (?i) is no start, and no end either */
+        s.empty = c == '|' || (c == '(' && s.text[s.at - 1] != ')'); /* (?i) neither starts nor ends an alternative */
     }
     return QD_OK;
 }

@@ -1,4 +1,5 @@
-/* Regular expressions of tokenizer.json are Oniguruma's, in its Ruby syntax; ours run in PCRE2. */
+/* Translates the regular expressions of tokenizer.json, which use Oniguruma's Ruby syntax, to
+ * PCRE2. */
 #ifndef QD_DATA_TOKENIZER_SPLIT_ONIG_H
 #define QD_DATA_TOKENIZER_SPLIT_ONIG_H
 
@@ -6,10 +7,9 @@
 #include <quadrille/strbuf.h>
 #include <stddef.h>
 
-/* Appends the expression that PCRE2 (UTF, UCP, MULTILINE, lines that end with \n) matches as
- * Oniguruma matches `regex`. What the two read differently and what has no translation here is
- * QD_USAGE, with its name and its offset. Whether the rest is a regular expression at all is for
- * PCRE2 to say. */
+/* Appends an expression that matches in PCRE2 (UTF, UCP, MULTILINE, newline \n) what `regex`
+ * matches in Oniguruma. Constructs that the engines interpret differently, or that have no
+ * translation here, are QD_USAGE with name and offset. Other syntax errors are left to PCRE2. */
 qd_status qd_onig_translate(const char *where, const char *regex, size_t length, qd_strbuf *out);
 
 #endif

@@ -1,3 +1,4 @@
+/* The published split patterns (GPT-2, cl100k, Llama 3, Qwen2, o200k) as hand-written matchers. */
 #include "data/tokenizer/split/split.h"
 
 #include "data/tokenizer/split/unicode.h"
@@ -11,13 +12,13 @@
 
 static const struct pattern_row {
     const char *name;
-    const char *regex; /* written */
-    const char *also;  /* read too: it matches the same */
+    const char *regex; /* as written to files */
+    const char *also;  /* an equivalent spelling that is recognized too */
 } patterns[QD_PATTERN_COUNT] = {
     [QD_PATTERN_GPT2] = {"gpt2",
                          "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
                          "'(?:[sdmt]|ll|ve|re)| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"},
-    /* tiktoken writes it with possessive quantifiers and "$", which other engines read
+    /* tiktoken writes it with possessive quantifiers and "$", which other engines interpret
      * differently. */
     [QD_PATTERN_CL100K] = {"cl100k", CONTRACTION "|" WORD "|\\p{N}{1,3}|" SYMBOLS "|\\s+\\z|" TAIL, NULL},
     [QD_PATTERN_LLAMA3] = {"llama3",
@@ -57,7 +58,7 @@ qd_pattern qd_pattern_by_regex(const char *regex, size_t length)
     return QD_PATTERN_CUSTOM;
 }
 
-/* First place at or after `at` whose character lacks all of `classes`. */
+/* First position at or after `at` whose character has none of `classes`. */
 static const uint8_t *skip(const uint8_t *at, const uint8_t *end, unsigned classes)
 {
     while (at < end) {
@@ -69,7 +70,7 @@ static const uint8_t *skip(const uint8_t *at, const uint8_t *end, unsigned class
     return at;
 }
 
-/* The same for characters that have one of `classes`. */
+/* First position at or after `at` whose character has one of `classes`. */
 static const uint8_t *skip_without(const uint8_t *at, const uint8_t *end, unsigned classes)
 {
     while (at < end) {
@@ -81,7 +82,7 @@ static const uint8_t *skip_without(const uint8_t *at, const uint8_t *end, unsign
     return at;
 }
 
-/* 's 't 're 've 'm 'll 'd at `at`: its end, or NULL. Without case the long s (U+017F) is an s. */
+/* The end of 's 't 're 've 'm 'll 'd at `at`, or NULL. If caseless, the long s (U+017F) is an s. */
 static const uint8_t *contraction(const uint8_t *at, const uint8_t *end, bool caseless)
 {
     if (end - at < 2 || *at != '\'')
@@ -101,8 +102,8 @@ static const uint8_t *contraction(const uint8_t *at, const uint8_t *end, bool ca
 }
 
 /* White space at `at`, with the rules of all patterns: a run before other text leaves its last
- * character to the next piece; with `newlines` a run ends after its last line end; with `whole`
- * that does not hold at the end of the text. */
+ * character to the next piece; with `newlines` a run ends after its last line end; with `whole`,
+ * not so at the end of the text. */
 static const uint8_t *space(const uint8_t *at, const uint8_t *end, bool newlines, bool whole)
 {
     const uint8_t *last = at, *after_newline = NULL, *place = at;
@@ -138,7 +139,7 @@ static const uint8_t *next_gpt2(const uint8_t *at, const uint8_t *end)
     return space(at, end, false, false);
 }
 
-/* Up to `most` digits; the first is `length` long. */
+/* Up to `most` digits; the first has `length` bytes. */
 static const uint8_t *digits(const uint8_t *at, const uint8_t *end, size_t length, int most)
 {
     at += length;
@@ -150,7 +151,7 @@ static const uint8_t *digits(const uint8_t *at, const uint8_t *end, size_t lengt
     return at;
 }
 
-/* " ?[^\s\p{L}\p{N}]+" and the line ends behind it; NULL when it does not match. */
+/* " ?[^\s\p{L}\p{N}]+" and the line ends after it; NULL if it does not match. */
 static const uint8_t *symbols(const uint8_t *at, const uint8_t *end, bool slashes)
 {
     const uint8_t *start = *at == ' ' ? at + 1 : at;
@@ -182,9 +183,9 @@ static const uint8_t *next_cl100k(const uint8_t *at, const uint8_t *end, int mos
     return stop ? stop : space(at, end, true, whole);
 }
 
-/* "[upper]*[lower]+" at `at`, or with `capitals` else "[upper]+"; `at` when it does not match.
- * Characters of both classes go to the first part as long as they can, and the last of them is
- * given back when nothing else is left for the second. */
+/* "[upper]*[lower]+" at `at`, or else, with `capitals`, "[upper]+"; `at` if it does not match.
+ * Characters in both classes are matched greedily by the first part; backtracks over the last of
+ * them when the second part would otherwise be empty. */
 static const uint8_t *cased_word(const uint8_t *at, const uint8_t *end, bool capitals)
 {
     const uint8_t *place = at, *after_both = NULL;
@@ -214,7 +215,7 @@ static const uint8_t *next_o200k(const uint8_t *at, const uint8_t *end)
     if (class & QD_NUMBER)
         return digits(at, end, length, 3);
     if (!(class & (QD_LETTER | QD_NEWLINE))) {
-        /* A mark can be the optional first character or a word by itself; capitals alone come after
+        /* A mark can be the optional first character or part of the word; capitals alone come after
          * both. */
         stop = cased_word(at + length, end, !(class & QD_LOWER));
         if (stop == at + length)

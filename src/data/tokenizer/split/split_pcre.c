@@ -1,4 +1,4 @@
-/* Cuts text by regular expressions of the user's own, in PCRE2. */
+/* Splits text by custom regular expressions, with PCRE2. */
 #include "data/tokenizer/split/split.h"
 
 #include "base/text/strbuf.h"
@@ -13,7 +13,7 @@
 
 struct qd_regex {
     pcre2_code *code;
-    bool fast; /* compiled to machine code */
+    bool fast; /* JIT-compiled */
     char *where;
 };
 
@@ -21,8 +21,8 @@ struct qd_regex_state {
     pcre2_match_data *match;
     pcre2_match_context *context;
     pcre2_jit_stack *stack;
-    qd_strbuf whole;  /* a text without its broken parts */
-    size_t *origin;   /* offsets in the text of its parts */
+    qd_strbuf whole;  /* a copy of the text with invalid parts replaced */
+    size_t *origin;   /* for each byte of `whole`, its offset in the text */
     size_t capacity;
 };
 
@@ -38,7 +38,7 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
         goto done;
     }
     if (length > 65536) {
-        status = QD_FAIL(QD_USAGE, "%s: a regular expression of %zu bytes; at most 65536 are taken", where, length);
+        status = QD_FAIL(QD_USAGE, "%s: a regular expression of %zu bytes; at most 65536 are allowed", where, length);
         goto done;
     }
     QD_TRY_DONE(qd_onig_translate(where, regex, length, &text));
@@ -46,7 +46,7 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
     QD_TRY_DONE(qd_strbuf_take(&text, &pattern));
     int code;
     PCRE2_SIZE offset;
-    /* MULTILINE: "^" and "$" mean lines, which end with \n whatever PCRE2 was built for, as in the
+    /* MULTILINE: "^" and "$" match at lines, which end with \n whatever PCRE2's default, as in the
      * engine of `tokenizers`. */
     pcre2_set_newline(how, PCRE2_NEWLINE_LF);
     made->code = pcre2_compile((PCRE2_SPTR)(pattern ? pattern : ""), written, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE,
@@ -61,7 +61,7 @@ qd_status qd_regex_create(const char *where, const char *regex, size_t length, q
     uint32_t empty = 0;
     pcre2_pattern_info(made->code, PCRE2_INFO_MATCHEMPTY, &empty);
     if (empty) {
-        status = QD_FAIL(QD_USAGE, "%s: the regular expression can match nothing; it must take at least one character",
+        status = QD_FAIL(QD_USAGE, "%s: the regular expression can match the empty string; it must match at least one character",
                          where);
         goto done;
     }
@@ -98,7 +98,7 @@ qd_status qd_regex_state_create(qd_regex_state **state)
         return QD_FAIL(QD_NO_MEMORY, "no memory to match regular expressions");
     }
     pcre2_jit_stack_assign(made->context, NULL, made->stack);
-    /* An expression that goes astray on some text ends with a message, not with the day. */
+    /* Limits: an expression that backtracks catastrophically ends with an error. */
     pcre2_set_match_limit(made->context, 50 * 1000 * 1000);
     pcre2_set_heap_limit(made->context, 256 * 1024);
     *state = made;
@@ -117,8 +117,7 @@ void qd_regex_state_destroy(qd_regex_state *state)
     free(state);
 }
 
-/* Puts U+FFFD for each broken part and remembers where in the text each byte of the result came
- * from. */
+/* Replaces each invalid part by U+FFFD and records where each byte of the result comes from. */
 static qd_status mend(qd_regex_state *state, const uint8_t *text, size_t length)
 {
     qd_strbuf_clear(&state->whole);
@@ -128,7 +127,7 @@ static qd_status mend(qd_regex_state *state, const uint8_t *text, size_t length)
         state->capacity = 0;
         state->origin = malloc(most * sizeof *state->origin);
         if (!state->origin)
-            return QD_FAIL(QD_NO_MEMORY, "no memory to cut a text of %zu bytes", length);
+            return QD_FAIL(QD_NO_MEMORY, "no memory to split a text of %zu bytes", length);
         state->capacity = most;
     }
     size_t at = 0;
@@ -145,7 +144,7 @@ static qd_status mend(qd_regex_state *state, const uint8_t *text, size_t length)
         at += size;
     }
     state->origin[state->whole.length] = length;
-    return state->whole.failed ? QD_FAIL(QD_NO_MEMORY, "no memory to cut a text of %zu bytes", length) : QD_OK;
+    return state->whole.failed ? QD_FAIL(QD_NO_MEMORY, "no memory to split a text of %zu bytes", length) : QD_OK;
 }
 
 qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const uint8_t *text, size_t length,
@@ -170,7 +169,7 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
             break;
         const PCRE2_SIZE *place = pcre2_get_ovector_pointer(state->match);
         if (found < 0 || place[1] <= place[0] || place[0] < at) {
-            PCRE2_UCHAR message[256] = "it matched nothing";
+            PCRE2_UCHAR message[256] = "empty match";
             if (found < 0)
                 pcre2_get_error_message(found, message, sizeof message);
             return QD_FAIL(QD_USAGE, "%s: the regular expression gave up at byte %zu of the text: %s", compiled->where,

@@ -1,3 +1,4 @@
+/* Replacement of invalid UTF-8 by U+FFFD. */
 #include "data/tokenizer/split/unicode.h"
 
 #include "base/text/strbuf.h"

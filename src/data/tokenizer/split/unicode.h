@@ -1,4 +1,4 @@
-/* Classes of characters, by Unicode 16.0, and the reading of UTF-8 that may be broken. */
+/* Character classes of Unicode 16.0, and decoding of possibly invalid UTF-8. */
 #ifndef QD_DATA_TOKENIZER_SPLIT_UNICODE_H
 #define QD_DATA_TOKENIZER_SPLIT_UNICODE_H
 
@@ -10,7 +10,7 @@ enum {
     QD_LETTER = 1,   /* \p{L} */
     QD_NUMBER = 2,   /* \p{N} */
     QD_SPACE = 4,    /* \s: White_Space */
-    QD_NEWLINE = 8,  /* carriage return and line feed */
+    QD_NEWLINE = 8,  /* carriage return or line feed */
     QD_UPPER = 16,   /* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] */
     QD_LOWER = 32,   /* [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
     QD_WORD = 64,    /* \w */
@@ -18,7 +18,7 @@ enum {
 
 extern const uint8_t qd_unicode_ascii[128];   /* class bits */
 extern const uint8_t qd_unicode_bits[16];     /* kind -> class bits */
-extern const uint32_t qd_unicode_blocks;      /* length of the index; all behind it is kind 0 */
+extern const uint32_t qd_unicode_blocks;      /* length of the index; characters beyond are kind 0 */
 extern const uint8_t qd_unicode_index[];      /* character / 128 -> block */
 extern const uint64_t qd_unicode_kinds[];     /* (blocks, 8): 16 kinds of 4 bits each */
 
@@ -31,9 +31,9 @@ static inline unsigned qd_unicode_class(uint32_t character)
     return qd_unicode_bits[kinds >> 4 * (character & 15u) & 15u];
 }
 
-/* Reads a character that does not start with an ASCII byte. Returns its length; a broken one
- * (*character = U+FFFD) has the length of its longest part that some valid character starts with,
- * as Python and Rust cut it when they replace. */
+/* Decodes a character that does not start with an ASCII byte and returns its length. An invalid one
+ * (*character = U+FFFD) has the length of its longest prefix that starts some valid character, as
+ * in the replacement rules of Python and Rust. */
 static inline size_t qd_utf8_read(const uint8_t *at, const uint8_t *end, uint32_t *character)
 {
     uint8_t first = *at;
@@ -54,18 +54,19 @@ static inline size_t qd_utf8_read(const uint8_t *at, const uint8_t *end, uint32_
     if (left < 3 || (at[2] & 0xc0) != 0x80)
         return 2;
     if (first < 0xf0) {
-        *character = (uint32_t)(first & 0x0f) << 12 | (uint32_t)(at[1] & 0x3f) << 6 | (at[2] & 0x3f);
+        *character =
+            (uint32_t)(first & 0x0f) << 12 | (uint32_t)(at[1] & 0x3f) << 6 | (at[2] & 0x3f);
         return 3;
     }
     if (left < 4 || (at[3] & 0xc0) != 0x80)
         return 3;
-    *character = (uint32_t)(first & 0x07) << 18 | (uint32_t)(at[1] & 0x3f) << 12 | (uint32_t)(at[2] & 0x3f) << 6 |
-                 (at[3] & 0x3f);
+    *character = (uint32_t)(first & 0x07) << 18 | (uint32_t)(at[1] & 0x3f) << 12 |
+                 (uint32_t)(at[2] & 0x3f) << 6 | (at[3] & 0x3f);
     return 4;
 }
 
-/* Class bits of the character at `at` (< end) and its length. What is broken has no class, as
- * U+FFFD has none. */
+/* Class bits of the character at `at` (< end) and its length. An invalid part has no class, like
+ * U+FFFD. */
 static inline unsigned qd_class_at(const uint8_t *at, const uint8_t *end, size_t *length)
 {
     if (*at < 0x80) {
@@ -77,7 +78,7 @@ static inline unsigned qd_class_at(const uint8_t *at, const uint8_t *end, size_t
     return qd_unicode_class(character);
 }
 
-/* Replaces *out by the text with U+FFFD for each broken part. A lack of memory shows in
+/* Writes the text to *out with U+FFFD for each invalid part. Running out of memory sets
  * out->failed. */
 void qd_utf8_replace(const uint8_t *text, size_t length, qd_strbuf *out);
 
