@@ -1,4 +1,4 @@
-/* Reading checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c,
+/* Reads checkpoints: manifest, checksums, boxes of logical tensors. Writing is in part.c,
  * manifest.c and store.c. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
@@ -16,10 +16,10 @@ enum { MOST_MANIFEST = 256 << 20 };
 typedef struct piece {
     int file;
     const char *key;
-    const qd_safetensors_entry *entry; /* NULL: not looked for yet */
+    const qd_safetensors_entry *entry; /* NULL: not looked up yet */
     qd_atom box;
     uint64_t hash;
-    bool checked; /* its bytes match the checksum */
+    bool checked; /* its checksum has been verified */
 } piece;
 
 typedef struct tensor {
@@ -35,7 +35,7 @@ typedef struct stored_file {
     const char *name;
     int64_t bytes;
     uint64_t header_hash;
-    qd_safetensors *open; /* NULL: not yet */
+    qd_safetensors *open; /* NULL: not opened yet */
 } stored_file;
 
 struct qd_checkpoint {
@@ -43,15 +43,15 @@ struct qd_checkpoint {
     qd_json *manifest;
     uint64_t hash; /* of the manifest */
     qd_ckpt_meta meta;
-    stored_file *files; /* by name */
+    stored_file *files; /* sorted by name */
     int file_count;
     tensor *tensors;
     int tensor_count;
-    float *chunk; /* (CHUNK_ELEMENTS) what is read in one go; NULL: not yet */
-    XXH3_state_t *hasher; /* of the piece that is read */
+    float *chunk; /* (CHUNK_ELEMENTS) read buffer; NULL: not allocated yet */
+    XXH3_state_t *hasher; /* hash state of the current piece */
 };
 
-/* Small enough for a core's caches: the checksum and the copy find what was read still there. */
+/* Fits a core's caches, so that the checksum and the copy read cached data. */
 enum { CHUNK_ELEMENTS = 1 << 18 };
 
 static qd_status damaged(const qd_checkpoint *c, const char *what, const char *name)
@@ -59,7 +59,7 @@ static qd_status damaged(const qd_checkpoint *c, const char *what, const char *n
     return QD_FAIL(QD_CORRUPT, "%s/" QD_CKPT_MANIFEST ": %s%s%s", c->folder, what, name ? " " : "", name ? name : "");
 }
 
-/* The manifest's own checksum stands in a file beside it. */
+/* Loads the manifest and verifies its checksum, which is in a separate file. */
 static qd_status load_manifest(qd_checkpoint *c)
 {
     char *path = qd_ckpt_path(c->folder, QD_CKPT_MANIFEST), *hash_path = qd_ckpt_path(c->folder, QD_CKPT_MANIFEST_HASH);
@@ -71,9 +71,9 @@ static qd_status load_manifest(qd_checkpoint *c)
     if (status == QD_OK)
         status = qd_file_read(hash_path, MOST_MANIFEST, &hash_text, &hash_length);
     int error = errno;
-    if (status == QD_USAGE && (error == EACCES || error == EPERM)) /* to be mended; an older one would hide it */
+    if (status == QD_USAGE && (error == EACCES || error == EPERM)) /* fixable by the user; falling back to an older one would hide it */
         status = QD_FAIL(QD_IO, "%s", qd_error_message());
-    else if (status == QD_USAGE || status == QD_IO) /* a file of the folder is missing, is no file or cannot be read */
+    else if (status == QD_USAGE || status == QD_IO) /* a file is missing, not a regular file or not readable */
         status = QD_FAIL(QD_CORRUPT, "%s: %s", c->folder, qd_error_message());
     if (status == QD_OK) {
         char expected[QD_CKPT_HASH_TEXT];
@@ -102,7 +102,7 @@ static qd_status read_box(const qd_checkpoint *c, const tensor *t, const qd_json
         if (!qd_json_as_int(qd_json_item(begin, (size_t)d), &box->begin[d]) ||
             !qd_json_as_int(qd_json_item(length, (size_t)d), &box->length[d]) || box->begin[d] < 0 || box->length[d] < 0 ||
             box->begin[d] > t->shape[d] - box->length[d])
-            return damaged(c, "a piece lies outside the tensor", t->name);
+            return damaged(c, "a piece is outside the tensor", t->name);
     }
     return QD_OK;
 }
@@ -126,7 +126,7 @@ static qd_status read_files(qd_checkpoint *c, const qd_json_node *list)
             !qd_ckpt_hash_parse(qd_json_as_string(qd_json_member(node, "header_xxh3")), &f->header_hash))
             return damaged(c, "a file lacks its name, size or checksum:", f->name);
         if (strchr(f->name, '/') || f->name[0] == '.' || f->name[0] == '\0')
-            return damaged(c, "a file lies outside the folder:", f->name);
+            return damaged(c, "a file is outside the folder:", f->name);
     }
     qsort(c->files, count, sizeof *c->files, by_name);
     return QD_OK;
@@ -140,7 +140,7 @@ static qd_status read_piece(qd_checkpoint *c, const tensor *t, const qd_json_nod
         return damaged(c, "'file', 'key' or 'xxh3' is missing in a piece of", t->name);
     const stored_file wanted = {.name = file}, *found = bsearch(&wanted, c->files, (size_t)c->file_count, sizeof wanted, by_name);
     if (!found)
-        return damaged(c, "a piece lies in a file that is not listed:", file);
+        return damaged(c, "a piece is in a file that is not listed:", file);
     p->file = (int)(found - c->files);
     return read_box(c, t, node, &p->box);
 }
@@ -161,7 +161,7 @@ static qd_status read_tensor(qd_checkpoint *c, const qd_json_node *node, tensor 
     for (int d = 0; d < QD_PARAM_DIMS; d++) {
         t->shape[d] = 1;
         if (d < t->ndim && (!qd_json_as_int(qd_json_item(shape, (size_t)d), &t->shape[d]) || t->shape[d] < 1))
-            return damaged(c, "a shape makes no sense, of", t->name);
+            return damaged(c, "invalid shape of", t->name);
     }
     size_t count = qd_json_count(pieces);
     t->pieces = calloc(count + 1, sizeof *t->pieces);
@@ -259,7 +259,7 @@ bool qd_checkpoint_has(const qd_checkpoint *c, qd_ckpt_kind kind)
     return false;
 }
 
-/* The file's size and header are as they were written, so its tensors are where they were. */
+/* If size and header are unchanged, all tensors are at the recorded offsets. */
 static qd_status open_file(qd_checkpoint *c, stored_file *f)
 {
     if (f->open)
@@ -273,10 +273,10 @@ static qd_status open_file(qd_checkpoint *c, stored_file *f)
         return QD_OK;
     qd_safetensors_close(f->open);
     f->open = NULL;
-    return QD_FAIL(QD_CORRUPT, "%s/%s: its size or header is not what " QD_CKPT_MANIFEST " says", c->folder, f->name);
+    return QD_FAIL(QD_CORRUPT, "%s/%s: its size or header does not match " QD_CKPT_MANIFEST, c->folder, f->name);
 }
 
-/* The piece's entry in its file, which is opened. */
+/* The piece's entry in its file, which is opened on demand. */
 static qd_status find_entry(qd_checkpoint *c, const tensor *t, piece *p)
 {
     stored_file *f = &c->files[p->file];
@@ -287,7 +287,7 @@ static qd_status find_entry(qd_checkpoint *c, const tensor *t, piece *p)
         return qd_error_prefix(status, "'%s' (%s): ", t->name, qd_ckpt_kind_names[t->kind]);
     const qd_safetensors_entry *e = qd_safetensors_find(f->open, p->key);
     if (!e || e->dtype != QD_F32 || e->count != qd_atom_count(&p->box, t->ndim))
-        return QD_FAIL(QD_CORRUPT, "%s/%s: '%s' (%s) is missing or not what the manifest says", c->folder, f->name, t->name,
+        return QD_FAIL(QD_CORRUPT, "%s/%s: '%s' (%s) is missing or does not match the manifest", c->folder, f->name, t->name,
                        qd_ckpt_kind_names[t->kind]);
     p->entry = e;
     return QD_OK;
@@ -302,7 +302,7 @@ static qd_status make_chunk(qd_checkpoint *c)
     return c->chunk && c->hasher ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to read %s", c->folder);
 }
 
-/* What two boxes share; false: nothing. */
+/* The intersection of two boxes; false if it is empty. */
 static bool intersect(const qd_atom *a, const qd_atom *b, qd_atom *shared)
 {
     for (int d = 0; d < QD_PARAM_DIMS; d++) {
@@ -315,8 +315,8 @@ static bool intersect(const qd_atom *a, const qd_atom *b, qd_atom *shared)
     return true;
 }
 
-/* Elements [first, first + count) of a piece, in c->chunk: those of the shared box go to their
- * places in `out`, a box. */
+/* Elements [first, first + count) of a piece, in c->chunk: copies those of the shared box to their
+ * positions in `out`, a box. */
 static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, int64_t count, const qd_atom *shared, const qd_atom *box,
                        float *out)
 {
@@ -336,13 +336,13 @@ static void copy_chunk(const qd_checkpoint *c, const piece *p, int64_t first, in
     }
 }
 
-/* Reads a piece once, checks it (checksum, all values finite) unless that is done, and copies what
- * it shares with a box; shared NULL: nothing. What was copied counts only if this succeeds. */
+/* Reads a piece once, verifies it (checksum, all values finite) unless that is done, and copies its
+ * intersection with a box; shared NULL: none. The copied data is valid only if this succeeds. */
 static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, const qd_atom *shared, const qd_atom *box, float *out)
 {
     QD_TRY(find_entry(c, t, p));
     QD_TRY(make_chunk(c));
-    /* Of a piece that is sound, the shared rows are enough. */
+    /* Once a piece is verified, only the shared rows are read. */
     const int64_t width = p->box.length[1];
     int64_t first = p->checked && shared ? (shared->begin[0] - p->box.begin[0]) * width : 0;
     const int64_t end = p->checked && shared ? first + shared->length[0] * width : p->entry->count;
@@ -363,7 +363,7 @@ static qd_status read_piece_data(qd_checkpoint *c, const tensor *t, piece *p, co
     if (!p->checked && XXH3_64bits_digest(c->hasher) != p->hash)
         return QD_FAIL(QD_CORRUPT, "%s/%s: the bytes of '%s' (%s) do not match their checksum", c->folder, c->files[p->file].name, t->name,
                        qd_ckpt_kind_names[t->kind]);
-    if (not_finite >= 0) /* as earlier versions could write it, with checksums that match */
+    if (not_finite >= 0) /* earlier versions could write it, with matching checksums */
         return QD_FAIL(QD_CORRUPT, "%s/%s: element [%lld, %lld] of '%s' (%s) is not finite", c->folder, c->files[p->file].name,
                        (long long)(p->box.begin[0] + not_finite / width), (long long)(p->box.begin[1] + not_finite % width), t->name,
                        qd_ckpt_kind_names[t->kind]);
@@ -378,7 +378,7 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
         if (c->tensors[i].kind == kind && strcmp(c->tensors[i].name, param->name) == 0)
             t = &c->tensors[i];
     if (!t)
-        return QD_FAIL(QD_USAGE, "%s: holds no '%s' (%s): it was written by another model", c->folder, param->name,
+        return QD_FAIL(QD_USAGE, "%s: contains no '%s' (%s): it was written by another model", c->folder, param->name,
                        qd_ckpt_kind_names[kind]);
     if (t->shape[0] != param->shape[0] || t->shape[1] != param->shape[1])
         return QD_FAIL(QD_USAGE, "%s: '%s' is %lld x %lld, the model's is %lld x %lld", c->folder, param->name,
@@ -393,7 +393,7 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
         copied += shared.length[0] * shared.length[1];
     }
     if (copied != box->length[0] * box->length[1])
-        return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not make up the tensor", c->folder, param->name);
+        return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not cover the tensor", c->folder, param->name);
     return QD_OK;
 }
 

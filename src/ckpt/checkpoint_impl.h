@@ -1,3 +1,4 @@
+/* Names, paths and helpers shared by the files that read and write checkpoints. */
 #ifndef QD_CKPT_CHECKPOINT_IMPL_H
 #define QD_CKPT_CHECKPOINT_IMPL_H
 
@@ -10,7 +11,7 @@
 #define QD_CKPT_VERSION 2
 #define QD_CKPT_MANIFEST "manifest.json"
 #define QD_CKPT_MANIFEST_HASH "manifest.xxh3"
-#define QD_CKPT_PART "part-%05d.json" /* what a rank has written; gone when the manifest stands */
+#define QD_CKPT_PART "part-%05d.json" /* pieces written by one rank; removed once the manifest exists */
 #define QD_CKPT_LATEST "latest"
 #define QD_CKPT_RUN_ID "run-id"
 #define QD_CKPT_ASIDE ".part"
@@ -18,13 +19,13 @@
 
 extern const char *const qd_ckpt_kind_names[QD_CKPT_KIND_COUNT];
 
-char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free it; NULL when memory is out */
-/* root/step-000000000012 and `suffix`; as above. */
+char *qd_ckpt_path(const char *folder, const char *name); /* folder/name; free it; NULL when out of memory */
+/* root/step-000000000012 followed by `suffix`; as above. */
 char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix);
 void qd_ckpt_hash_text(uint64_t hash, char text[QD_CKPT_HASH_TEXT]);
-/* False when it is no hash. */
-/* Index of the first that is infinite or no number; -1: all are finite. */
+/* Index of the first value that is infinite or NaN; -1: all are finite. */
 int64_t qd_ckpt_first_not_finite(const float *values, int64_t count);
+/* False if the text is not a hash. */
 bool qd_ckpt_hash_parse(const char *text, uint64_t *hash);
 
 void qd_ckpt_put_sizes(qd_json_writer *json, const char *key, const int64_t *sizes, int count);

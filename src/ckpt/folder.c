@@ -1,5 +1,5 @@
-/* What writing and reading checkpoints share: paths, folders, checksums as text, the search for
- * what is not finite. */
+/* Shared by reading and writing checkpoints: paths, folders, checksums as text, the check for
+ * values that are not finite. */
 #define _GNU_SOURCE /* nftw */
 #include "ckpt/checkpoint_impl.h"
 
@@ -36,7 +36,7 @@ bool qd_ckpt_hash_parse(const char *text, uint64_t *hash)
     return *end == '\0';
 }
 
-/* In stretches, so that the sound case has no branch per element. */
+/* In blocks, so that the common case has no branch per element. */
 int64_t qd_ckpt_first_not_finite(const float *values, int64_t count)
 {
     enum { STRETCH = 4096 };

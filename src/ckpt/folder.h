@@ -1,11 +1,11 @@
-/* Folders that appear and disappear as a whole. */
+/* Durable creation and recursive removal of folders. */
 #ifndef QD_CKPT_FOLDER_H
 #define QD_CKPT_FOLDER_H
 
 #include <quadrille/status.h>
 
-/* fsync of the folder itself: names in it are on the disk. */
+/* fsync of the folder itself, which makes the names in it durable. */
 qd_status qd_ckpt_sync_folder(const char *path);
-/* Removes a folder with all that is in it, links as links; a folder that is not there is fine. */
+/* Removes a folder recursively without following links; a missing folder is fine. */
 qd_status qd_ckpt_remove_folder(const char *path);
 #endif

@@ -1,14 +1,14 @@
-/* Reads config.json of transformers. A key that is missing has the default of the family's
- * configuration class; one that is ill-typed, that contradicts another, or that asks for arithmetic
- * which our models do not have is refused by name. Sizes have the limits of the options they
- * become, so that nothing is built from absurd ones. */
+/* Reads config.json of transformers. A missing key has the default of the family's configuration
+ * class. A key that has the wrong type, contradicts another, or requires arithmetic that our models
+ * lack is refused by name. Sizes have the limits of the corresponding options, so that nothing is
+ * allocated from absurd ones. */
 #include "ckpt/huggingface_impl.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Collects the first failure, so that the members below read as a list. */
+/* Keeps the first error, so that the code below reads as a list of members. */
 typedef struct reader {
     const qd_json *document;
     const qd_json_node *root;
@@ -23,19 +23,19 @@ typedef struct reader {
     } while (0)
 #define FILE_OF(r) qd_json_name((r)->document)
 
-/* NULL also where the member is null, which many keys mean as "not set". */
+/* NULL also if the member is null, which means "not set" for many keys. */
 static const qd_json_node *member(const reader *r, const char *key)
 {
     const qd_json_node *node = qd_json_member(r->root, key);
     return node && qd_json_kind_of(node) != QD_JSON_NULL ? node : NULL;
 }
 
-/* Whether to read a key that may be left out but not be null. */
+/* Whether to read a key that may be missing but not null. */
 static bool given(reader *r, const char *key)
 {
     const qd_json_node *node = qd_json_member(r->root, key);
     if (node && qd_json_kind_of(node) == QD_JSON_NULL)
-        REFUSE(r, QD_USAGE, "%s: '%s' is null: give it a value, or leave it out for the default", FILE_OF(r), key);
+        REFUSE(r, QD_USAGE, "%s: '%s' is null: set a value, or remove it for the default", FILE_OF(r), key);
     return node && r->status == QD_OK;
 }
 
@@ -48,8 +48,8 @@ static const qd_option *option_of(const char *key)
     return &f->option;
 }
 
-/* The value becomes the option `ours` and has its limits. 0 after a failure, so that what is
- * computed from it stays small. */
+/* A size that becomes the option `ours` and has its limits. 0 after an error, so that sizes
+ * computed from it stay small. */
 static int64_t size_of(reader *r, const char *key, int64_t otherwise, const char *ours)
 {
     int64_t value = otherwise, most = (int64_t)option_of(ours)->most;
@@ -69,7 +69,7 @@ static int64_t size_named(reader *r, const char *key, const char *other, int64_t
         return value;
     int64_t second = size_of(r, other, otherwise, ours);
     if (given(r, key) && value != second)
-        REFUSE(r, QD_USAGE, "%s: '%s' is %lld and '%s' is %lld, which mean the same: keep the one that is right", FILE_OF(r), key,
+        REFUSE(r, QD_USAGE, "%s: '%s' is %lld and '%s' is %lld, which are the same setting: keep the correct one", FILE_OF(r), key,
                (long long)value, other, (long long)second);
     return second;
 }
@@ -85,7 +85,7 @@ static double number(reader *r, const char *key, double otherwise, const char *o
     return r->status == QD_OK ? value : otherwise;
 }
 
-/* One that no option takes: it must be 0, or matters to training alone. */
+/* A number without an option: it must be 0, or only affects training. */
 static double other_number(reader *r, const char *key, double otherwise)
 {
     double value = otherwise;
@@ -110,7 +110,7 @@ static const char *text(reader *r, const char *key, const char *otherwise)
     return r->status == QD_OK ? value : otherwise;
 }
 
-/* A list or an object; NULL where it is missing, null or empty. */
+/* A list or an object; NULL if it is missing, null or empty. */
 static const qd_json_node *collection(reader *r, const char *key, qd_json_kind kind)
 {
     const qd_json_node *node = member(r, key);
@@ -120,7 +120,7 @@ static const qd_json_node *collection(reader *r, const char *key, qd_json_kind k
     return r->status == QD_OK && qd_json_count(node) > 0 ? node : NULL;
 }
 
-/* A switch that must be as our models are. */
+/* A flag that must have the value our models implement. */
 static void must_be(reader *r, const char *key, bool ours)
 {
     if (flag(r, key, ours) != ours)
@@ -131,12 +131,10 @@ static void note_attention_dropout(reader *r, const char *key, double otherwise)
 {
     double value = member(r, key) ? other_number(r, key, otherwise) : otherwise;
     if (r->status == QD_OK && value != 0.0)
-        qd_strbuf_printf(r->notes, "%s was %g: attention has no dropout here, which matters to further training alone\n", key, value);
+        qd_strbuf_printf(r->notes, "%s was %g: attention has no dropout here, which only affects further training\n", key, value);
 }
 
-/* ---- what config.json has as our models do (the table of model fields) ---- */
-
-/* A size that a configuration class may leave to other sizes; 0: none of those. */
+/* A size that may be derived from other sizes; 0: it is not. */
 static int64_t follows(const qd_model_field *f, const qd_model *m)
 {
     if (f->offset == offsetof(qd_model, kv_heads))
@@ -150,7 +148,7 @@ static void read_size(reader *r, const qd_model_field *f, const qd_hf_key *k, co
 {
     int64_t own = follows(f, m), value = qd_field_whole(f, defaults);
     if (k->name) {
-        /* null is a value of sizes that the class leaves open, and of kv heads in every class. */
+        /* null is allowed for sizes that the class derives, and for kv heads in every class. */
         bool open = value == 0, null = qd_json_member(r->root, k->name) && !member(r, k->name);
         bool left = null && (open || f->offset == offsetof(qd_model, kv_heads));
         value = left ? own : size_named(r, k->name, k->other, open ? own : value, f->option.key);
@@ -160,7 +158,7 @@ static void read_size(reader *r, const qd_model_field *f, const qd_hf_key *k, co
     }
 }
 
-/* Sizes come in the order of the table, in which none follows from a later one. */
+/* Sizes are read in the order of the table, in which none depends on a later one. */
 static void read_fields(reader *r, qd_hf_config *c)
 {
     int count;
@@ -200,14 +198,12 @@ static void read_gpt2(reader *r, qd_hf_config *c)
     note_attention_dropout(r, "attn_pdrop", 0.1);
 }
 
-/* ---- rotary embeddings ---- */
-
-/* A number that may stand next to rope_scaling or rope_parameters and inside. */
+/* A number that may be given next to rope_scaling or rope_parameters and inside it. */
 static double in_either(reader *r, reader *inner, const char *key, double otherwise, const char *ours)
 {
     double outside = number(r, key, otherwise, ours), inside = number(inner, key, outside, ours);
     if (given(r, key) && inner->status == QD_OK && inside != outside)
-        REFUSE(inner, QD_USAGE, "%s: '%s' is %g, and %g inside the rotary parameters: keep the one that is right", FILE_OF(r), key,
+        REFUSE(inner, QD_USAGE, "%s: '%s' is %g, and %g inside the rotary parameters: keep the correct one", FILE_OF(r), key,
                outside, inside);
     return inside;
 }
@@ -216,10 +212,10 @@ static const char *rope_kind(reader *s, const char *where)
 {
     const char *kind = text(s, "rope_type", NULL), *old = text(s, "type", NULL);
     if (kind && old && strcmp(kind, old) != 0)
-        REFUSE(s, QD_USAGE, "%s: '%s' has the 'rope_type' '%s' and the 'type' '%s': keep the one that is right", FILE_OF(s), where, kind,
+        REFUSE(s, QD_USAGE, "%s: '%s' has the 'rope_type' '%s' and the 'type' '%s': keep the correct one", FILE_OF(s), where, kind,
                old);
     if (!kind && !old && member(s, "factor"))
-        REFUSE(s, QD_USAGE, "%s: '%s' has a 'factor' and no 'rope_type' that says what it scales", FILE_OF(s), where);
+        REFUSE(s, QD_USAGE, "%s: '%s' has a 'factor' but no 'rope_type'", FILE_OF(s), where);
     return kind ? kind : old ? old : "default";
 }
 
@@ -237,16 +233,15 @@ static void read_llama3(reader *r, reader *s, const char *where, int64_t positio
     rope->factor = needed(s, where, "factor", "model.rope_factor");
     rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
     rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");
-    /* transformers takes the model's positions where nothing says how long the first training's
-     * were. */
+    /* transformers uses the model's positions if the original training length is not given. */
     int64_t outside = size_of(r, original, positions, ours);
     rope->original_seq = size_of(s, original, outside, ours);
     if (given(r, original) && rope->original_seq != outside)
-        REFUSE(s, QD_USAGE, "%s: '%s' is %lld, and %lld inside '%s': keep the one that is right", FILE_OF(r), original,
+        REFUSE(s, QD_USAGE, "%s: '%s' is %lld, and %lld inside '%s': keep the correct one", FILE_OF(r), original,
                (long long)outside, (long long)rope->original_seq, where);
 }
 
-/* Newer folders keep the base and the scaling in rope_parameters, older ones in rope_theta and
+/* Newer folders store base and scaling in rope_parameters, older ones in rope_theta and
  * rope_scaling. */
 static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_rope *rope)
 {
@@ -255,20 +250,20 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
     const char *where = parameters ? "rope_parameters" : "rope_scaling", *key;
     const qd_json_node *value;
     if (parameters && scaling)
-        REFUSE(r, QD_USAGE, "%s: 'rope_scaling' and 'rope_parameters' are both set: keep the one that is right", FILE_OF(r));
+        REFUSE(r, QD_USAGE, "%s: 'rope_scaling' and 'rope_parameters' are both set: keep the correct one", FILE_OF(r));
     if (r->status != QD_OK)
         return;
     reader s = {r->document, parameters ? parameters : scaling, r->notes, QD_OK};
     if (s.root)
         for (qd_json_iterator it = qd_json_begin(s.root); qd_json_next(&it, &key, &value);)
             if (qd_json_kind_of(value) == QD_JSON_OBJECT)
-                REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has parameters of its own for '%s': layers that differ cannot be imported",
+                REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has separate parameters for '%s': layers that differ cannot be imported",
                        FILE_OF(r), where, key);
     rope->base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
     const char *kind = rope_kind(&s, where);
     double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(&s, "partial_rotary_factor", outside);
     if (part != 1.0)
-        REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only heads that are rotated as a whole can be imported",
+        REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
                FILE_OF(r), part);
     if (strcmp(kind, "llama3") == 0)
         read_llama3(r, &s, where, positions, rope);
@@ -278,9 +273,7 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
         r->status = s.status;
 }
 
-/* ---- Llama and its kin ---- */
-
-/* Windows of attention, of all layers or of some. */
+/* Refuses sliding-window attention, in all layers or in some. */
 static void refuse_windows(reader *r, const qd_hf_family *f)
 {
     const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
@@ -312,7 +305,7 @@ static void read_llama(reader *r, qd_hf_config *c)
     read_rope(r, f, c->positions, &m->rope);
 }
 
-/* Blocks without experts can only be the first ones here. */
+/* Only the first blocks may be dense. */
 static void read_dense_blocks(reader *r, qd_moe *e)
 {
     const qd_json_node *list = collection(r, "mlp_only_layers", QD_JSON_LIST);
@@ -327,11 +320,11 @@ static void read_dense_blocks(reader *r, qd_moe *e)
 }
 
 /* transformers adds router_aux_loss_coef · E · Σ over experts of F·P, where F and P are the choices
- * and the probabilities per token, as means over the tokens of all layers, and only with
- * output_router_logits. We add aux_loss · Σ over layers of E / per_token · Σ F·P of the layer. At
- * an even load the first is per_token and the second the number of layers, and with one layer the
- * two are the same function, so the coefficient is multiplied with per_token / layers. With several
- * layers they differ in F, which is pooled there and the layer's own here. */
+ * and the probabilities per token, averaged over the tokens of all layers, and only with
+ * output_router_logits. We add aux_loss · Σ over layers of E / per_token · Σ F·P of the layer. At a
+ * balanced load the first is per_token and the second the number of layers, and with one layer the
+ * two are the same function, so the coefficient is multiplied by per_token / layers. With several
+ * layers they differ in F, which is pooled over layers there and per layer here. */
 static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 {
     double theirs = number(r, "router_aux_loss_coef", 0.001, "model.aux_loss");
@@ -344,11 +337,11 @@ static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
         return;
     if (!applied)
         qd_strbuf_printf(r->notes, "model.aux_loss is 0: transformers applies router_aux_loss_coef (%g) with output_router_logits only; "
-                                   "model.aux_loss=%.6g would be as strong\n", theirs, ours);
+                                   "model.aux_loss=%.6g would be equally strong\n", theirs, ours);
     else
         qd_strbuf_printf(r->notes, "model.aux_loss is %.6g: router_aux_loss_coef (%g) x %d experts per token / %d layers with experts%s\n",
                          ours, theirs, e->per_token, layers,
-                         layers > 1 ? "; each layer is balanced, where transformers balances their sum" : "");
+                         layers > 1 ? "; each layer is balanced separately, whereas transformers balances their sum" : "");
 }
 
 static void read_experts(reader *r, qd_hf_config *c)
@@ -359,7 +352,7 @@ static void read_experts(reader *r, qd_hf_config *c)
     if (other_number(r, "router_jitter_noise", 0.0) != 0.0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be imported", FILE_OF(r));
     if (e->experts < 1)
-        REFUSE(r, QD_USAGE, "%s: there must be at least one expert", FILE_OF(r));
+        REFUSE(r, QD_USAGE, "%s: the number of experts must be at least 1", FILE_OF(r));
     read_balance(r, c, e);
 }
 
@@ -374,7 +367,7 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
     if (!c->family)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only %s can be imported", qd_json_name(document), kind, kinds);
     if (member(&r, "quantization_config"))
-        return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized ('quantization_config'): take the original weights",
+        return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized ('quantization_config'): use the original weights",
                        qd_json_name(document));
     c->model = qd_model_default(c->family->arch);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);

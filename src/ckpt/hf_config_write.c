@@ -1,5 +1,5 @@
-/* Writes config.json for transformers. A model that none of its classes computes is refused;
- * settings of the training that config.json has no place for become notes. */
+/* Writes config.json for transformers. A model that none of its classes implements is refused;
+ * training settings that config.json cannot express become notes. */
 #include "ckpt/huggingface_impl.h"
 
 #include <quadrille/json_writer.h>
@@ -41,12 +41,12 @@ static qd_status check_llama(const qd_model *m)
             "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
             "router_groups, router_scale, shared_experts)");
     if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
-        return cannot("its Mixtral has normalised weights, experts in every block and no biases (model.router_normalised, first_dense, "
+        return cannot("its Mixtral has normalized weights, experts in every block and no biases (model.router_normalised, first_dense, "
                       "qkv_bias)");
     return QD_OK;
 }
 
-/* What config.json has as our models do (the table of model fields). */
+/* Fields that map one to one (the table of model fields). */
 static void put_fields(qd_json_writer *w, const qd_hf_family *family, const qd_model *m)
 {
     int count;
@@ -71,7 +71,7 @@ static void put_gpt2(qd_json_writer *w, const qd_model *m)
     qd_json_put_real(w, "attn_pdrop", 0.0);
 }
 
-/* The inverse of read_balance in hf_config.c, without the digits that rounding added on the way. */
+/* The inverse of read_balance() in hf_config.c, rounded to drop noise digits. */
 static double their_balance(const qd_model *m)
 {
     char text[32];
@@ -121,7 +121,7 @@ static void put_token(qd_json_writer *w, const char *key, int32_t token)
         qd_json_put_null(w, key);
 }
 
-/* What further training there would do otherwise than here. */
+/* Notes settings with which further training in transformers would differ from training here. */
 static void note_training(const qd_model *m, qd_strbuf *notes)
 {
     const qd_moe *e = &m->moe;
@@ -133,7 +133,7 @@ static void note_training(const qd_model *m, qd_strbuf *notes)
                 {"model.expert_capacity", e->experts > 0 && e->capacity > 0.0}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].lost)
-            qd_strbuf_printf(notes, "%s has no place in config.json, which matters to further training alone\n", keys[i].key);
+            qd_strbuf_printf(notes, "config.json has no key for %s, which only affects further training\n", keys[i].key);
     if (e->experts == 0 || e->aux_loss == 0.0)
         return;
     qd_strbuf_printf(notes, "router_aux_loss_coef is %.6g: model.aux_loss (%.6g) x %d layers with experts / %d experts per token; "

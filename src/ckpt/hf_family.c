@@ -1,6 +1,6 @@
-/* The model types of transformers that convert knows: one row each. The defaults are those of the
- * configuration classes of transformers 5.22 (LlamaConfig and so on); tests/golden/test_hf_config.c
- * has them a second time, as that version prints them. */
+/* The model types of transformers that convert supports, one row each. The defaults are those of
+ * the configuration classes of transformers 5.22 (LlamaConfig and so on);
+ * tests/golden/test_hf_config.c compares them with the values printed by that version. */
 #include "ckpt/huggingface_impl.h"
 
 #include <stdio.h>
@@ -57,7 +57,7 @@ const qd_hf_family *qd_hf_family_by_kind(const char *kind)
 
 const qd_hf_family *qd_hf_family_of(const qd_model *m)
 {
-    const bool llama = m->arch == QD_ARCH_LLAMA; /* GPT-2 has one row; what it cannot hold is refused on export */
+    const bool llama = m->arch == QD_ARCH_LLAMA; /* GPT-2 has one row; unsupported features are refused on export */
     for (const qd_hf_family *f = families; f < families + FAMILIES; f++)
         if (f->arch == m->arch && (!llama || (f->defaults.qk_norm == m->qk_norm && qd_hf_has_experts(f) == (m->moe.experts > 0))))
             return f;

@@ -1,16 +1,16 @@
-/* Which of our tensors make up which of theirs. */
+/* Maps our tensor names to those of transformers. */
 #include "ckpt/huggingface_impl.h"
 
 #include <stdio.h>
 #include <string.h>
 
 typedef struct rule {
-    const char *ours, *theirs; /* of blocks: what follows the block's own name */
+    const char *ours, *theirs; /* in blocks: the part after the block's own name */
 } rule;
 
 typedef struct family {
-    const char *prefix, *blocks; /* blocks: below the prefix, before the number */
-    bool transposed;             /* matrices of blocks are (in, out) */
+    const char *prefix, *blocks; /* blocks: after the prefix, before the number */
+    bool transposed;             /* matrices of blocks are stored as (in, out) */
     const rule *rules;
 } family;
 
@@ -62,7 +62,7 @@ static const rule llama_rules[] = {
     {NULL, NULL},
 };
 
-/* Experts, by kind of model: the router, and what stands before and behind an expert's number. */
+/* Names of experts by model type: the router, and the parts before and after an expert's number. */
 typedef struct expert_names {
     const char *router, *before, *gate, *up, *down;
 } expert_names;
@@ -101,8 +101,8 @@ void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, s
     snprintf(name, size, "%s%s%d.%s%d.%s", f->prefix, f->blocks, layer, names->before, expert, names->gate);
 }
 
-/* What follows the block's own name for a parameter of experts; false: it is none that
- * transformers' models have. */
+/* The part after the block's own name for a parameter of experts; false if transformers' models do
+ * not have it. */
 static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, char *theirs, size_t size)
 {
     const expert_names *names = names_of(m);
@@ -136,7 +136,7 @@ static qd_status their_name(const family *f, const qd_ledger *ledger, const qd_p
     while (r->ours && strcmp(r->ours, ours) != 0)
         r++;
     if (!r->ours)
-        return QD_FAIL(QD_UNSUPPORTED, "'%s' has no place in a %s model of transformers", p->name, qd_arch_name(ledger->model.arch));
+        return QD_FAIL(QD_UNSUPPORTED, "transformers' %s model has no tensor for '%s'", qd_arch_name(ledger->model.arch), p->name);
     if (block)
         snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, r->theirs);
     else
@@ -152,7 +152,7 @@ static void start_tensor(qd_hf_tensor *t, const qd_param *p, bool transposed)
     t->shape[1] = t->transposed ? 0 : p->shape[1];
 }
 
-/* Llama of transformers has biases at q, k, v and the output, or at none of them. */
+/* In transformers, Llama has biases on q, k, v and the output, or on none of them. */
 static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors, int *count)
 {
     const struct {

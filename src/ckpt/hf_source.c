@@ -1,5 +1,5 @@
-/* Reading Hugging Face folders: which files hold the tensors, whether they fit the model, and their
- * values as fp32. */
+/* Reads Hugging Face folders: finds the files with the tensors, checks them against the model, and
+ * converts the values to fp32. */
 #include "base/half.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/huggingface_impl.h"
@@ -22,8 +22,6 @@ struct qd_hf_source {
     int *tensor_of; /* per parameter */
     const qd_safetensors_entry **entries; /* per tensor of theirs; NULL: zeros */
 };
-
-/* ---- files ---- */
 
 static qd_status add_file(qd_hf_source *s, const char *name)
 {
@@ -58,7 +56,7 @@ static const qd_safetensors_entry *find(const qd_hf_source *s, const char *name)
     return entry;
 }
 
-/* As it is named, or without the part that folders of models without a head leave out. */
+/* The tensor by name, or without the prefix that folders of models without a head omit. */
 static const qd_safetensors_entry *find_either(const qd_hf_source *s, const char *name)
 {
     const char *prefix = qd_hf_prefix(s->config.model.arch);
@@ -81,7 +79,8 @@ static qd_status open_indexed(qd_hf_source *s, const char *index)
             status = file ? add_file(s, file) : QD_FAIL(QD_USAGE, "%s: '%s' has no file name", index, name);
             for (int i = 0; status == QD_OK && i < s->file_count; i++)
                 if (strcmp(s->file_names[i], file) == 0 && !qd_safetensors_find(s->files[i], name))
-                    status = QD_FAIL(QD_CORRUPT, "%s/%s: holds no tensor '%s', but " QD_HF_INDEX " says so", s->folder, file, name);
+                    status = QD_FAIL(QD_CORRUPT, "%s/%s: does not contain tensor '%s', which " QD_HF_INDEX " lists there", s->folder,
+                                     file, name);
         }
     qd_json_destroy(document);
     return status;
@@ -96,14 +95,12 @@ static qd_status open_files(qd_hf_source *s)
     else if (status == QD_OK && access(index, F_OK) == 0)
         status = open_indexed(s, index);
     else if (status == QD_OK)
-        status = QD_FAIL(QD_USAGE, "%s: holds neither " QD_HF_FILE " nor " QD_HF_INDEX "; other formats must be saved as safetensors "
+        status = QD_FAIL(QD_USAGE, "%s: contains neither " QD_HF_FILE " nor " QD_HF_INDEX "; save other formats as safetensors "
                                    "first (save_pretrained)", s->folder);
     free(index);
     free(single);
     return status;
 }
-
-/* ---- elements ---- */
 
 static inline float element(const void *data, int64_t index, qd_dtype dtype)
 {
@@ -143,9 +140,8 @@ static qd_status all_zero(const qd_safetensors_entry *e, bool *zero)
     return QD_OK;
 }
 
-/* ---- sizes ---- */
-
-/* Blocks and experts that config.json counts, before anything is built for them. */
+/* Checks that the blocks and experts that config.json counts exist, before anything is built for
+ * them. */
 static qd_status check_counts(const qd_hf_source *s)
 {
     const qd_model *m = &s->config.model;
@@ -163,11 +159,9 @@ static qd_status check_counts(const qd_hf_source *s)
     return QD_OK;
 }
 
-/* ---- biases ---- */
-
-/* Ours: q, k and v, and apart from them output and MLP. Theirs: q, k, v and output, and apart from
- * them the MLP. Where one says yes and the other no, zeros stand in; our own exports come back as
- * they were. */
+/* We group the biases as q, k, v and separately output and MLP; transformers as q, k, v, output and
+ * separately the MLP. Where only one side has a bias, zeros stand in; our own exports are imported
+ * unchanged. */
 static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
 {
     qd_hf_config *c = &s->config;
@@ -187,22 +181,20 @@ static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
             qkv = qkv || (i < 3 && used);
         }
     c->model.linear_bias = c->mlp_bias || output;
-    /* All zero: new biases, which a model that asks for them has, or those that our export had to
+    /* All zero: either new biases of a model that has them, or biases that our export had to
      * add. */
     c->model.qkv_bias = c->attention_bias && (qkv || !c->mlp_bias);
     if (c->model.linear_bias && c->model.moe.experts > 0)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'attention_bias' is true and the biases of attention's output are not 0: blocks with experts "
-                                       "have none here", s->folder);
+                                       "do not have them here", s->folder);
     if (c->model.linear_bias && !c->mlp_bias)
-        qd_strbuf_printf(notes, "the MLP has biases of 0 now: attention's output has some, and here they go together%s\n",
-                         c->family->mlp_bias ? "" : "; once they are trained, transformers' model has no place for them and the export "
+        qd_strbuf_printf(notes, "the MLP now has biases of 0: attention's output has biases, and here both have them or neither%s\n",
+                         c->family->mlp_bias ? "" : "; once they are trained, transformers' model cannot store them and the export "
                                                     "is refused");
     if (c->model.linear_bias && !c->attention_bias)
-        qd_strbuf_puts(notes, "attention's output has biases of 0 now: the MLP has some, and here they go together\n");
+        qd_strbuf_puts(notes, "attention's output now has biases of 0: the MLP has biases, and here both have them or neither\n");
     return QD_OK;
 }
-
-/* ---- opening ---- */
 
 qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source)
 {
@@ -252,8 +244,6 @@ int64_t qd_hf_positions(const qd_hf_source *s)
     return s->config.positions;
 }
 
-/* ---- what is there, and what should be ---- */
-
 /* The first few names of a list, for a message. */
 typedef struct names {
     char text[400];
@@ -269,7 +259,7 @@ static void add_name(names *n, const char *name)
         snprintf(n->text + used, sizeof n->text - used, ", …");
 }
 
-/* Biases that their model leaves out and ours has as zeros. */
+/* Biases that their model omits and ours has as zeros. */
 static bool may_be_missing(const qd_hf_source *s, const char *name)
 {
     size_t length = strlen(name);
@@ -293,19 +283,19 @@ static bool is_constant(const char *name)
 static qd_status check_shape(const qd_hf_source *s, const qd_hf_tensor *t, const qd_safetensors_entry *e)
 {
     if (e->dtype != QD_F32 && e->dtype != QD_BF16 && e->dtype != QD_F16 && e->dtype != QD_F64)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' is of type %s: fp32, bf16, fp16 or fp64 would be right", s->folder, e->name,
+        return QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' has type %s: it must be fp32, bf16, fp16 or fp64", s->folder, e->name,
                        qd_dtype_name(e->dtype));
     bool same = e->dims == t->dims;
     for (int d = 0; d < t->dims && same; d++)
         same = e->shape[d] == t->shape[d];
     if (same)
         return QD_OK;
-    return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %d dimensions, %lld x %lld; config.json asks for %d, %lld x %lld", s->folder, e->name,
+    return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %d dimensions, %lld x %lld; config.json requires %d, %lld x %lld", s->folder, e->name,
                    e->dims, (long long)(e->dims > 0 ? e->shape[0] : 1), (long long)(e->dims > 1 ? e->shape[1] : 1), t->dims,
                    (long long)t->shape[0], (long long)t->shape[1]);
 }
 
-/* Bit by bit; both have the same type and size. */
+/* Bitwise comparison; both have the same type and size. */
 static qd_status same_data(const qd_safetensors_entry *a, const qd_safetensors_entry *b, bool *same)
 {
     enum { MOST = 1 << 20 };
@@ -324,14 +314,14 @@ static qd_status same_data(const qd_safetensors_entry *a, const qd_safetensors_e
     return QD_OK;
 }
 
-/* A head that is tied may be saved with the table it repeats. */
+/* A tied head may be stored in addition to the embedding it repeats. */
 static qd_status check_tied(const qd_hf_source *s, const qd_safetensors_entry *head)
 {
     const qd_safetensors_entry *table = s->entries[0];
     bool same = table && head->dtype == table->dtype && head->count == table->count;
     if (same)
         QD_TRY(same_data(head, table, &same));
-    return same ? QD_OK : QD_FAIL(QD_USAGE, "%s: config.json says that the head is tied to the token table, but lm_head.weight is another",
+    return same ? QD_OK : QD_FAIL(QD_USAGE, "%s: config.json says that the head is tied to the token table, but lm_head.weight differs",
                                   s->folder);
 }
 
@@ -341,7 +331,7 @@ static int by_pointer(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Every tensor of the files is used, or known to be of no use. */
+/* Every tensor of the files must be used, or known to be unused. */
 static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
 {
     const void **used = QD_ARENA_NEW(arena, const void *, s->tensor_count + 1);
@@ -363,7 +353,7 @@ static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
         }
     if (unknown.count == 0)
         return QD_OK;
-    return QD_FAIL(QD_USAGE, "%s: %d tensors have no place in the model that config.json describes: %s", s->folder, unknown.count,
+    return QD_FAIL(QD_USAGE, "%s: %d tensors do not belong to the model that config.json describes: %s", s->folder, unknown.count,
                    unknown.text);
 }
 
@@ -393,8 +383,7 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
     return check_unknown(s, arena);
 }
 
-/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that stay in the
- * cache */
+/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that fit the cache. */
 static void copy_transposed(const qd_safetensors_entry *e, const void *data, int64_t first, int64_t rows, int64_t cols, float *out)
 {
     enum { TILE = 32 };
@@ -410,7 +399,7 @@ qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
 {
     const qd_hf_source *s = source;
     if (piece->kind != QD_CKPT_VALUE)
-        return QD_FAIL(QD_USAGE, "%s: holds no optimizer state", s->folder);
+        return QD_FAIL(QD_USAGE, "%s: contains no optimizer state", s->folder);
     const qd_hf_tensor *t = &s->tensors[s->tensor_of[piece->param]];
     const qd_safetensors_entry *e = s->entries[s->tensor_of[piece->param]];
     int64_t cols = piece->box.length[1], first = piece->box.begin[0];

@@ -1,4 +1,4 @@
-/* Writing Hugging Face folders: one tensor in memory at a time. */
+/* Writes Hugging Face folders with one tensor in memory at a time. */
 #include "base/half.h"
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -21,7 +21,7 @@ typedef struct exporter {
     int *file_of; /* per tensor, ascending */
     int tensor_count, file_count;
     int64_t bytes;
-    float *ours, *theirs; /* one of our tensors, one of theirs */
+    float *ours, *theirs; /* one tensor of ours, one of theirs */
 } exporter;
 
 static int64_t count_of(const qd_hf_tensor *t)
@@ -53,8 +53,7 @@ static void share_out(exporter *x)
     }
 }
 
-/* theirs (cols, total)[:, first:first + rows] = ours (rows, cols), in tiles that stay in the
- * cache */
+/* theirs (cols, total)[:, first:first + rows] = ours (rows, cols), in tiles that fit the cache. */
 static void put_transposed(const float *ours, int64_t rows, int64_t cols, int64_t first, int64_t total, float *theirs)
 {
     enum { TILE = 32 };
@@ -82,14 +81,14 @@ static qd_status assemble(exporter *x, const qd_hf_tensor *t)
     return QD_OK;
 }
 
-/* In place: 16 bits never overtake the 32 they come from. */
+/* In place: a 16-bit value is written at or before the 32 bits it is read from. */
 static qd_status narrow(const qd_hf_tensor *t, qd_dtype dtype, float *values)
 {
     for (int64_t i = 0; dtype != QD_F32 && i < count_of(t); i++) {
         float value = values[i];
         uint16_t half = dtype == QD_BF16 ? qd_f32_to_bf16(value) : qd_f32_to_f16(value);
         if (dtype == QD_F16 && isfinite(value) && (half & 0x7fffu) >= 0x7c00u)
-            return QD_FAIL(QD_USAGE, "'%s' holds %g, which does not fit fp16: take bf16 or fp32", t->name, (double)value);
+            return QD_FAIL(QD_USAGE, "'%s' contains %g, which overflows fp16: use bf16 or fp32", t->name, (double)value);
         memcpy((char *)values + i * 2, &half, 2);
     }
     return QD_OK;
@@ -98,7 +97,7 @@ static qd_status narrow(const qd_hf_tensor *t, qd_dtype dtype, float *values)
 static qd_status write_tensors(exporter *x, int file, qd_safetensors_writer *writer)
 {
     uint64_t hash;
-    QD_TRY(qd_safetensors_note(writer, "format", "pt")); /* transformers asks for it */
+    QD_TRY(qd_safetensors_note(writer, "format", "pt")); /* required by transformers */
     for (int t = 0; t < x->tensor_count; t++)
         if (x->file_of[t] == file)
             QD_TRY(qd_safetensors_declare(writer, x->tensors[t].name, x->options->dtype, x->tensors[t].dims, x->tensors[t].shape));
@@ -153,8 +152,8 @@ static qd_status write_index(const exporter *x)
     return status;
 }
 
-/* Biases that the family's config.json has no key for: transformers would pass over them. Zeros do
- * nothing and are left out. */
+/* Whether transformers loads this tensor. Biases without a key in the family's config.json would be
+ * ignored. Zero biases have no effect and are omitted. */
 static bool is_held(const qd_hf_family *f, const char *name)
 {
     size_t length = strlen(name);

@@ -1,4 +1,4 @@
-/* What the files of the Hugging Face converter share: families, config.json as it was read,
+/* Shared by the files of the Hugging Face converter: model families, the parsed config.json,
  * names. */
 #ifndef QD_CKPT_HUGGINGFACE_IMPL_H
 #define QD_CKPT_HUGGINGFACE_IMPL_H
@@ -9,30 +9,30 @@
 #define QD_HF_FILE "model.safetensors"
 #define QD_HF_INDEX "model.safetensors.index.json"
 
-/* What a family calls a field, where the table of model fields (model/fields.h) has another name or
- * none for it. */
+/* A family's name of a field, where the table of model fields (model/fields.h) has a different name
+ * or none. */
 typedef struct qd_hf_key {
     const char *field;        /* model.<field> */
-    const char *name, *other; /* NULL: the family has no such key. other: is read, too */
+    const char *name, *other; /* NULL: the family has no such key. other: an alternative that is read too */
 } qd_hf_key;
 
-/* A model_type of transformers: how it maps to our models, and the defaults of its configuration
- * class, which count wherever config.json leaves a key out. */
+/* A model_type of transformers: its mapping to our models, and the defaults of its configuration
+ * class, which apply where config.json omits a key. */
 typedef struct qd_hf_family {
     const char *kind, *class_; /* model_type, and the class with a head */
     qd_arch arch;
-    bool attention_bias, mlp_bias; /* config.json can ask for them; GPT-2 has all biases, without a key */
-    const qd_hf_key *keys;         /* up to one without a field */
-    qd_model defaults;             /* of fields with a key; a width or a number of kv heads that is 0 follows from other sizes */
+    bool attention_bias, mlp_bias; /* config.json can enable them; GPT-2 has all biases, without a key */
+    const qd_hf_key *keys;         /* ends with an entry without a field */
+    qd_model defaults;             /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes */
 } qd_hf_family;
 
-const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: none of ours */
+const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: not supported */
 const qd_hf_family *qd_hf_family_of(const qd_model *model);
 /* The family's name of a field; name NULL: config.json has no such key. */
 qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field);
 void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
 
-/* What config.json says. */
+/* The contents of config.json. */
 typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
@@ -47,14 +47,13 @@ static inline bool qd_hf_has_experts(const qd_hf_family *f)
     return f->defaults.moe.experts > 0;
 }
 
-/* Blocks whose routers the load-balancing loss counts. */
+/* Number of blocks whose routers the load-balancing loss counts. */
 static inline int qd_hf_expert_layers(const qd_model *m)
 {
     return m->moe.experts > 0 ? m->layers - m->moe.first_dense : 0;
 }
 
-/* Where the names of an architecture's tensors begin; folders of models without a head leave it
- * out. */
+/* Prefix of an architecture's tensor names; folders of models without a head omit it. */
 const char *qd_hf_prefix(qd_arch arch);
 /* Their name of a tensor that every block has, and of one that every expert of a block has. */
 void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size);

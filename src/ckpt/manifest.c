@@ -1,4 +1,4 @@
-/* The manifest: what all ranks have written, sorted by tensor. */
+/* The manifest: merges the pieces that all ranks have written, sorted by tensor. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -25,7 +25,7 @@ void qd_ckpt_put_sizes(qd_json_writer *json, const char *key, const int64_t *siz
 typedef struct written {
     int param, kind;
     qd_atom box;
-    const char *file, *key, *hash; /* of the part's document */
+    const char *file, *key, *hash; /* pointers into the part's document */
 } written;
 
 typedef struct merger {
@@ -47,7 +47,7 @@ static qd_status read_piece(const merger *m, int part, const qd_json_node *node,
     int64_t param, kind;
     if (!qd_json_as_int(qd_json_member(node, "param"), &param) || param < 0 || param >= m->ledger->param_count ||
         !qd_json_as_int(qd_json_member(node, "kind"), &kind) || kind < 0 || kind >= QD_CKPT_KIND_COUNT)
-        return odd(m, part, "a piece is of no known tensor");
+        return odd(m, part, "a piece of an unknown tensor");
     *w = (written){.param = (int)param, .kind = (int)kind, .box = {.length = {1, 1}}};
     w->file = qd_json_as_string(qd_json_member(node, "file"));
     w->key = qd_json_as_string(qd_json_member(node, "key"));
@@ -56,7 +56,7 @@ static qd_status read_piece(const merger *m, int part, const qd_json_node *node,
     for (int d = 0; d < m->ledger->params[param].ndim; d++)
         good = good && qd_json_as_int(qd_json_item(qd_json_member(node, "begin"), (size_t)d), &w->box.begin[d]) &&
                qd_json_as_int(qd_json_item(qd_json_member(node, "length"), (size_t)d), &w->box.length[d]);
-    return good ? QD_OK : odd(m, part, "a piece is not described");
+    return good ? QD_OK : odd(m, part, "a piece with an incomplete description");
 }
 
 static qd_status read_part(merger *m, int part)
@@ -96,7 +96,7 @@ static int by_tensor(const void *a, const void *b)
     return 0;
 }
 
-/* One tensor, whose pieces are [first, end). */
+/* Writes one tensor, whose pieces are [first, end). */
 static qd_status put_tensor(const merger *m, qd_json_writer *json, int first, int end)
 {
     const qd_param *p = &m->ledger->params[m->pieces[first].param];
@@ -193,7 +193,7 @@ static qd_status replace_both(const merger *m, const char *text, size_t length)
     return status;
 }
 
-/* The lists of the parts have served. */
+/* Removes the lists of the parts, which the manifest replaces. */
 static void remove_parts(const merger *m)
 {
     for (int part = 0; part < m->parts; part++) {

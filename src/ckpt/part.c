@@ -1,5 +1,6 @@
-/* What one rank writes: its pieces in two safetensors files, and a list of them for the manifest.
- * Values lie apart from optimizer state, so that a model can be taken without it. */
+/* Writes the pieces of one rank into two safetensors files, and a list of them for the manifest.
+ * Values and optimizer state are in separate files, so that a model can be used without the
+ * latter. */
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
 #include "ckpt/safetensors.h"
@@ -17,7 +18,7 @@ typedef struct part_writer {
     const qd_state_pieces *pieces;
     qd_ckpt_fetch fetch;
     void *context;
-    float *values;    /* of one piece */
+    float *values;    /* buffer for one piece */
     uint64_t *hashes; /* per piece */
     qd_json_writer json;
 } part_writer;
@@ -35,7 +36,7 @@ static void file_name(const part_writer *w, int file, char *name, size_t size)
     snprintf(name, size, "%s-%05d.safetensors", file_kinds[file], w->part);
 }
 
-/* "block.0.attn.q.weight", of optimizer state "….moment1", of a part of the rows "…[16:32]". */
+/* "block.0.attn.q.weight"; optimizer state "….moment1"; a slice of rows "…[16:32]". */
 static void key_of(const part_writer *w, const qd_state_piece *piece, char *key, size_t size)
 {
     const qd_param *p = &w->ledger->params[piece->param];
@@ -49,7 +50,7 @@ static void key_of(const part_writer *w, const qd_state_piece *piece, char *key,
                       (long long)(piece->box.begin[d] + piece->box.length[d]), d == p->ndim - 1 ? "]" : "");
 }
 
-/* A checkpoint with a number that is not finite would pass every checksum and end the run that
+/* A checkpoint with a value that is not finite would pass every checksum and break any run that
  * resumes from it. */
 static qd_status check_finite(const part_writer *w, const qd_state_piece *piece)
 {

@@ -1,5 +1,5 @@
-/* Writing and reading safetensors files. Files are read with pread(), not mapped: see
- * base/file.h. */
+/* Writes and reads safetensors files. Files are read with pread(), not mapped; base/file.h says
+ * why. */
 #include "ckpt/safetensors.h"
 
 #include "base/file.h"
@@ -14,12 +14,12 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-/* X(our type, name in the format) */
+/* Our types and their names in the format. */
 static const struct {
     qd_dtype dtype;
     const char *name;
 } type_names[] = {{QD_F32, "F32"}, {QD_BF16, "BF16"}, {QD_F16, "F16"}, {QD_I32, "I32"},
-                  {QD_I64, "I64"}, {QD_F64, "F64"},   {QD_U8, "U8"},   {QD_U8, "BOOL"}}; /* masks, which are passed over */
+                  {QD_I64, "I64"}, {QD_F64, "F64"},   {QD_U8, "U8"},   {QD_U8, "BOOL"}}; /* BOOL: masks, which are ignored */
 enum { TYPES = sizeof type_names / sizeof *type_names };
 
 static const char *type_name(qd_dtype dtype)
@@ -29,8 +29,6 @@ static const char *type_name(qd_dtype dtype)
             return type_names[i].name;
     return NULL;
 }
-
-/* ---- writing ---- */
 
 typedef struct declared {
     char *name;
@@ -107,7 +105,8 @@ qd_status qd_safetensors_declare(qd_safetensors_writer *w, const char *name, qd_
         w->capacity = capacity;
     }
     declared *t = &w->tensors[w->count];
-    *t = (declared){.name = strdup(name), .dtype = dtype, .dims = dims, .bytes = (int64_t)qd_dtype_size(dtype)};
+    *t = (declared){
+        .name = strdup(name), .dtype = dtype, .dims = dims, .bytes = (int64_t)qd_dtype_size(dtype)};
     if (!t->name)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the header of %s", w->path);
     for (int d = 0; d < dims; d++) {
@@ -151,7 +150,7 @@ static qd_status write_header(qd_safetensors_writer *w)
         offset += t->bytes;
     }
     qd_json_end(&json);
-    qd_strbuf_pad(&text, ' ', (int)((120 - text.length % 64) % 64)); /* data starts at a multiple of 64 bytes: 8 more */
+    qd_strbuf_pad(&text, ' ', (int)((120 - text.length % 64) % 64)); /* data starts at a multiple of 64 bytes, counting the 8-byte prefix */
     char *header = NULL;
     size_t length = text.length;
     QD_TRY(qd_strbuf_take(&text, &header));
@@ -171,7 +170,7 @@ qd_status qd_safetensors_write(qd_safetensors_writer *w, const void *data, uint6
     if (w->written == 0)
         QD_TRY(write_header(w));
     if (w->written >= w->count)
-        return QD_FAIL(QD_USAGE, "%s: more tensors are written than were declared", w->path);
+        return QD_FAIL(QD_USAGE, "%s: more tensors written than declared", w->path);
     size_t bytes = (size_t)w->tensors[w->written].bytes;
     *hash = XXH3_64bits(data, bytes);
     QD_TRY(write_all(w, data, bytes));
@@ -214,18 +213,16 @@ void qd_safetensors_abandon(qd_safetensors_writer *w)
     free_writer(w);
 }
 
-/* ---- reading ---- */
-
 struct qd_safetensors {
     char *path;
-    int fd;                      /* -1: of a view */
-    const unsigned char *bytes;  /* of a view or a loaded file: all of it; NULL */
-    char *owned;                 /* of a loaded file: the same */
-    int64_t size, data_at;       /* of the file; where the data begins */
+    int fd;                      /* -1: a view */
+    const unsigned char *bytes;  /* of a view or a loaded file: the contents; otherwise NULL */
+    char *owned;                 /* of a loaded file: the contents, owned */
+    int64_t size, data_at;       /* size of the file; offset of the data */
     unsigned char prefix[8];     /* length of the header */
     uint64_t header_hash;
     qd_json *header;
-    qd_safetensors_entry *entries; /* by name */
+    qd_safetensors_entry *entries; /* sorted by name */
     int count;
 };
 
@@ -254,7 +251,7 @@ static qd_status read_shape(const qd_safetensors *f, const qd_json_node *shape, 
     for (int d = 0; d < e->dims; d++) {
         if (!qd_json_as_int(qd_json_item(shape, (size_t)d), &e->shape[d]) || e->shape[d] < 0 ||
             __builtin_mul_overflow(e->count, e->shape[d], &e->count))
-            return corrupt(f, "'shape' holds a size that makes no sense", e->name);
+            return corrupt(f, "'shape' contains an invalid size", e->name);
     }
     return QD_OK;
 }
@@ -277,7 +274,7 @@ static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_
     int64_t begin, end, bytes;
     if (qd_json_count(place) != 2 || !qd_json_as_int(qd_json_item(place, 0), &begin) ||
         !qd_json_as_int(qd_json_item(place, 1), &end) || begin < 0 || end < begin || end > f->size - f->data_at)
-        return corrupt(f, "'data_offsets' lies outside the file: it is cut short or damaged", name);
+        return corrupt(f, "'data_offsets' is outside the file: it is truncated or damaged", name);
     if (__builtin_mul_overflow(e->count, (int64_t)qd_dtype_size(e->dtype), &bytes) || bytes != end - begin)
         return corrupt(f, "'data_offsets' and 'shape' disagree about its size", name);
     e->offset = f->data_at + begin;
@@ -285,8 +282,8 @@ static qd_status read_entry(const qd_safetensors *f, const char *name, const qd_
     return QD_OK;
 }
 
-/* Tensors must fill the data exactly, one behind the other: a damaged header cannot point two names
- * at one place. */
+/* Tensors must fill the data exactly, one after another, so that a damaged header cannot make two
+ * names share data. */
 static qd_status check_places(qd_safetensors *f)
 {
     qsort(f->entries, (size_t)f->count, sizeof *f->entries, by_place);
@@ -294,7 +291,7 @@ static qd_status check_places(qd_safetensors *f)
     for (int i = 0; i < f->count; i++) {
         const qd_safetensors_entry *e = &f->entries[i];
         if (e->offset != next && e->count > 0)
-            return corrupt(f, "its data does not follow the tensor before it", e->name);
+            return corrupt(f, "its data does not follow the previous tensor", e->name);
         next += e->count * (int64_t)qd_dtype_size(e->dtype);
     }
     if (next != f->size)
@@ -303,9 +300,9 @@ static qd_status check_places(qd_safetensors *f)
     return QD_OK;
 }
 
-/* A file that is not what it should be is damage, whose remedy is another copy. Not so where
- * nothing is known of the file: permissions, memory and descriptors can be mended, and going on
- * without the file would hide that. */
+/* Maps an unusable file to damage, whose remedy is another copy. Missing permissions, memory or
+ * descriptors are not damage: the user can fix these, and continuing without the file would hide
+ * them. */
 static qd_status as_damage(qd_status status, int error)
 {
     if ((status != QD_USAGE && status != QD_IO) || error == EACCES || error == EPERM)
@@ -355,7 +352,7 @@ static qd_status parse(qd_safetensors *f)
     for (int i = 0; i < 8; i++)
         length |= (uint64_t)f->prefix[i] << (8 * i);
     if (length > (uint64_t)f->size - 8 || length > ((uint64_t)100 << 20))
-        return corrupt(f, "the header is longer than the file: it is cut short or no safetensors file", NULL);
+        return corrupt(f, "the header is longer than the file: it is truncated or not a safetensors file", NULL);
     f->data_at = 8 + (int64_t)length;
     if (f->bytes)
         return parse_header(f, (const char *)f->bytes + 8, (size_t)length);

@@ -1,5 +1,5 @@
-/* The checkpoints of one run: written aside, flushed, then renamed; the newest sound one is found;
- * old ones go. */
+/* The checkpoints of one run: written to a temporary folder, flushed, then renamed. Finds the
+ * newest intact one and removes old ones. */
 #define _GNU_SOURCE /* renameat2 */
 #include "base/text/strbuf.h"
 #include "ckpt/checkpoint_impl.h"
@@ -22,8 +22,6 @@ static qd_status no_memory(const char *root)
     return QD_FAIL(QD_NO_MEMORY, "no memory for the checkpoints in %s", root);
 }
 
-/* ---- names ---- */
-
 char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix)
 {
     char name[64];
@@ -31,14 +29,15 @@ char *qd_ckpt_step_path(const char *root, int64_t step, const char *suffix)
     return qd_ckpt_path(root, name);
 }
 
-/* "step-12", and what follows the number. */
+/* Parses "step-12"; returns what follows the number. */
 static const char *parse_step(const char *name, long long *step)
 {
     int used = 0;
     return sscanf(name, "step-%lld%n", step, &used) == 1 && used > 0 ? name + used : NULL;
 }
 
-/* Steps of the checkpoints under `root`, newest first. Returns how many, -1 when memory is out. */
+/* Steps of the checkpoints under `root`, newest first. Returns their number, -1 when out of
+ * memory. */
 static int list_steps(const char *root, long long **steps)
 {
     DIR *dir = opendir(root);
@@ -70,10 +69,8 @@ static int list_steps(const char *root, long long **steps)
     return count;
 }
 
-/* ---- the run's identity ---- */
-
-/* "0123456789abcdef", and its XXH3 after a space: a file that was damaged says nothing, instead of
- * disowning all checkpoints. */
+/* The file contains "0123456789abcdef" and, after a space, its XXH3: a damaged file is ignored
+ * instead of disowning all checkpoints. */
 static void read_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     char *path = qd_ckpt_path(root, QD_CKPT_RUN_ID), *text = NULL, hash[QD_CKPT_HASH_TEXT];
@@ -100,7 +97,7 @@ static uint64_t draw_run(void)
     return XXH3_64bits(seed, sizeof seed);
 }
 
-/* Of the newest checkpoint that has one; "": none. */
+/* The identity in the newest checkpoint that has one; "": none. */
 static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     long long *steps;
@@ -117,8 +114,8 @@ static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
     free(steps);
 }
 
-/* The first commit under `root` gives the run its identity; one whose file was lost gets it back
- * from its checkpoints. */
+/* The first commit under `root` creates the run's identity; if the file is lost, it is restored
+ * from a checkpoint. */
 static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     char text[2 * QD_CKPT_HASH_TEXT + 1], hash[QD_CKPT_HASH_TEXT];
@@ -136,14 +133,12 @@ static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
     return status;
 }
 
-/* ---- writing ---- */
-
 qd_status qd_store_prepare(const char *root, int64_t step)
 {
     if (mkdir(root, 0755) != 0 && errno != EEXIST)
         return QD_FAIL(QD_IO, "%s: cannot be created: %s", root, strerror(errno));
     char *aside = qd_ckpt_step_path(root, step, QD_CKPT_ASIDE);
-    qd_status status = aside ? qd_ckpt_remove_folder(aside) : no_memory(root); /* what a killed run left */
+    qd_status status = aside ? qd_ckpt_remove_folder(aside) : no_memory(root); /* left by a killed run */
     if (status == QD_OK && mkdir(aside, 0755) != 0)
         status = QD_FAIL(QD_IO, "%s: cannot be created: %s", aside, strerror(errno));
     free(aside);
@@ -158,20 +153,20 @@ void qd_store_abandon(const char *root, int64_t step)
     free(aside);
 }
 
-/* `aside` gets the name `folder`. One of that name changes places with it, so that there is a whole
- * one at every moment. */
+/* Renames `aside` to `folder`. An existing folder of that name is exchanged with it, so that a
+ * complete checkpoint exists at every moment. */
 static qd_status move_into_place(const char *aside, const char *folder)
 {
     if (renameat2(AT_FDCWD, aside, AT_FDCWD, folder, RENAME_NOREPLACE) == 0)
         return QD_OK;
     if (errno == EEXIST && renameat2(AT_FDCWD, aside, AT_FDCWD, folder, RENAME_EXCHANGE) == 0)
-        return QD_OK; /* the old one is what lies aside now, and goes with the next pruning */
-    if (errno == EINVAL || errno == ENOSYS) { /* a file system that knows neither */
+        return QD_OK; /* `aside` is now the old checkpoint, which the next pruning removes */
+    if (errno == EINVAL || errno == ENOSYS) { /* the file system supports neither flag */
         QD_TRY(qd_ckpt_remove_folder(folder));
         if (rename(aside, folder) == 0)
             return QD_OK;
     }
-    return QD_FAIL(QD_IO, "%s: cannot be put in place: %s", folder, strerror(errno));
+    return QD_FAIL(QD_IO, "%s: cannot be renamed into place: %s", folder, strerror(errno));
 }
 
 static void add_message(char **messages, const char *message)
@@ -186,8 +181,8 @@ static void add_message(char **messages, const char *message)
     *messages = longer;
 }
 
-/* Replaces the link in one step. Where there are no links, there is none; a folder of that name, as
- * a copy that follows links makes one, stays and is reported. */
+/* Replaces the link atomically. File systems without symbolic links get none. A folder of that name
+ * (made by a copy that followed links) is kept and reported. */
 static qd_status point_latest(const char *root, int64_t step, char **left)
 {
     char target[64];
@@ -199,7 +194,7 @@ static qd_status point_latest(const char *root, int64_t step, char **left)
         if (symlink(target, beside) != 0) {
             unlink(link);
         } else if (rename(beside, link) != 0) {
-            status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", link, strerror(errno));
+            status = QD_FAIL(QD_IO, "%s: cannot be renamed into place: %s", link, strerror(errno));
             bool folder = errno == EISDIR;
             unlink(beside);
             if (folder) {
@@ -214,7 +209,8 @@ static qd_status point_latest(const char *root, int64_t step, char **left)
     return status;
 }
 
-/* Frees `folder` (NULL: memory is out). With `left`, a failure is added there and is none. */
+/* Removes and frees `folder` (NULL: out of memory). With `left`, an error is appended there and not
+ * returned. */
 static qd_status remove_old(const char *root, char *folder, char **left)
 {
     qd_status status = folder ? qd_ckpt_remove_folder(folder) : no_memory(root);
@@ -226,10 +222,11 @@ static qd_status remove_old(const char *root, char *folder, char **left)
     return QD_OK;
 }
 
-/* Removes all but the newest `keep` of those up to `newest`. Later ones are of a run that was left
- * (damaged, or overtaken by a resume from before them) and do not count. What lies aside was left
- * by a kill or a replacement. What cannot be removed is told in *left (NULL: is a failure). A later
- * one that stays is a failure in any case: a resume would begin with it. */
+/* Removes all but the newest `keep` checkpoints up to `newest`. Later ones belong to an abandoned
+ * continuation (damaged, or the run resumed from before them) and do not count. Temporary folders
+ * were left by a kill or a replacement. What cannot be removed is reported in *left (NULL: it is an
+ * error). A later checkpoint that cannot be removed is always an error: a resumed run would start
+ * from it. */
 static qd_status prune(const char *root, int keep, long long newest, char **left)
 {
     long long *steps, step;
@@ -286,7 +283,7 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
         status = qd_store_write(root, meta->step, 0, ledger, pieces, fetch, context);
     if (status == QD_OK)
         status = qd_store_commit(root, ledger, meta, 1, keep, &left);
-    free(left); /* the next that is written tries again */
+    free(left); /* the next commit tries again */
     if (status != QD_OK) {
         char message[1024];
         snprintf(message, sizeof message, "%s", qd_error_message());
@@ -296,8 +293,6 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
     return status;
 }
 
-/* ---- reading ---- */
-
 bool qd_store_holds(const char *root)
 {
     long long *steps;
@@ -306,12 +301,12 @@ bool qd_store_holds(const char *root)
     return count != 0;
 }
 
-/* Checkpoints of earlier versions have no identity, and belong to any run. */
+/* Checkpoints of earlier versions have no identity and belong to any run. */
 static qd_status check_belongs(const char *root, const char *folder, int64_t step, const qd_ckpt_meta *meta)
 {
     char run[QD_CKPT_HASH_TEXT];
     if (meta->step != step)
-        return QD_FAIL(QD_CORRUPT, "%s: its manifest is of step %lld: the folder was renamed, or copied from another one", folder,
+        return QD_FAIL(QD_CORRUPT, "%s: its manifest is for step %lld: the folder was renamed or copied from another one", folder,
                        (long long)meta->step);
     read_run(root, run);
     if (run[0] == '\0' || meta->run[0] == '\0' || strcmp(run, meta->run) == 0)
@@ -335,7 +330,7 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
 {
     long long *steps;
     int count = list_steps(root, &steps);
-    qd_status status = count < 0 ? no_memory(root) : QD_FAIL(QD_USAGE, "%s: holds no checkpoint", root);
+    qd_status status = count < 0 ? no_memory(root) : QD_FAIL(QD_USAGE, "%s: contains no checkpoint", root);
     *checkpoint = NULL;
     if (passed_over)
         *passed_over = NULL;
@@ -344,7 +339,7 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
             continue;
         status = open_one(root, steps[i], verify, checkpoint);
         if (status != QD_OK && status != QD_CORRUPT)
-            break; /* no damage, but something to mend: going on from an older one would hide it */
+            break; /* not damage but fixable by the user: resuming from an older one would hide it */
         if (status != QD_OK)
             add_message(passed_over, qd_error_message());
     }

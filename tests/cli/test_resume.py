@@ -247,7 +247,7 @@ class Resume(program.ProgramTest):
             self.train(*words, "--dir", folder, f"train.lr={lr}", "train.schedule=constant")
         first = losses(self.path("a"))
         one, other = self.path("a/checkpoints"), self.path("b/checkpoints")
-        for name, why in (("step-000000000012", "its manifest is of step 8"), ("step-000000000008", "is a checkpoint of another run")):
+        for name, why in (("step-000000000012", "its manifest is for step 8"), ("step-000000000008", "is a checkpoint of another run")):
             for step in (8, 12):
                 shutil.rmtree(f"{one}/step-{step:012d}", ignore_errors=True)
             shutil.copytree(f"{other}/step-000000000008", f"{one}/{name}")
