@@ -1,3 +1,4 @@
+/* The keys of a cluster file, the software profiles, and their translation into qd_cluster. */
 #include "sim/cluster.h"
 
 #include "sim/cluster_files.h"
@@ -6,70 +7,71 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* 0 stands for what the file must say: those figures are not public for every accelerator. */
+/* 0 means the file must set the value: these figures are not public for every accelerator. */
 static const qd_option table[] = {
-    {"accelerator.preset", QD_OPTION_STRING, "", 0, 0, NULL, "takes the keys of accelerator from a built-in file, for example h100", NULL},
-    {"accelerator.name", QD_OPTION_STRING, "", 0, 0, NULL, "what it is called", NULL},
-    {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s by the data sheet: what MFU is held against", NULL},
+    {"accelerator.preset", QD_OPTION_STRING, "", 0, 0, NULL, "reads the accelerator keys from a built-in file, for example h100", NULL},
+    {"accelerator.name", QD_OPTION_STRING, "", 0, 0, NULL, "its name", NULL},
+    {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s from the data sheet; MFU is relative to it", NULL},
     {"accelerator.fp8_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense fp8 TFLOP/s; 0: none", NULL},
-    {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best product that has been measured", NULL},
+    {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best measured GEMM", NULL},
     {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL,
-     "share of it that products keep where the library chooses their kernels, without a search", NULL},
+     "share of it that GEMMs reach when the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
     {"accelerator.reserve", QD_OPTION_FLOAT, "0.04", 0, 0.9, NULL,
-     "share of the memory that plan keeps free: what the driver withholds, buffers of communicators, what libraries take as they go", NULL},
-    {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bandwidth of the memory in GB/s", NULL},
+     "share of the memory that plan keeps free for the driver, communicator buffers and library workspaces", NULL},
+    {"accelerator.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory bandwidth in GB/s", NULL},
     {"accelerator.host_gbs", QD_OPTION_FLOAT, "25", 0.001, 1e6, NULL,
-     "GB/s that copies between its memory and the host's reach, each way; the default is PCIe 4.0 x16", NULL},
+     "GB/s of copies between device and host memory, per direction; the default is PCIe 4.0 x16", NULL},
     {"accelerator.units", QD_OPTION_INT, "0", 0, 65536, NULL,
-     "multiprocessors that tiles of a product are dealt to; 0: products are not quantised", NULL},
+     "multiprocessors that share the tiles of a GEMM; 0: no wave quantization", NULL},
     {"accelerator.attention_flash1", QD_OPTION_FLOAT, "0.4", 0.01, 1, NULL,
-     "share of the best product that the first flash attention reaches forward on long causal sequences", NULL},
-    {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for the second", NULL},
+     "share of the best GEMM that FlashAttention 1 reaches in the forward pass on long causal sequences", NULL},
+    {"accelerator.attention_flash2", QD_OPTION_FLOAT, "0.6", 0.01, 1, NULL, "the same for FlashAttention 2", NULL},
     {"accelerator.attention_tuned", QD_OPTION_FLOAT, "0.7", 0.01, 1, NULL, "the same for the vendor's newest kernel", NULL},
-    {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load; 0: not known", NULL},
+    {"accelerator.watts", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "power under load in watts; 0: unknown", NULL},
     {"processor.cores", QD_OPTION_INT, "0", 0, 4096, NULL,
-     "cores of a machine that trains on its processors; the keys of processor are written by quadrille bench machine; 0: none", NULL},
+     "cores of a machine that trains on CPUs; quadrille bench machine writes the processor keys; 0: none", NULL},
     {"processor.forward", QD_OPTION_STRING, "", 0, 0, NULL,
-     "products of the forward pass, per core: GFLOP/s, and the rows, columns and terms at which each of them doubles the time", NULL},
+     "GEMMs of the forward pass, per core: GFLOP/s, and the m, n and k at which each overhead doubles the time", NULL},
     {"processor.inputs", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of inputs", NULL},
     {"processor.weights", QD_OPTION_STRING, "", 0, 0, NULL, "the same for gradients of weights", NULL},
     {"processor.attention", QD_OPTION_STRING, "", 0, 0, NULL, "attention per core, forward and backward, in GFLOP/s", NULL},
     {"processor.parts", QD_OPTION_STRING, "", 0, 0, NULL,
-     "keys of a part of attention (cp) at which it takes twice as long per FLOP, forward and backward", NULL},
-    {"processor.bytes", QD_OPTION_STRING, "", 0, 0, NULL, "GB/s per core of kernels between products, and of the optimizer", NULL},
+     "number of keys at which a part of attention (cp) takes twice as long per FLOP, forward and backward", NULL},
+    {"processor.bytes", QD_OPTION_STRING, "", 0, 0, NULL, "GB/s per core of memory-bound kernels, and of the optimizer", NULL},
     {"processor.together", QD_OPTION_STRING, "", 0, 0, NULL,
-     "what all cores reach on the work of one rank, over the sum of what they reach apart: products, attention, other kernels", NULL},
-    {"processor.sum", QD_OPTION_STRING, "", 0, 0, NULL, "a rank's part in an all-reduce: microseconds, and GB/s of what it moves", NULL},
+     "rate of all cores on the work of one rank, relative to the sum of their single-core rates: GEMMs, attention, other kernels", NULL},
+    {"processor.sum", QD_OPTION_STRING, "", 0, 0, NULL, "a rank's share of an all-reduce: latency in microseconds, and GB/s", NULL},
     {"processor.gather", QD_OPTION_STRING, "", 0, 0, NULL, "the same for an all-gather", NULL},
     {"processor.scatter", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a reduce-scatter", NULL},
     {"processor.send", QD_OPTION_STRING, "", 0, 0, NULL, "the same for a message", NULL},
     {"processor.meeting", QD_OPTION_STRING, "", 0, 0, NULL,
-     "microseconds by which a product takes longer when ranks meet after it: with a core to each rank, and with two ranks to a core", NULL},
+     "microseconds that a GEMM takes longer when ranks synchronize after it: with one core per rank, and with two ranks per core", NULL},
     {"processor.late", QD_OPTION_STRING, "", 0, 0, NULL,
-     "how much longer a step takes than its computing, as a share: one rank, a rank per core, and two ranks per core", NULL},
+     "how much longer a step takes than its computation, as a share: one rank, one rank per core, and two ranks per core", NULL},
     {"node.size", QD_OPTION_INT, "1", 1, 65536, NULL, "accelerators in the fastest domain", NULL},
-    {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside it", NULL},
+    {"node.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction inside the domain", NULL},
     {"node.efficiency", QD_OPTION_FLOAT, "0.8", 0.01, 1, NULL, "share of it that collectives reach", NULL},
     {"node.latency_us", QD_OPTION_FLOAT, "3", 0, 1e6, NULL, "microseconds per message", NULL},
-    {"node.nvls", QD_OPTION_BOOL, "false", 0, 0, NULL, "the switch adds, so that a sum costs one pass", NULL},
-    {"network.kind", QD_OPTION_ENUM, "fat-tree", 0, 0, "fat-tree|torus|all-to-all", "what joins the domains", NULL},
-    {"network.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction; torus: of one link", NULL},
+    {"node.nvls", QD_OPTION_BOOL, "false", 0, 0, NULL, "the switch performs reductions, so that an all-reduce costs one pass", NULL},
+    {"network.kind", QD_OPTION_ENUM, "fat-tree", 0, 0, "fat-tree|torus|all-to-all", "network between the domains", NULL},
+    {"network.bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "GB/s per accelerator and direction; torus: per link", NULL},
     {"network.efficiency", QD_OPTION_FLOAT, "0.9", 0.01, 1, NULL, "share of it that collectives reach", NULL},
     {"network.latency_us", QD_OPTION_FLOAT, "8", 0, 1e6, NULL, "microseconds per message", NULL},
-    {"network.oversubscription", QD_OPTION_FLOAT, "1", 1, 1000, NULL, "how much less bandwidth there is between pods", NULL},
+    {"network.oversubscription", QD_OPTION_FLOAT, "1", 1, 1000, NULL, "factor by which bandwidth between pods is lower", NULL},
     {"network.pod", QD_OPTION_INT, "0", 0, 1e7, NULL, "accelerators in a pod; 0: all", NULL},
     {"network.dims", QD_OPTION_INT_LIST, "", 1, 65536, NULL, "torus: accelerators along each dimension of a slice", NULL},
     {"network.slice_bandwidth_gbs", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "torus: GB/s per accelerator between slices", NULL},
-    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "how the training software works",
+    {"software.profile", QD_OPTION_ENUM, "native", 0, 0, "native|early|eager|modern|fused|compiled", "features of the training software",
      NULL},
     {"software.attention", QD_OPTION_ENUM, "profile", 0, 0, "profile|plain|flash1|flash2|tuned",
-     "its attention kernel: as the profile has it, scores in memory, the first or second flash attention, the vendor's newest", NULL},
+     "its attention kernel: the profile's, scores in memory, FlashAttention 1 or 2, the vendor's newest", NULL},
     {"software.expert_biases", QD_OPTION_BOOL, "false", 0, 0, NULL,
-     "the model's experts have biases (gpt-oss), which libraries add in passes of their own", NULL},
-    {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator for an hour, in any currency; 0: not given",
+     "the model's experts have biases (gpt-oss), which libraries add in separate passes", NULL},
+    {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator per hour, in any currency; 0: not set",
      NULL},
-    {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation over that of its accelerators", NULL},
+    {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation relative to that of its accelerators",
+     NULL},
 };
 
 qd_option_table qd_cluster_table(void)
@@ -77,10 +79,10 @@ qd_option_table qd_cluster_table(void)
     return QD_OPTION_TABLE(table);
 }
 
-/* Six ways of training, told apart by features. Where the figures come from stands in
- * docs/simulator.md. */
+/* Six kinds of training software, distinguished by features. docs/simulator.md gives the sources of
+ * the figures. */
 static const qd_profile profiles[] = {
-    /* Quadrille, and llm.c: fused kernels, the vendor's attention. */
+    /* Quadrille and llm.c: fused kernels, the vendor's attention. */
     {.name = "native",
      .attention = QD_ATTENTION_TUNED,
      .searched = true,
@@ -92,7 +94,7 @@ static const qd_profile profiles[] = {
      .step_overhead = 1e-3,
      .overhead_bytes = 1.5e9,
      .kept = 1.0},
-    /* Before flash attention (2021, 2022): scores in memory, collectives after the computation. */
+    /* Before FlashAttention (2021, 2022): scores in memory, collectives after the computation. */
     {.name = "early",
      .attention = QD_ATTENTION_PLAIN,
      .passes = 1.6,
@@ -107,8 +109,7 @@ static const qd_profile profiles[] = {
      .overhead_bytes = 3e9,
      .fragments = 0.12,
      .kept = 1.1},
-    /* PyTorch without a compiler (2023): the first flash attention, elementwise kernels one by
-     * one. */
+    /* PyTorch without a compiler (2023): FlashAttention 1, separate elementwise kernels. */
     {.name = "eager",
      .attention = QD_ATTENTION_FLASH1,
      .passes = 3.0,
@@ -122,8 +123,8 @@ static const qd_profile profiles[] = {
      .overhead_bytes = 1.5e9,
      .fragments = 0.02,
      .kept = 1.0},
-    /* Pipelines and tensor parallelism in PyTorch (from 2023 on): the second flash attention, fused
-     * norms, gradients summed after the step. */
+    /* Pipelines and tensor parallelism in PyTorch (since 2023): FlashAttention 2, fused norms,
+     * gradients reduced after the step. */
     {.name = "modern",
      .attention = QD_ATTENTION_FLASH2,
      .passes = 2.0,
@@ -174,8 +175,6 @@ const qd_profile *qd_profile_find(const char *name)
     return NULL;
 }
 
-/* ---- files ---- */
-
 static const qd_cluster_file *find_file(const qd_cluster_file *files, const char *name)
 {
     for (; files->name; files++)
@@ -200,18 +199,18 @@ static qd_status load_one(qd_options *options, const char *cluster)
     if (strcmp(cluster, "this-machine") == 0)
         return QD_FAIL(
             QD_USAGE,
-            "this machine has not been measured: quadrille bench machine --write this-machine.yaml, and --cluster this-machine.yaml");
+            "this machine has not been measured: run quadrille bench machine --write this-machine.yaml, then --cluster this-machine.yaml");
     qd_strbuf known = {0};
     for (const qd_cluster_file *f = qd_clusters_files; f->name; f++)
         qd_strbuf_printf(&known, "%s%s", f == qd_clusters_files ? "" : ", ", f->name);
     qd_status status =
-        QD_FAIL(QD_USAGE, "there is no cluster '%s' and no such file; built in are: %s", cluster, known.data ? known.data : "");
+        QD_FAIL(QD_USAGE, "there is no cluster '%s' and no such file; built-in clusters: %s", cluster, known.data ? known.data : "");
     qd_strbuf_free(&known);
     return status;
 }
 
-/* The cluster's file says which accelerator; that file is read first, so that the cluster's own
- * keys win over it. */
+/* The cluster file names the accelerator; that file is loaded first, so that the cluster's own keys
+ * override it. */
 qd_status qd_cluster_load(qd_options *options, const char *cluster)
 {
     qd_options *probe = NULL;
@@ -230,12 +229,10 @@ qd_status qd_cluster_load(qd_options *options, const char *cluster)
     return load_one(options, cluster);
 }
 
-/* ---- what the keys mean ---- */
-
 static qd_status needed(const qd_options *o, const char *key, double scale, double *value)
 {
     *value = qd_options_float(o, key) * scale;
-    return *value > 0.0 ? QD_OK : QD_FAIL(QD_USAGE, "%s is not known for this cluster (it may not be public): give %s=…", key, key);
+    return *value > 0.0 ? QD_OK : QD_FAIL(QD_USAGE, "%s is unknown for this cluster (it may not be public): set %s=…", key, key);
 }
 
 static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
@@ -266,7 +263,7 @@ static qd_status resolve_torus(const qd_options *o, qd_cluster *c)
     if (c->dim_count < 1 || c->dim_count > QD_TORUS_DIMS)
         return QD_FAIL(QD_USAGE, "network.dims needs 1 to %d numbers for a torus, for example [16, 16]", QD_TORUS_DIMS);
     if (c->node_size != 1)
-        return QD_FAIL(QD_USAGE, "node.size is %d: in a torus every accelerator is a node of its own", c->node_size);
+        return QD_FAIL(QD_USAGE, "node.size is %d: in a torus it must be 1", c->node_size);
     for (int i = 0; i < c->dim_count; i++)
         c->dims[i] = (int)dims[i];
     return QD_OK;
@@ -294,11 +291,11 @@ qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
     int kernel = qd_options_enum(o, "software.attention");
     if (c->expert_biases && (c->profile->searched || c->processor.cores > 0))
         return QD_FAIL(QD_USAGE,
-                       "software.expert_biases: only libraries add them in passes of their own, %s does not: leave it out, or give another "
+                       "software.expert_biases: only libraries add them in separate passes, %s does not: remove it, or set another "
                        "software.profile",
-                       c->processor.cores > 0 ? "what runs on processors" : c->profile->name);
+                       c->processor.cores > 0 ? "software on CPUs" : c->profile->name);
     if (kernel > 0 && c->processor.cores > 0)
-        return QD_FAIL(QD_USAGE, "software.attention: on processors attention takes what was measured (processor.attention): leave it out");
+        return QD_FAIL(QD_USAGE, "software.attention: on CPUs the measured rate is used (processor.attention): remove it");
     c->attention = kernel > 0 ? (qd_attention_kernel)(kernel - 1) : c->profile->attention;
     double network_efficiency = qd_options_float(o, "network.efficiency");
     c->slice_bandwidth = qd_options_float(o, "network.slice_bandwidth_gbs") * 1e9 * network_efficiency;

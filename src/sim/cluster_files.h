@@ -1,4 +1,4 @@
-/* Cluster and accelerator files kept inside the library, so that nothing has to be found at run
+/* Cluster and accelerator files embedded in the library, so that no file has to be found at run
  * time. */
 #ifndef QD_SIM_CLUSTER_FILES_H
 #define QD_SIM_CLUSTER_FILES_H
@@ -9,5 +9,5 @@ typedef struct qd_cluster_file {
 } qd_cluster_file;
 
 extern const qd_cluster_file qd_clusters_files[], qd_accelerators_files[];
-extern const char *const qd_clusters_names[], *const qd_accelerators_names[]; /* ended by NULL */
+extern const char *const qd_clusters_names[], *const qd_accelerators_names[]; /* NULL-terminated */
 #endif

@@ -1,3 +1,5 @@
+/* The cost model of computation: GEMM tiles and waves, attention, memory-bound kernels, and the
+ * overlap of a module's collectives with its ops. */
 #include "sim/cost.h"
 
 #include "spec/program/muon.h"
@@ -5,32 +7,31 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Share of the memory's bandwidth that a kernel streaming through it reaches: 4.3 of 4.8 TB/s on an
- * H200. */
+/* Share of the memory bandwidth that a streaming kernel reaches: 4.3 of 4.8 TB/s on an H200. */
 static const double STREAM_SHARE = 0.9;
-/* A tile's first loads and last stores cost as much as so many more terms of its sum. */
+/* The prologue and epilogue of a tile cost as much as this many additional terms of its sum. */
 static const double TILE_FILL = 128.0;
-/* A product may be cut so that the last wave is full too; that costs a second pass over the cut
+/* A GEMM may be cut so that the last wave is full too; that costs a second pass over the cut
  * tiles. */
 static const double CUT_COST = 1.06, SPLIT_COST = 1.15;
-/* Attention ramps up with the sequence, t/(t + 300) (FlashAttention 2's own table: 153 TFLOP/s at
- * 1k, 201 at 16k on an A100), is slower with small heads, and its backward pass reaches less than
- * its forward pass. */
+/* Attention ramps up with the sequence length, t/(t + 300) (FlashAttention 2's own table: 153
+ * TFLOP/s at 1k, 201 at 16k on an A100). It is slower with small heads, and its backward pass
+ * reaches less than its forward pass. */
 static const double ATTENTION_RAMP = 300.0, ATTENTION_SMALL_HEAD = 0.70, ATTENTION_BACKWARD = 0.80;
 /* Attention with the scores in memory, bytes per score: written, scaled and masked, softmax,
  * dropout and its mask, read again. */
 static const double PLAIN_FORWARD_BYTES = 13.0, PLAIN_BACKWARD_BYTES = 18.0;
-/* Libraries pass the rows of experts through memory this often for each time of ours: permuted,
- * sorted by local expert, and both again on the way back, where we read and write them once; with
- * biases so much more, because these are cut out, weighted, added and joined again expert by expert
- * around both products (Megatron-Core's TEGroupedMLP). Products over experts reach so much of one
- * large product's rate. Calibrated. */
+/* How often libraries pass the rows of experts through memory for each pass of ours: permuted,
+ * sorted by local expert, and both again on the way back, where we read and write them once. With
+ * biases it is more, because rows are cut out, weighted, added and joined again expert by expert
+ * around both GEMMs (Megatron-Core's TEGroupedMLP). GROUPED_SHARE is the rate of a grouped GEMM
+ * relative to one large GEMM. Calibrated. */
 static const double EXPERT_PASSES = 4.0, EXPERT_BIAS_PASSES = 16.0, GROUPED_SHARE = 0.95;
-/* Over the logits, by the loss and by its products: written by the product, read and overwritten by
- * the loss, read by the products of both gradients. */
+/* Passes over the logits by the loss and its GEMMs: written by the forward GEMM, read and
+ * overwritten by the loss, read by the GEMMs of both gradients. */
 static const double HEAD_PASSES = 5.0;
-/* With a fused loss only the second and third take time of their own; the products' traffic runs
- * beside their arithmetic. */
+/* With a fused loss only the second and third take time of their own; the GEMMs' traffic overlaps
+ * with their arithmetic. */
 static const double FUSED_HEAD_PASSES = 2.0;
 
 void qd_cost_add(qd_cost *sum, const qd_cost *more)
@@ -53,13 +54,13 @@ double qd_cost_stream(const qd_cluster *c, double bytes)
     return bytes / (STREAM_SHARE * c->accelerator.bandwidth);
 }
 
-/* Tiles of a product, and what they reach of the best one's rate: smaller tiles read their operands
- * more often. */
+/* Tiles of a GEMM, and their rate relative to the best: smaller tiles read their operands more
+ * often. */
 static const struct {
     double m, n, rate;
 } tiles[] = {{256, 128, 1.0}, {128, 256, 1.0}, {128, 128, 0.92}, {128, 64, 0.75}, {64, 64, 0.55}};
 
-/* What products reach inside a step, before tiles and waves. */
+/* The rate of GEMMs inside a step, before tiles and waves. */
 static double product_rate(const qd_cluster *c)
 {
     return c->accelerator.product * c->profile->product_share * (c->profile->searched ? 1.0 : c->accelerator.library);
@@ -76,13 +77,13 @@ double qd_cost_products(const qd_cluster *c, double groups, double m, double n, 
     double rate = product_rate(c), best = INFINITY;
     if (c->processor.cores > 0)
         return groups * qd_processor_product(&c->processor, QD_PRODUCT_FORWARD, m, n, k);
-    if (a->units == 0) /* a systolic array: dimensions are filled up to its own */
+    if (a->units == 0) /* a systolic array: dimensions are padded to its size */
         return fmax(2.0 * groups * m * (ceil(n / 128.0) * 128.0) * (ceil(k / 128.0) * 128.0) / rate, qd_cost_stream(c, bytes));
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++) {
         double count = groups * ceil(m / tiles[i].m) * ceil(n / tiles[i].n), waves = count / a->units;
         double whole = ceil(waves), cut = waves * CUT_COST;
-        /* Fewer tiles than units leave some idle, unless sums are cut, down to 512 terms, and added
-         * in a further pass. */
+        /* Fewer tiles than units leave some idle, unless sums are split, down to 512 terms, and
+         * added in an extra pass (split-K). */
         if (waves < 1.0)
             cut = fmax(waves, 1.0 / fmax(1.0, floor(k / 512.0))) * SPLIT_COST;
         double seconds = fmin(whole, cut) * 2.0 * tiles[i].m * tiles[i].n * (k + TILE_FILL) / (rate / a->units * tiles[i].rate);
@@ -97,7 +98,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
     double t = (double)op->k;
     if (c->attention == QD_ATTENTION_PLAIN) {
         double scores = (double)op->m * t * (double)op->n / model->head_dim;
-        /* Two products forward and four backward, over all pairs; their sums are short. */
+        /* Two GEMMs forward and four backward, over all pairs; their sums are short. */
         double rate = product_rate(c) * model->head_dim / (model->head_dim + TILE_FILL);
         double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
@@ -107,7 +108,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
     return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
 }
 
-/* Three products in chunks of rows (one without gradients), and the logits between them. */
+/* Three GEMMs in chunks of rows (one without gradients), and the logits between them. */
 static double head(const qd_cluster *c, const qd_module_class *class_, const qd_op *op, bool training)
 {
     double m = (double)(op->chunk > 0 ? op->chunk : op->m), n = (double)op->n, k = (double)op->k, chunks = (double)op->m / m;
@@ -119,7 +120,7 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
            (seconds + qd_cost_stream(c, m * n * logit * (c->profile->fused_loss ? FUSED_HEAD_PASSES : HEAD_PASSES) * c->profile->passes));
 }
 
-/* Products over this rank's experts, which share the rows evenly. */
+/* A grouped GEMM over this rank's experts, with rows distributed evenly. */
 static double experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
 {
     bool weights = op->kind == QD_OP_EXPERTS_DW, inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
@@ -131,7 +132,7 @@ static double experts(const qd_cluster *c, const qd_module_class *class_, const 
     return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
 }
 
-/* How an op is priced. */
+/* The cost rule of an op. */
 typedef enum cost_rule {
     UNPRICED,
     STREAM,  /* every operand once */
@@ -141,8 +142,8 @@ typedef enum cost_rule {
     ATTENTION,
     ATTENTION_GRAD,
     HEAD,
-    EXCHANGE, /* by the network; nothing on the accelerator */
-    SPARE,    /* extra rounds: at the even load that is priced there are none */
+    EXCHANGE, /* priced by the network; nothing on the accelerator */
+    SPARE,    /* extra dispatch rounds: none at the even load that is priced */
 } cost_rule;
 
 static const cost_rule rules[QD_OP_KIND_COUNT] = {
@@ -229,14 +230,14 @@ static cost_rule rule_of(const qd_op *op)
     return rules[op->kind] == PRODUCT && !(op->flops > 0.0) ? STREAM : rules[op->kind];
 }
 
-/* An op on a machine of processors. */
+/* An op on a machine that trains on CPUs. */
 static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
     qd_cost cost = {0};
     cost_rule rule = rule_of(op);
     bool backward = rule == ATTENTION_GRAD;
     bool part = op->kind == QD_OP_ATTENTION_PART || op->kind == QD_OP_ATTENTION_PART_GRAD;
-    /* A part's FLOPs say how many keys it meets: 2 m n each forward, 5 backward. */
+    /* The number of keys follows from a part's FLOPs: 2 m n per key forward, 5 backward. */
     if (backward || rule == ATTENTION)
         cost.attention = qd_processor_attention(p, op->flops, backward,
                                                 part ? op->flops / ((backward ? 5.0 : 2.0) * (double)op->m * (double)op->n) : 0.0);
@@ -253,8 +254,8 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
 
 double qd_cost_collective_load(const qd_cluster *c)
 {
-    /* Which takes multiprocessors, memory bandwidth and power from it: 18.9 % in the mean on A100
-     * and H100 (arXiv:2507.03114). */
+    /* NCCL takes multiprocessors, memory bandwidth and power from computation: 18.9 % on average on
+     * A100 and H100 (arXiv:2507.03114). */
     return c->accelerator.units > 0 ? 0.19 : 0.0;
 }
 
@@ -279,28 +280,28 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     case SPARE:
     case UNPRICED:
         cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
-        cost.launch *= passes; /* the passes are kernels */
+        cost.launch *= passes; /* each pass is a kernel */
         break;
     }
     return cost;
 }
 
-/* The ops of an action in order. A collective that is waited for at once adds its time; one that
- * runs beside the ops after it makes the op wait that names it. */
+/* Walks over the ops of an action in order. A collective that is waited for immediately adds its
+ * time; one that overlaps with the following ops delays the op that waits for it. */
 typedef struct walk {
     const qd_cluster *cluster;
     const qd_span *spans;
     const qd_mesh *mesh;
-    double now, link; /* when computation, and the collectives so far, are done */
+    double now, link; /* when computation, and the collectives so far, end */
     int axis;         /* of the last collective */
-    double load;      /* of that one on what computes beside it */
+    double load;      /* slowdown of computation that overlaps with it */
     qd_cost sum;
-    qd_cost_exchange *seen; /* collectives so far, */
-    int count, *where;      /* and which of them is an op's, from 1 on; 0: it has not begun */
-    double *by_op;          /* seconds by kind of op; NULL: nobody asks */
+    qd_cost_exchange *seen; /* collectives so far */
+    int count, *where;      /* per op, the number of its collective in `seen`, from 1; 0: not started */
+    double *by_op;          /* seconds by kind of op; NULL: not requested */
 } walk;
 
-/* For the collective that stands at `which`, and those before it on the link. */
+/* Waits for the collective number `which`, and those before it on the link. */
 static void wait_for(walk *w, int which)
 {
     double end = w->seen[which].end;
@@ -312,8 +313,9 @@ static void wait_for(walk *w, int which)
     w->now = end;
 }
 
-/* Rows for experts that are cut. Our program sends them to each of the etp ranks that share an
- * expert; libraries send them to one, and gather them among these, which are neighbours. */
+/* Rows for experts that are sharded (etp). Our program sends them to each of the etp ranks that
+ * share an expert; libraries send them to one, and gather them among these, which are
+ * neighbours. */
 static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
 {
     const qd_cluster *c = w->cluster;
@@ -324,8 +326,8 @@ static double dispatch_seconds(const walk *w, double bytes, const qd_span *span)
     return qd_network_seconds(c, QD_COLL_ALL_TO_ALL, bytes / etp, span) + qd_network_seconds(c, QD_COLL_ALL_GATHER, bytes, &inside);
 }
 
-/* Which axis an exchange is counted with. Groups over several axes that each have more than one
- * rank are those of experts: rows, counts and loads of theirs. */
+/* The axis an exchange is accounted to. Groups over several axes with more than one rank each are
+ * those of experts: rows, counts and loads. */
 static int axis_of(const walk *w, const qd_op *op)
 {
     unsigned axes = qd_mesh_spread(w->mesh, op->exchange.group.axes);
@@ -341,15 +343,15 @@ static void exchange(walk *w, const qd_op *op, int index)
     const qd_op_exchange *x = &op->exchange;
     qd_coll_kind kind = qd_op_collective(op->kind);
     double bytes = qd_network_message(kind, (double)x->count, x->dtype, x->group.size);
-    bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows go once, however many share an expert */
+    bool cut = op->kind == QD_OP_DISPATCH || op->kind == QD_OP_RETURN; /* between nodes rows are sent once per expert */
     const qd_span *span = &w->spans[x->index];
     double seconds = cut ? dispatch_seconds(w, bytes, span) : qd_network_seconds(w->cluster, kind, bytes, span);
-    /* Accelerators without multiprocessors to share move bytes by engines of their own. */
+    /* Accelerators without multiprocessors to share have dedicated copy engines. */
     bool beside = x->async && w->cluster->processor.cores == 0 &&
                   (w->cluster->profile->overlap_tp || w->cluster->profile->searched || w->cluster->accelerator.units == 0);
     w->axis = axis_of(w, op);
-    /* Transformer Engine's pieces of tp go round in a ring by copy engines ("ring_exchange",
-     * use_ce); all others are NCCL's kernels. */
+    /* Transformer Engine moves the pieces of tp around a ring by copy engines ("ring_exchange",
+     * use_ce); all other collectives are NCCL kernels. */
     w->load = w->axis == (int)QD_AXIS_TP && w->cluster->profile->overlap_tp ? 0.0 : qd_cost_collective_load(w->cluster);
     seconds += qd_processor_meeting(&w->cluster->processor);
     double begin = fmax(w->link, w->now);
@@ -361,14 +363,14 @@ static void exchange(walk *w, const qd_op *op, int index)
         wait_for(w, w->count - 1);
 }
 
-/* Further rounds of rows for experts: at the even load that is planned for there are none, and
- * ranks do not meet for them. */
+/* Extra dispatch rounds for expert rows: at the even load that is planned for there are none, and
+ * ranks do not synchronize for them. */
 static bool is_spare(const qd_op *op)
 {
     return op->exchange.uneven && op->exchange.count == 0;
 }
 
-/* An op beside a collective that still runs takes longer, until that ends. */
+/* An op that overlaps with a running collective takes longer, until the collective ends. */
 static void slow_down(const walk *w, qd_cost *cost)
 {
     double load = w->load, left = w->link - w->now, seconds = qd_cost_total(cost);
@@ -391,8 +393,8 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
     for (int i = 0; i < class_->op_count; i++) {
         if (!qd_op_runs(&class_->ops[i], phases))
             continue;
-        /* Our program's first micro-batch overwrites gradients; libraries set them to zero, as many
-         * bytes as are not read here, and add to them. */
+        /* Our program's first micro-batch overwrites gradients; libraries zero them, as many bytes
+         * as are not read here, and add to them. */
         const qd_op run = qd_op_as_run(class_, i, a->overwrite), *op = overwrites ? &run : &class_->ops[i];
         double zeros = qd_cost_stream(c, (double)(op->bytes - run.bytes));
         w->sum.memory += zeros;
@@ -420,7 +422,7 @@ static void walk_module(walk *w, const qd_program *p, const qd_action *a)
         w->sum.hidden[axis] = fmax(0.0, w->sum.hidden[axis] - w->sum.exchange[axis]);
 }
 
-/* Without memory for its notes an action costs nothing: callers have failed before that. */
+/* An action costs nothing if there is no memory for the walk: callers have failed before that. */
 static int module_action(const qd_cluster *c, const qd_program *p, const qd_span *spans, const qd_action *a, qd_cost_exchange *out,
                          double *by_op, qd_cost *cost)
 {
@@ -449,8 +451,8 @@ void qd_cost_ops(const qd_cluster *c, const qd_program *p, const qd_span *spans,
     module_action(c, p, spans, a, NULL, seconds, &cost);
 }
 
-/* Elements of a module's parameters that this rank has and an action goes through: SQUARES those
- * that products have not summed (ours do, of bf16 gradients), UPDATE those that are not Muon's
+/* Elements of a module's parameters that this rank holds and an action processes: for SQUARES those
+ * that GEMMs have not summed (ours do, for bf16 gradients), for UPDATE those that are not Muon's
  * matrices. */
 static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
 {
@@ -466,7 +468,7 @@ static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
     return count;
 }
 
-/* Elements that this rank has of a run of Muon's matrices. */
+/* Elements that this rank holds of a run of Muon's matrices. */
 static double held_of_matrices(const qd_program *p, const qd_action *a)
 {
     double count = 0.0;
@@ -475,7 +477,7 @@ static double held_of_matrices(const qd_program *p, const qd_action *a)
     return count;
 }
 
-/* The largest matrix of a round: three products and two passes per step. */
+/* The largest matrix of a round: three GEMMs and two passes per iteration. */
 static double orthogonalize(const qd_cluster *c, const qd_program *p, const qd_action *a)
 {
     double most = 0.0;
@@ -519,7 +521,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
             c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0));
         break;
     case QD_ACTION_NORM: break;
-    default: return cost; /* places in memory, tokens, collectives */
+    default: return cost; /* memory, tokens, collectives */
     }
     cost.launch = c->profile->gap;
     return cost;

@@ -1,3 +1,5 @@
+/* The event engine: dependencies as edges, running activities in a heap by end time, rates that
+ * change with what runs concurrently. */
 #include "sim/engine.h"
 
 #include <math.h>
@@ -6,27 +8,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Items are numbered through all participants. Dependencies, the order of a stream and messages all
- * become edges to successors. What runs is an *activity*: a single item, or a meeting, known by the
- * item that came to it last; its members are a list. */
+/* Items are numbered across all participants. Dependencies, stream order and messages all become
+ * edges to successors. What runs is an *activity*: a single item, or a meeting, identified by its
+ * last arrival (the leader); its members form a list. */
 typedef struct engine {
     const qd_sim_problem *problem;
     qd_sim_result *result;
     int64_t items;
     int32_t *owner;      /* participant of an item */
-    int32_t *missing;    /* what it still waits for */
+    int32_t *missing;    /* number of unfinished predecessors */
     int64_t *edge_first; /* (items + 1) */
     int32_t *edges;      /* successors */
-    int32_t *sender;     /* item of a message, -1: nobody */
-    int32_t *met, *expected, *last_met; /* of a meeting: how many are there, how many will be, the newest arrival */
-    int32_t *member;     /* the arrival before this one at its meeting, -1: none */
-    int32_t *leader;     /* of an item that runs: the item that stands for the activity */
+    int32_t *sender;     /* sending item of a message, -1: none */
+    int32_t *met, *expected, *last_met; /* of a meeting: arrivals so far, expected, the latest */
+    int32_t *member;     /* the previous arrival at the same meeting, -1: none */
+    int32_t *leader;     /* of a running item: the leader of its activity */
     double *remaining, *rate, *updated; /* of activities, at their leader */
-    int32_t *active;     /* (count, QD_SIM_STREAMS): the item that runs, -1: none */
+    int32_t *active;     /* (count, QD_SIM_STREAMS): the running item, -1: none */
     int32_t (*link_load)[QD_SIM_LINKS + 1];
-    double *load;        /* of a participant: the sum over what runs */
-    double cores;        /* that all that runs would take */
-    int32_t *heap, *place; /* activities by their end; place in the heap, -1: not in it */
+    double *load;        /* of a participant: sum over its running items */
+    double cores;        /* demanded by all running items */
+    int32_t *heap, *place; /* activities by end time; position in the heap, -1: not in it */
     int heap_count;
     int64_t done;
     double now;
@@ -37,8 +39,6 @@ static const qd_sim_item *item_of(const engine *e, int32_t item)
     int p = e->owner[item];
     return &e->problem->participants[p].items[item - e->result->first[p]];
 }
-
-/* ---- the heap ---- */
 
 static double end_of(const engine *e, int32_t item)
 {
@@ -57,7 +57,7 @@ static void heap_put(engine *e, int at, int32_t item)
     e->place[item] = at;
 }
 
-/* Moves the item at `at` to where it belongs. */
+/* Moves the item at `at` to its position. */
 static void heap_settle(engine *e, int at)
 {
     int32_t item = e->heap[at];
@@ -88,9 +88,7 @@ static int32_t heap_take(engine *e)
     return first;
 }
 
-/* ---- rates ---- */
-
-/* Of a core that an item takes, what it gets. */
+/* The share of its demanded cores that an item gets. */
 static double core_share(const engine *e, const qd_sim_item *i)
 {
     return i->cores > 0.0f && e->problem->cores > 0.0 && e->cores > e->problem->cores ? e->problem->cores / e->cores : 1.0;
@@ -119,7 +117,7 @@ static void update_rate(engine *e, int32_t leader)
     heap_settle(e, e->place[leader]);
 }
 
-/* What runs at a participant has changed. */
+/* Updates the rates of a participant after its set of running items has changed. */
 static void update_participant(engine *e, int p)
 {
     for (int s = 0; s < QD_SIM_STREAMS; s++) {
@@ -134,7 +132,8 @@ static bool disturbs(const qd_sim_item *i)
     return i->link > 0 || i->load > 0.0f;
 }
 
-/* An activity has begun or ended: what runs beside its members, and on the cores that all share. */
+/* An activity has begun or ended: updates what runs concurrently at its members, and on the shared
+ * cores. */
 static void update_others(engine *e, int32_t leader)
 {
     bool shared = false;
@@ -146,8 +145,6 @@ static void update_others(engine *e, int32_t leader)
     for (int p = 0; shared && p < e->problem->count; p++)
         update_participant(e, p);
 }
-
-/* ---- beginning and ending ---- */
 
 static void begin_activity(engine *e, int32_t leader)
 {
@@ -206,8 +203,6 @@ static void end_activity(engine *e, int32_t leader)
                 item_ready(e, e->edges[k]);
 }
 
-/* ---- setting up ---- */
-
 static qd_status check_item(const qd_sim_problem *p, int who, int index)
 {
     const qd_sim_item *i = &p->participants[who].items[index];
@@ -221,8 +216,8 @@ static qd_status check_item(const qd_sim_problem *p, int who, int index)
     return good ? QD_OK : QD_FAIL(QD_USAGE, "simulation: item %d of participant %d has a number out of range", index, who);
 }
 
-/* Counts the successors of each item at [item + 2]; after the sums over them, [item + 1] is where
- * its list begins, and moves to its end while the lists are written. */
+/* Counts the successors of each item at [item + 2]. After the prefix sum, [item + 1] is where its
+ * list begins; it advances to the end while the lists are written. */
 static void visit_edges(engine *e, bool write)
 {
     const qd_sim_problem *problem = e->problem;
@@ -274,7 +269,7 @@ static qd_status check_and_number(engine *e)
         for (int k = 0; k < problem->participants[p].count; k++) {
             const qd_sim_item *i = &problem->participants[p].items[k];
             if (i->awaits >= 0 && e->sender[i->awaits] < 0)
-                return QD_FAIL(QD_MISMATCH, "simulation: item %d of participant %d waits for message %d, which nobody sends", k, p,
+                return QD_FAIL(QD_MISMATCH, "simulation: item %d of participant %d waits for message %d, which no item sends", k, p,
                                i->awaits);
         }
     return QD_OK;
@@ -324,8 +319,6 @@ static qd_status set_up(engine *e)
     return QD_OK;
 }
 
-/* ---- standstill ---- */
-
 static void name_item(const engine *e, int32_t item, char *text, size_t size)
 {
     int p = e->owner[item], k = (int)(item - e->result->first[p]);
@@ -340,7 +333,7 @@ static bool ended(const engine *e, int64_t item)
     return e->result->times[item].end >= 0.0;
 }
 
-/* One thing that keeps a waiting item from beginning, and why; -1: nothing. */
+/* One obstacle that keeps a waiting item from starting, with the reason; -1: none. */
 static int64_t obstacle(const engine *e, int32_t item, const char **why)
 {
     const qd_sim_item *i = item_of(e, item);
@@ -369,7 +362,7 @@ static int64_t obstacle(const engine *e, int32_t item, const char **why)
     return -1;
 }
 
-/* Follows obstacles from the first item that has not run until one comes again. */
+/* Follows obstacles from the first item that has not run until one repeats. */
 static qd_status standstill(engine *e)
 {
     char text[900] = "", name[224];
@@ -377,7 +370,7 @@ static qd_status standstill(engine *e)
     while (ended(e, at))
         at++;
     const char *why = "";
-    enum { SEEN = -2 }; /* left at the leader, which an item that has not begun does not have */
+    enum { SEEN = -2 }; /* stored in `leader`, which an item that has not started does not use */
     while (e->leader[at] != SEEN) {
         e->leader[at] = SEEN;
         at = obstacle(e, (int32_t)at, &why);
@@ -393,7 +386,7 @@ static qd_status standstill(engine *e)
         if (at == start)
             break;
     }
-    return QD_FAIL(QD_MISMATCH, "simulation: nothing can go on after %.6g s with %lld of %lld items done: %s", e->now, (long long)e->done,
+    return QD_FAIL(QD_MISMATCH, "simulation: deadlock after %.6g s with %lld of %lld items done: %s", e->now, (long long)e->done,
                    (long long)e->items, text);
 }
 

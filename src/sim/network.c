@@ -1,18 +1,20 @@
+/* The cost model of communication: rings, trees and in-switch reduction on switched networks, and
+ * tori. */
 #include "sim/network.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Seconds from the call to the first byte: a kernel's launch and the meeting of the ranks. NCCL
+/* Seconds from the call to the first byte: kernel launch and synchronization of the ranks. NCCL
  * needs 10 to 20 µs for 8 bytes (data/published/collectives.json), of which the hops are counted
- * apart. */
+ * separately. */
 static const double START = 6e-6;
-/* An in-switch sum against a ring's bandwidth: 275 GB/s of algorithm bandwidth where a ring has 364
- * GB/s of bus bandwidth (8 H100). */
+/* In-switch reduction relative to a ring: 275 GB/s of algorithm bandwidth where a ring has 364 GB/s
+ * of bus bandwidth (8 H100). */
 static const double NVLS_SHARE = 0.75;
-/* A ring between nodes moves chunks through buffers at every card; so much longer takes each pass
- * until they are full (32 GPUs, 64 MiB: 157 of 381 GB/s; one node reaches three quarters of its
- * best at that size). */
+/* A ring between nodes moves chunks through buffers at every network card; each pass takes this
+ * much longer until they are full (32 GPUs, 64 MiB: 157 of 381 GB/s; one node reaches three
+ * quarters of its best at that size). */
 static const double NETWORK_FILL = 80e-6;
 static const int NVLS_FROM = 5; /* ranks; below, rings are as fast and NCCL uses them */
 
@@ -90,7 +92,7 @@ static double network_bandwidth(const qd_cluster *c, const qd_span *s)
 }
 
 /* A ring through all ranks, node by node: as many parallel rings as a node has members, each with
- * its own card. */
+ * its own network card. */
 static double ring_bandwidth(const qd_cluster *c, const qd_span *s)
 {
     int cards = c->profile->cards > 0 && c->profile->cards < s->local ? c->profile->cards : s->local;
@@ -104,7 +106,7 @@ static double ring_bandwidth(const qd_cluster *c, const qd_span *s)
 static double ring_latency(const qd_cluster *c, const qd_span *s)
 {
     int across = s->nodes > 1 ? s->nodes - 1 : 0, inside = s->size - 1 - across;
-    /* hops inside a node are stores through the switch */
+    /* Hops inside a node are stores through the switch. */
     return across * c->network_latency + inside * c->node_latency / 3.0 + (across > 0 && c->node_size > 1 ? NETWORK_FILL : 0.0);
 }
 
@@ -144,8 +146,8 @@ static double switched_seconds(const qd_cluster *c, qd_coll_kind kind, double by
     }
 }
 
-/* Both directions of every dimension that the group spans work at once; a part of a dimension has
- * no closing link. */
+/* Both directions of every dimension that the group spans are used concurrently; a part of a
+ * dimension has no wrap-around link. */
 static double torus_seconds(const qd_cluster *c, qd_coll_kind kind, double bytes, const qd_span *s)
 {
     double bandwidth = 0.0, hops = 0.0, widest = 0.0, spread = 0.0;
@@ -191,7 +193,7 @@ double qd_network_message(qd_coll_kind kind, double elements, qd_dtype dtype, in
     if (group_size < 2)
         return bytes;
     switch (kind) {
-    case QD_COLL_ALL_TO_ALL: return bytes / (group_size - 1.0); /* of all that leaves its rank */
+    case QD_COLL_ALL_TO_ALL: return bytes / (group_size - 1.0); /* total that leaves its rank */
     case QD_COLL_RECV: return bytes / group_size;
     default: return bytes;
     }

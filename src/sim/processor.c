@@ -1,14 +1,15 @@
+/* The cost model of ranks on CPU cores, from the rates that `quadrille bench machine` measures. */
 #include "sim/processor.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The loss alone reads the logits for their maximum, for the sum of exponentials, and reads and
- * writes them for the gradient; the rates of products are measured with their operands. */
+/* The loss itself reads the logits for their maximum and for the sum of exponentials, and reads and
+ * writes them for the gradient; the measured GEMM rates include operand traffic. */
 static const double LOSS_PASSES = 4.0;
 
-/* `count` numbers of a key, separated by blanks, times `scale`. */
+/* Reads `count` numbers of a key, separated by blanks, times `scale`. */
 static qd_status numbers(const qd_options *o, const char *key, double scale, double *values, int count)
 {
     const char *text = qd_options_string(o, key);
@@ -79,8 +80,8 @@ void qd_processor_set(qd_processor *p, int ranks, int threads)
 
 enum { TOGETHER_PRODUCTS, TOGETHER_ATTENTION, TOGETHER_STREAMS };
 
-/* How many cores' rates a rank's threads reach together: measured with one and with all cores, in
- * between along a line. */
+/* How many single-core rates the threads of a rank reach together: measured with one and with all
+ * cores, linear in between. */
 static double width(const qd_processor *p, int what)
 {
     double t = p->threads < p->cores ? p->threads : p->cores;
@@ -115,7 +116,7 @@ double qd_processor_head(const qd_processor *p, const qd_module_class *class_, c
     return chunks * seconds;
 }
 
-/* Bytes of the operands of an op from `first` to `last`. */
+/* Bytes of operands `first` to `last` of an op. */
 static double swiglu_bytes(const qd_module_class *class_, const qd_op *op, int first, int last)
 {
     double bytes = 0.0;
@@ -134,7 +135,7 @@ double qd_processor_experts(const qd_processor *p, const qd_module_class *class_
     if (weights)
         return count * qd_processor_product(p, QD_PRODUCT_WEIGHTS, n, k, each);
     double seconds = count * qd_processor_product(p, inputs ? QD_PRODUCT_INPUTS : QD_PRODUCT_FORWARD, each, n, k);
-    /* SwiGLU is a pass over rows that are still in the cache, at best: counted as a pass over
+    /* At best SwiGLU is a pass over rows that are still cached; it is counted as a pass over
      * memory. */
     if (op->kind == QD_OP_EXPERTS_SWIGLU)
         seconds += qd_processor_stream(p, swiglu_bytes(class_, op, QD_EXPERTS_SWIGLU_GATE_UP, QD_EXPERTS_SWIGLU_Y));

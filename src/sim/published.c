@@ -1,5 +1,5 @@
-/* Published runs as configurations of ours: every rule by which a row is read, and the scores of
- * the predictions. The rules are the same for all rows and are listed in docs/simulator.md. */
+/* Published runs as configurations of ours: the rules by which a row is read, and the scores of the
+ * predictions. The rules are the same for all rows; docs/simulator.md lists them. */
 #include "sim/simulate_impl.h"
 
 #include "base/text/json.h"
@@ -9,8 +9,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- a row's members ---- */
 
 typedef struct row {
     const qd_json_node *node, *model, *cluster, *config, *result;
@@ -24,7 +22,7 @@ static const char *text_of(const qd_json_node *object, const char *key)
     return text ? text : "";
 }
 
-/* A member, or the one computed from others; `otherwise` when both are null. */
+/* A member, or the value computed from others; `otherwise` if both are null. */
 static double number_of(const qd_json_node *object, const char *key, double otherwise)
 {
     char derived[64];
@@ -35,8 +33,7 @@ static double number_of(const qd_json_node *object, const char *key, double othe
     return otherwise;
 }
 
-/* Counts of a row, and the least that each may be. Products and quotients of them decide on a
- * layout. */
+/* Counts of a row with their minimum. Layouts are computed from them. */
 static const struct {
     const char *object, *key;
     double least;
@@ -66,19 +63,19 @@ static bool skip(row *r, const char *format, ...)
     return false;
 }
 
-/* What is not stated is null; what is stated is a whole number. */
+/* Counts that are stated must be whole numbers; null means not stated. */
 static bool check_counts(row *r)
 {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         double value = number_of(qd_json_member(r->node, counts[i].object), counts[i].key, counts[i].least);
         if (!(value >= counts[i].least && value <= MOST_COUNT) || value != floor(value))
-            return skip(r, "%s.%s is %g: it must be a whole number, at least %.0f, or null where it is not stated", counts[i].object,
+            return skip(r, "%s.%s is %g: it must be a whole number, at least %.0f, or null if not stated", counts[i].object,
                         counts[i].key, value, counts[i].least);
     }
     return true;
 }
 
-/* Sets a key; a row that needs a key which this version does not have is skipped. */
+/* Sets a key; a row that needs a key unknown to this version is skipped. */
 static bool set(row *r, const char *key, const char *format, ...) __attribute__((format(printf, 3, 4)));
 static bool set(row *r, const char *key, const char *format, ...)
 {
@@ -92,13 +89,11 @@ static bool set(row *r, const char *key, const char *format, ...)
     return qd_options_set(r->options, key, value) == QD_OK || skip(r, "%s", qd_error_message());
 }
 
-/* ---- the rules ---- */
-
-/* Software by its features: the first row whose word occurs in the name of the framework. Gradients
- * in fp32: where its recipes do not say otherwise, as those of Megatron-Bridge and NeMo do
- * (grad_reduce_in_fp32 = False). Attention, where it is not the profile's: PaxML's runs turn the
- * fused kernel off (xla_gpu_enable_cudnn_fmha=false), MaxText's on GPUs name cuDNN's, and
- * Megatron-Core's own tests are deterministic, without most fusions. */
+/* Software by features: the first row whose word occurs in the name of the framework. Gradients are
+ * fp32 unless the recipes set something else, as those of Megatron-Bridge and NeMo do
+ * (grad_reduce_in_fp32 = False). Attention, if it is not the profile's: PaxML's runs turn the fused
+ * kernel off (xla_gpu_enable_cudnn_fmha=false), MaxText's on GPUs name cuDNN's, and Megatron-Core's
+ * own tests are deterministic, without most fusions. */
 static const struct {
     const char *word, *profile;
     bool fp32_grads;
@@ -112,7 +107,7 @@ static const struct {
     {"Megatron-Core", "fused", true, NULL},     {"Megatron-LM", "fused", true, NULL},       {"MegaScale", "fused", true, NULL},
     {"HAI-LLM", "fused", true, NULL},           {"MindSpeed", "fused", true, NULL},         {"ModelLink", "fused", true, NULL},
     {"mega", "fused", true, NULL},              {"llm.c", "fused", false, NULL},
-    {"LLM-Foundry", "eager", false, NULL},      {"InternLM", "eager", false, NULL}, /* 2023: the first flash attention */
+    {"LLM-Foundry", "eager", false, NULL},      {"InternLM", "eager", false, NULL}, /* 2023: FlashAttention 1 */
     {"nanotron", "modern", true, NULL},         {"picotron", "modern", true, NULL},         {"FA3", "modern", false, "tuned"},
     {"", "modern", false, NULL}, /* PyTorch since then: DeepSpeed, nanotron, AA-Scaling, picotron */
 };
@@ -125,23 +120,23 @@ static bool read_software(row *r)
         i++;
     const qd_profile *profile = qd_profile_find(frameworks[i].profile);
     bool fp32 = frameworks[i].fp32_grads || strcmp(text_of(r->config, "fsdp_mp_mode"), "DEFAULT") == 0;
-    /* Sums of tp in four pieces, beside the products. */
+    /* Reductions of tp in four pieces, overlapped with the GEMMs. */
     bool fused = strcmp(frameworks[i].profile, "fused") == 0;
     bool torus = strncmp(text_of(r->cluster, "gpu"), "TPU", 3) == 0;
     if (frameworks[i].attention && !torus && !set(r, "software.attention", "%s", frameworks[i].attention))
         return false;
     if ((fused || torus) && number_of(r->config, "tp", 1) > 1 && !set(r, "parallel.tp_overlap", "4"))
         return false;
-    /* PyTorch's own data parallelism sums 25 MiB at a time, nanotron all in one call
-     * (reduce_scatter_coalesced), the others about 100. */
+    /* Bucket size: 25 MiB in PyTorch's own data parallelism, everything in one call in nanotron
+     * (reduce_scatter_coalesced), about 100 MiB in the others. */
     int bucket = has_word(framework, "nanotron") ? 4096 : strcmp(frameworks[i].profile, "modern") == 0 ? 25 : 100;
     return set(r, "software.profile", "%s", frameworks[i].profile) &&
            set(r, "parallel.overlap", "%s", profile->overlap || number_of(r->config, "zero", 0) < 2 ? "true" : "false") &&
            set(r, "train.grad_dtype", "%s", fp32 ? "fp32" : "bf16") && set(r, "parallel.bucket_mb", "%d", bucket);
 }
 
-/* Clusters by accelerator, and by words about the network; nanotron's benchmarks ran on Hugging
- * Face's, which is joined by Ethernet (EFA). */
+/* Clusters by accelerator, and by words about the network. nanotron's benchmarks ran on Hugging
+ * Face's cluster, which uses Ethernet (EFA). */
 static const struct {
     const char *gpu, *network, *cluster;
 } machines[] = {
@@ -155,7 +150,7 @@ static const struct {
     {"TPU7x", "", "ironwood"},
 };
 
-/* Slices by their number of chips. */
+/* Torus slices by their number of chips. */
 static const struct {
     const char *gpu;
     int chips;
@@ -193,13 +188,12 @@ static bool read_cluster(row *r)
     return skip(r, gpu[0] ? "there is no cluster of %s" : "%sthe accelerator is not stated", gpu);
 }
 
-/* Experts; those that all tokens use are counted in widths of one. Layers with experts follow the
- * dense ones. */
+/* Experts; shared experts are counted in units of one expert's width. Dense layers come first. */
 static bool read_experts(row *r)
 {
     const qd_json_node *m = r->model;
     double width = number_of(m, "moe_ffn", number_of(m, "ffn", 0));
-    /* The one published model whose experts have biases (models.json). */
+    /* The only published model whose experts have biases (models.json). */
     if (has_word(text_of(m, "name"), "gpt-oss") && !set(r, "software.expert_biases", "true"))
         return false;
     return set(r, "model.experts", "%.0f", number_of(m, "experts", 0)) &&
@@ -231,7 +225,7 @@ static bool read_model(row *r)
            set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
 }
 
-/* Stages of equal numbers of layers, where these divide; else shared out by cost. */
+/* Stages with equal numbers of layers if these divide; otherwise balanced by cost. */
 static bool read_stages(row *r)
 {
     int pp = (int)number_of(r->config, "pp", 1), vpp = (int)number_of(r->config, "vpp", 1), layers = (int)number_of(r->model, "layers", 1);
@@ -244,9 +238,9 @@ static bool read_stages(row *r)
     return qd_options_set(r->options, "parallel.layers", text) == QD_OK || skip(r, "%s", qd_error_message());
 }
 
-/* Each expert is cut as everything else is, tp ways, where that divides the ranks and the row does
- * not say otherwise: Megatron's default, and the meaning of tp elsewhere. Benchmarks spread tokens
- * evenly over experts: a rank has room for the mean load. */
+/* Each expert is sharded over tp like everything else, if that divides the ranks and the row does
+ * not state otherwise: Megatron's default, and the meaning of tp elsewhere. Benchmarks balance
+ * tokens over experts, so a rank's capacity is the mean load. */
 static bool read_expert_axes(row *r, double ep)
 {
     if (number_of(r->model, "experts", 0) <= 0)
@@ -294,12 +288,12 @@ static bool read_layout(row *r)
            set(r, "train.micro_batch", "%.0f", micro) && set(r, "train.precision", "bf16");
 }
 
-/* What is written down, or what fits: nothing, else selective, else full. */
+/* The stated recompute mode. */
 static const char *stated_recompute(const char *text)
 {
     if (text[0] == '\0')
         return NULL;
-    /* MaxText's custom policies keep or offload what they name, and compute all else again. */
+    /* MaxText's custom policies keep or offload what they name, and recompute everything else. */
     if (has_word(text, "full") || has_word(text, "custom") || has_word(text, "offloaded"))
         return "full";
     if (has_word(text, "none"))
@@ -321,7 +315,7 @@ static bool simulate_with(row *r, const char *recompute, int blocks, qd_step_ext
     return status == QD_OK || skip(r, "%s", qd_error_message());
 }
 
-/* Full recompute in as few blocks as let the run fit; in all of them if none do. */
+/* Full recompute in the fewest blocks with which the run fits; in all of them if it never does. */
 static bool simulate_fewest(row *r, qd_sim_report *report)
 {
     int none = 0, all = (int)number_of(r->model, "layers", 1);
@@ -337,9 +331,9 @@ static bool simulate_fewest(row *r, qd_sim_report *report)
     return simulate_with(r, "full", all, QD_STEP_TIMES, report);
 }
 
-/* Where nothing is said: no recompute if that fits, else selective, else full in as many blocks as
- * must. Recipes of Megatron-Core and its kin stop at selective: they name modules (layernorm,
- * moe_act, core_attn), never whole blocks. */
+/* If nothing is stated: no recompute if that fits, else selective, else full in as many blocks as
+ * necessary. Recipes of Megatron-Core and its derivatives stop at selective: they name modules
+ * (layernorm, moe_act, core_attn), never whole blocks. */
 static bool simulate_row(row *r, qd_sim_report *report)
 {
     static const char *const choices[] = {"none", "selective"};
@@ -355,8 +349,6 @@ static bool simulate_row(row *r, qd_sim_report *report)
     }
     return simulate_fewest(r, report);
 }
-
-/* ---- what was published ---- */
 
 /* Tokens per second and accelerator: as stated, from the step time, or from FLOPs in the row's
  * convention. */
@@ -382,7 +374,7 @@ static double published_rate(const row *r)
     return tflops > 0 ? tflops * 1e12 / per_token : share * peak * 1e12 / (half ? causal : full);
 }
 
-/* A third of the rows, chosen by their names, is kept out of the search for constants. */
+/* A third of the rows, selected by name, is held out from the calibration. */
 static bool is_held_out(const char *id)
 {
     uint32_t hash = 2166136261u;
@@ -402,7 +394,7 @@ static void score_row(row *r)
         return;
     s->predicted = report.tokens_per_gpu_second;
     s->predicted_memory = (double)report.memory_bytes;
-    /* What lies in the host's memory is not in the plan: such rows say nothing about it. */
+    /* Memory offloaded to the host is not in the plan: such rows are not used for memory. */
     const qd_json_node *tags = qd_json_member(r->node, "tags");
     bool offloads = has_word(text_of(r->config, "recompute"), "offload");
     for (size_t i = 0; i < qd_json_count(tags); i++)
@@ -417,8 +409,6 @@ static void score_row(row *r)
     if (s->published <= 0 && s->published_memory <= 0 && !s->outcome)
         skip(r, "no rate, step time or memory is published");
 }
-
-/* ---- sums ---- */
 
 static int ascending(const void *a, const void *b)
 {
@@ -471,7 +461,7 @@ static qd_status sum_up(qd_sim_scores *s)
         s->skipped += !scored;
         if (scored && r->published_memory > 0)
             values[s->memory_count++] = fabs(r->memory_error);
-        /* A run that has a rate did fit. */
+        /* A run with a published rate did fit. */
         if (scored && !r->offloads && (r->outcome || r->published > 0)) {
             s->oom_count++;
             right += r->predicted_oom == (r->outcome == 1);

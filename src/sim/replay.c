@@ -1,4 +1,4 @@
-/* Measured times of actions, replayed through the dependencies of the programs: what a pipeline
+/* Replays measured times of actions through the dependencies of the programs: how long a pipeline
  * would take on ranks that do not share cores. */
 #include <quadrille/sim.h>
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One rank of the pipeline: its passes and messages, without what follows them. */
+/* One rank of the pipeline: its passes and messages, without the rest of the step. */
 typedef struct stage {
     const qd_program *program;
     qd_sim_item *items;
@@ -35,7 +35,9 @@ static qd_status fill(stage *s, const double *seconds, int ranks)
         if ((!computes && !qd_action_transfers(a)) || (qd_action_transfers(a) && a->stream != QD_STREAM_COMM))
             continue;
         qd_sim_item *item = &s->items[s->count];
-        *item = (qd_sim_item){.seconds = computes ? seconds[i] : 0.0, .awaits = -1, .sends = -1, .meets = -1, .dep_first = s->dep_count};
+        *item = (qd_sim_item){
+            .seconds = computes ? seconds[i] : 0.0, .awaits = -1, .sends = -1, .meets = -1};
+        item->dep_first = s->dep_count;
         if (!computes)
             item->stream = (int8_t)((a->kind == QD_ACTION_SEND ? STREAM_SENDS : STREAM_RECEIVES) + (a->peer * 2 <= ranks));
         for (int d = 0; d < a->dep_count; d++)
@@ -50,7 +52,7 @@ static qd_status fill(stage *s, const double *seconds, int ranks)
 }
 
 /* The n-th message to a rank is the n-th that it receives from there. Items and actions that
- * transfer follow each other alike. */
+ * transfer have the same order. */
 static int number_messages(stage *stages, int ranks)
 {
     int count = 0;

@@ -1,9 +1,9 @@
-/* The same layout on more and more accelerators. */
+/* Scaling curves: the same layout on increasing numbers of accelerators. */
 #include "sim/simulate_impl.h"
 
 #include <stdlib.h>
 
-/* What one set of model-parallel ranks needs: the smallest number of accelerators. */
+/* The smallest number of accelerators: one set of model-parallel ranks. */
 static int smallest(const qd_options *options)
 {
     static const char *const axes[] = {"parallel.tp", "parallel.cp", "parallel.pp"};

@@ -1,4 +1,4 @@
-/* A simulated step as JSON, as a trace, and drawn with characters. */
+/* Output of a simulated step: JSON, a trace, and a timeline in characters. */
 #include "sim/simulate_impl.h"
 
 #include "base/text/json_writer.h"
@@ -17,9 +17,8 @@ static void put_lines(qd_json_writer *w, const char *key, const qd_sim_line *lin
     qd_json_end(w);
 }
 
-/* Where the time of the first stage goes, with the names of `bench step`: ops that compute, beside
- * the exchanges of their module, and actions that are not made of ops. What ops wait for is not in
- * it. */
+/* Time of the first stage by op, with the names of `bench step`: ops that compute, apart from the
+ * exchanges of their module, and actions that are not made of ops. Waiting is not included. */
 static void put_ops(qd_json_writer *w, const qd_simulation *s)
 {
     const qd_step_stage *stage = &s->step.stages[0];
@@ -102,9 +101,7 @@ void qd_simulation_json(const qd_simulation *s, qd_strbuf *out)
     qd_json_end(&w);
 }
 
-/* ---- the trace ---- */
-
-/* A drawn rank stands for all of its stage: the report weighs it so. */
+/* A drawn rank represents its whole stage: the report weights it accordingly. */
 static void put_fold(qd_json_writer *w, int process, int stage, int stages, int ranks)
 {
     char text[32] = "";
@@ -122,7 +119,8 @@ static void put_fold(qd_json_writer *w, int process, int stage, int stages, int 
     qd_json_end(w);
 }
 
-/* What a stage's events need: how its groups lie, and room for the exchanges of one action. */
+/* State for the events of a stage: the placement of its groups, and a buffer for the exchanges of
+ * one action. */
 typedef struct drawing {
     const qd_step *step;
     const qd_step_stage *stage;
@@ -144,7 +142,7 @@ static qd_status start_drawing(const qd_step *step, const qd_step_stage *stage, 
     return d->exchanges ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges inside modules");
 }
 
-/* An action, and the exchanges inside it, stretched as it was by what ran beside it. */
+/* An action and the exchanges inside it, stretched by the slowdown from concurrent work. */
 static void put_item(qd_json_writer *w, const drawing *d, int index, const qd_sim_times *t)
 {
     const qd_step_stage *stage = d->stage;
@@ -176,8 +174,8 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
         qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
         put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
         qd_trace_put_tracks(&w, stage->program, stage->rank);
-        /* Memory that waits for the other stream to be given back is an item of the simulation, and
-         * no event of a trace. */
+        /* Memory that waits for the other stream before it is released is an item of the
+         * simulation, but not an event of the trace. */
         drawing d;
         status = start_drawing(&s->step, stage, &d);
         for (int k = 0; k < stage->item_count && status == QD_OK; k++)
@@ -192,8 +190,6 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
     qd_strbuf_free(&text);
     return status;
 }
-
-/* ---- drawn ---- */
 
 static char letter_of(const qd_action *a)
 {
@@ -213,7 +209,7 @@ static char letter_of(const qd_action *a)
     }
 }
 
-/* Each column shows what fills most of it. */
+/* Each column shows the action that fills most of it. */
 static void draw_stage(const qd_step *step, int s, int stream, int width, qd_strbuf *out)
 {
     static const char letters[] = ".FRBWU~z";
@@ -255,5 +251,5 @@ void qd_simulation_draw(const qd_simulation *s, int width, qd_strbuf *out)
         }
     }
     qd_strbuf_puts(out, "           ");
-    qd_text_wrap("F forward, B backward, W of weights, R recompute, U optimizer, ~ collective, . idle", 11, width, out);
+    qd_text_wrap("F forward, B backward, W weight gradients, R recompute, U optimizer, ~ collective, . idle", 11, width, out);
 }

@@ -1,5 +1,5 @@
-/* From the times of a step to what they mean: utilisation, what communication costs, memory, the
- * largest losses. */
+/* Turns the times of a step into a report: utilization, cost of communication, memory, the largest
+ * losses. */
 #include "sim/simulate_impl.h"
 
 #include "base/clock.h"
@@ -9,11 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Relative deviation of a rank's step time: a published 2048-GPU run is two to four percent slower
- * than the same on 16. */
+/* Relative deviation of a rank's step time: a published run on 2048 GPUs is two to four percent
+ * slower than the same on 16. */
 static const double RANK_JITTER = 0.005;
-
-/* ---- what the compute stream waits for ---- */
 
 static void add_line(qd_sim_line *lines, int *count, int capacity, const char *name, double value)
 {
@@ -39,7 +37,7 @@ static const char *axes_name(unsigned axes)
     return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
 }
 
-/* What an action sends something over. */
+/* Name of the axis or link that an action communicates over. */
 static const char *way_of(const qd_program *p, const qd_action *a)
 {
     return qd_action_copies(a) ? "the host link" : axes_name(qd_step_axes(p, a));
@@ -49,7 +47,7 @@ enum { EXPOSED_LINES = sizeof((qd_sim_report *)0)->exposed / sizeof(qd_sim_line)
 
 typedef struct account {
     qd_sim_report *r;
-    double share; /* of a stage in the mean */
+    double share; /* weight of a stage in the mean */
 } account;
 
 static void expose(account *a, qd_sim_stage *stage, const char *name, double seconds)
@@ -70,7 +68,7 @@ static int last_dependency(const qd_step_stage *stage, const qd_sim_times *times
     return last;
 }
 
-/* An action's time, without what it waits for collectives inside it. */
+/* Adds an action's time, without its waiting for collectives inside it. */
 static void busy(qd_sim_stage *out, double seconds, double waits)
 {
     out->busy_seconds += seconds * (1.0 - waits);
@@ -95,7 +93,7 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         }
         double gap = times[i].begin - end;
         int on = gap > 0.0 ? last_dependency(stage, times, item) : -1;
-        /* Who waits for a message waits for the stage that sends it. */
+        /* Waiting for a message is waiting for the stage that sends it. */
         const qd_action *awaited = on >= 0 && times[on].end >= times[i].begin - 1e-12 ? &stage->program->actions[stage->action[on]] : NULL;
         if (awaited && ((qd_action_communicates(awaited) && !qd_action_transfers(awaited)) || qd_action_copies(awaited)))
             expose(a, out, way_of(stage->program, awaited), gap);
@@ -111,7 +109,7 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
     a->r->bubble_seconds += out->bubble_seconds * a->share;
 }
 
-/* What was exposed is not hidden. */
+/* Subtracts exposed communication from the hidden. */
 static void subtract_exposed(qd_sim_report *r)
 {
     for (int i = 0; i < r->hidden_count; i++)
@@ -119,8 +117,6 @@ static void subtract_exposed(qd_sim_report *r)
             if (strcmp(r->hidden[i].name, r->exposed[j].name) == 0)
                 r->hidden[i].value = fmax(0.0, r->hidden[i].value - r->exposed[j].value);
 }
-
-/* ---- memory ---- */
 
 /* Logits of a whole micro-batch on the stage of the head: in 16 bits, in fp32, and their gradients
  * in fp32. */
@@ -134,7 +130,7 @@ static double whole_logits(const qd_step *step, int stage)
            (double)p->ledger->model.vocab / mesh->degree[QD_AXIS_TP];
 }
 
-/* The lists of a layer of this stage that keeps its activations; NULL: none does. */
+/* The op lists of a layer of this stage that keeps its activations; NULL: there is none. */
 static const qd_module_class *layer_kept(const qd_program *p)
 {
     for (int i = 0; i < p->ledger->module_count; i++) {
@@ -145,9 +141,9 @@ static const qd_module_class *layer_kept(const qd_program *p)
     return NULL;
 }
 
-/* Activations that the software keeps and our op lists do not: its copies, and without flash
- * attention the scores, 5 bytes each with softmax, mask and dropout (Korthikanti et al.), in every
- * block that is in flight. */
+/* Activations that the software keeps in addition to our op lists: its copies and, without
+ * FlashAttention, the scores, 5 bytes each with softmax, mask and dropout (Korthikanti et al.), in
+ * every block in flight. */
 static double kept_more(const qd_step *step, int stage)
 {
     const qd_profile *profile = step->cluster->profile;
@@ -184,16 +180,14 @@ static void fill_memory(const qd_step *step, qd_sim_stage *stages, qd_sim_report
         r->overhead_bytes = (int64_t)(profile->overhead_bytes + profile->fragments * (double)m->total);
     double more = (double)(stages[r->fullest_stage].memory_bytes - m->total);
     if (more > 0.0)
-        r->memory[r->memory_count++] = (qd_sim_line){"what this software keeps beyond the program", more};
+        r->memory[r->memory_count++] = (qd_sim_line){"kept by this software beyond the program", more};
     if (r->overhead_bytes > 0)
-        r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragments", (double)r->overhead_bytes};
+        r->memory[r->memory_count++] = (qd_sim_line){"driver, libraries, fragmentation", (double)r->overhead_bytes};
     r->memory_bytes = stages[r->fullest_stage].memory_bytes + r->overhead_bytes;
     r->memory_limit = step->cluster->accelerator.memory;
     r->host_bytes = m->host_total;
     r->fits = r->memory_bytes <= r->memory_limit;
 }
-
-/* ---- losses in words ---- */
 
 typedef struct loss {
     double seconds;
@@ -218,8 +212,8 @@ static void put_loss(loss *losses, int *count, double seconds, double step, cons
     va_end(args);
 }
 
-/* What the step would take if every accelerator computed the model's FLOPs at its peak is no loss;
- * all else is. */
+/* The time the step would take if every accelerator computed the model's FLOPs at its peak is not a
+ * loss; everything else is. */
 static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_sim_report *r)
 {
     loss losses[24];
@@ -228,24 +222,22 @@ static void fill_losses(const qd_step *step, const qd_step_stage *busiest, qd_si
     double again = busiest->flops > 0.0 ? busiest->recompute_flops / (busiest->flops + busiest->recompute_flops) : 0.0;
     double ideal = (busiest->flops + busiest->recompute_flops) / peak;
     double slow = r->product_seconds + r->attention_seconds - ideal;
-    put_loss(losses, &count, fmax(0.0, slow), t, "products and attention below the peak of %.0f TFLOP/s (tiles, short sums, power)",
+    put_loss(losses, &count, fmax(0.0, slow), t, "GEMMs and attention below the peak of %.0f TFLOP/s (tiles, short sums, power)",
              peak * 1e-12);
-    put_loss(losses, &count, r->memory_seconds, t, "kernels that only move bytes (norms, activation functions, residuals)");
-    put_loss(losses, &count, r->optimizer_seconds, t, "the optimizer's pass over its state");
+    put_loss(losses, &count, r->memory_seconds, t, "memory-bound kernels (norms, activation functions, residuals)");
+    put_loss(losses, &count, r->optimizer_seconds, t, "optimizer updates");
     put_loss(losses, &count, r->launch_seconds, t, "gaps between kernels");
     put_loss(losses, &count, r->bubble_seconds, t, "waiting for other stages of the pipeline (%lld micro-batches, %d stages)",
              (long long)r->micro_batches, r->stages);
-    put_loss(losses, &count, r->late_seconds, t, "waiting for the slowest rank, and work of the host between steps");
+    put_loss(losses, &count, r->late_seconds, t, "waiting for the slowest rank, and host work between steps");
     if (again > 0.0)
-        put_loss(losses, &count, again * (r->product_seconds + r->attention_seconds), t, "computing activations a second time");
+        put_loss(losses, &count, again * (r->product_seconds + r->attention_seconds), t, "recomputing activations");
     for (int i = 0; i < r->exposed_count; i++)
-        put_loss(losses, &count, r->exposed[i].value, t, "communication over %s that nothing hides", r->exposed[i].name);
+        put_loss(losses, &count, r->exposed[i].value, t, "exposed communication over %s", r->exposed[i].name);
     qsort(losses, (size_t)count, sizeof *losses, larger);
     for (int i = 0; i < count && r->loss_count < QD_SIM_LOSSES && losses[i].seconds > 0.001 * t; i++)
         memcpy(r->loss[r->loss_count++], losses[i].text, sizeof losses[i].text);
 }
-
-/* ---- the report ---- */
 
 static void fill_layout(const qd_program *p, int gpus, char *text, size_t size)
 {
@@ -278,8 +270,8 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     r->cost_per_step = c->price_hour * r->gpus * r->step_seconds / 3600.0;
 }
 
-/* What a step on processors takes beside its actions: cores are not equally fast for long, and all
- * ranks wait for the slowest, once a step or in every block; ranks that take turns find their
+/* Overhead of a step on CPUs in addition to its actions: cores are not equally fast for long, and
+ * all ranks wait for the slowest, once per step or in every block; time-sliced ranks find their
  * caches cold. Stages of a pipeline with a core each wait for each other in the simulation. */
 static double late(const qd_step *step)
 {
@@ -329,9 +321,9 @@ void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report
                 add_line(r->hidden, &r->hidden_count, EXPOSED_LINES, name, inside->hidden[axis] * a.share);
         }
     const qd_cost *cost = &step->stages[busiest].cost;
-    /* All wait for the slowest rank: the expected largest of n draws of a normal distribution. */
+    /* All wait for the slowest rank: the expected maximum of n draws of a normal distribution. */
     double slowest = r->gpus > 1 ? RANK_JITTER * sqrt(2.0 * log(r->gpus)) : 0.0;
-    bool measured = step->cluster->processor.cores > 0; /* then the overhead is in the rates, and how late the last rank is too */
+    bool measured = step->cluster->processor.cores > 0; /* measured rates include this overhead, and processor.late the slowest rank */
     r->step_seconds = measured ? step->result.seconds * (1.0 + late(step))
                                : step->result.seconds * (1.0 + slowest) + step->cluster->profile->step_overhead;
     r->late_seconds = r->step_seconds - step->result.seconds;
@@ -350,7 +342,7 @@ qd_status qd_simulate_nearest(qd_options *options, char *note, size_t size)
     return qd_preset_nearest(options, note, size);
 }
 
-/* What is known of the step by now. */
+/* The report of what has been computed so far. */
 static qd_status sum_up(const qd_step *step, qd_sim_report *report)
 {
     qd_sim_stage *stages = calloc((size_t)step->stage_count, sizeof *stages);

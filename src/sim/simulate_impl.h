@@ -1,4 +1,4 @@
-/* A simulated step with what it was made from. */
+/* A simulated step together with its inputs. */
 #ifndef QD_SIM_SIMULATE_IMPL_H
 #define QD_SIM_SIMULATE_IMPL_H
 
@@ -6,12 +6,12 @@
 
 struct qd_simulation {
     qd_cluster cluster;
-    qd_config config; /* its texts belong to the options it was read from */
+    qd_config config; /* its strings belong to the options it was read from */
     qd_step step;
     qd_sim_stage *stages;
     qd_sim_report report;
 };
 
-/* Sums up a step; without times, only memory. `stages` and `report` are zeroed. */
+/* Fills the report of a step; without times, only memory. `stages` and `report` are zeroed. */
 void qd_simulation_fill(const qd_step *step, qd_sim_stage *stages, qd_sim_report *report);
 #endif

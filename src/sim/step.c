@@ -1,3 +1,5 @@
+/* Builds the programs of representative ranks, prices their actions, and turns them into items for
+ * the event engine. */
 #include "sim/step.h"
 
 #include "base/thread.h"
@@ -17,8 +19,8 @@ static qd_coll_kind collective_of(const qd_action *a)
     return qd_action_collective((qd_action_kind)a->kind);
 }
 
-/* Costs of a program's actions; those of modules are the same for all of a class that overwrite
- * gradients, or do not. */
+/* Costs of a program's actions. Those of modules are shared by all modules of a class that
+ * overwrite gradients, and by all that do not. */
 typedef struct pricer {
     const qd_cluster *cluster;
     const qd_program *program;
@@ -48,7 +50,7 @@ static qd_cost price(pricer *p, const qd_action *a)
     return *cost;
 }
 
-/* The row sums of the norm are one number per rank where the software does it so. */
+/* The row sums of the norm are one number per rank in some software. */
 static double collective_bytes(const pricer *p, const qd_action *a)
 {
     bool squares = a->buffer >= 0 && p->program->buffers[a->buffer].kind == QD_BUFFER_SQUARES;
@@ -80,8 +82,8 @@ static double exchanged(const qd_cost *cost)
     return sum;
 }
 
-/* Chunks of optimizer state between host memory and the accelerator. A processor copies them
- * itself. */
+/* Chunks of optimizer state copied between host memory and the accelerator. On a CPU machine the
+ * CPU copies them itself. */
 static void price_copy(const pricer *p, const qd_action *a, qd_sim_item *item)
 {
     bool processor = p->cluster->processor.cores > 0;
@@ -91,8 +93,9 @@ static void price_copy(const pricer *p, const qd_action *a, qd_sim_item *item)
         item->stream = QD_STREAM_COMPUTE;
 }
 
-/* Messages between stages run beside everything else, one after another to each peer. The sender's
- * item takes the time, the receiver's waits for it. Numbers are given when all stages are known. */
+/* Messages between stages overlap with everything else and are sequential per peer. The sender's
+ * item takes the time, the receiver's waits for it. Message numbers are assigned once all stages
+ * are known. */
 static void price_transfer(const qd_step *step, const qd_step_stage *stage, const qd_action *a, qd_sim_item *item)
 {
     enum { FIRST = QD_STREAM_COUNT, WAYS = 2 };
@@ -139,15 +142,15 @@ static qd_status number_messages(qd_step *step)
     return QD_OK;
 }
 
-/* Software that sums gradients after the step: nothing but the optimizer waits for them. */
+/* Software that reduces gradients after the step: only the optimizer waits for the sums. */
 static bool is_late(const qd_step *step, const qd_program *p, const qd_action *a)
 {
     bool sums = a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_REDUCE_SCATTER;
     return !step->cluster->profile->overlap && sums && a->stream == QD_STREAM_COMM && p->strategy.zero <= 1 && !p->strategy.sync_each;
 }
 
-/* They depend on the last pass of a module, which comes later in the list; what our program does
- * with a sum between passes (unpacking it) costs its time there and does not wait. */
+/* Such reductions depend on the last pass of a module, which comes later in the list. What our
+ * program does with a sum between passes (unpacking it) costs its time there and does not wait. */
 static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
 {
     const qd_program *p = stage->program;
@@ -169,7 +172,7 @@ static void delay_sums(const qd_step *step, qd_step_stage *stage, int deps)
         if (!is_late(step, p, &p->actions[stage->action[i]]))
             continue;
         stage->deps[deps] = last;
-        stage->items[i].dep_first = deps++; /* in place of what it waited for, which is before that */
+        stage->items[i].dep_first = deps++; /* replaces its own dependencies, which end before that pass */
         stage->items[i].dep_count = 1;
     }
 }
@@ -190,7 +193,7 @@ static float cores_of(const qd_step *step, const qd_action *a)
     return p->cores == 0 ? 0.0f : (float)(communicates ? 1 : p->threads) * (float)step->config->world / (float)step->stage_count;
 }
 
-/* Collectives that span stages are meetings of the stages; the n-th of one group on one stage meets
+/* Collectives that span stages are meetings of the stages; the n-th of a group on one stage meets
  * the n-th on the others. */
 static qd_status fill_items(const qd_step *step, qd_step_stage *stage)
 {
@@ -210,11 +213,12 @@ static qd_status fill_items(const qd_step *step, qd_step_stage *stage)
     int deps = 0;
     for (int i = 0; i < p->action_count; i++) {
         const qd_action *a = &p->actions[i];
-        item_of[i] = last[a->stream]; /* what an action without time waits for */
+        item_of[i] = last[a->stream]; /* dependency of an action that takes no time */
         if (!qd_step_takes_time(a) && a->dep_count == 0)
             continue;
         qd_sim_item *item = &stage->items[stage->item_count];
-        *item = (qd_sim_item){.stream = (int8_t)a->stream, .awaits = -1, .sends = -1, .meets = -1, .dep_first = deps};
+        *item = (qd_sim_item){.stream = (int8_t)a->stream, .awaits = -1, .sends = -1, .meets = -1};
+        item->dep_first = deps;
         for (int d = 0; d < a->dep_count; d++) {
             int32_t on = item_of[p->deps[a->dep_first + d]];
             if (on >= 0)
@@ -246,7 +250,7 @@ static qd_status fill_items(const qd_step *step, qd_step_stage *stage)
     return QD_OK;
 }
 
-/* The pipeline's stages: ranks that differ in nothing else. */
+/* The pipeline stages: ranks that differ only in their stage. */
 static qd_status find_stages(qd_step *step)
 {
     const qd_config *c = step->config;
@@ -264,7 +268,7 @@ static qd_status find_stages(qd_step *step)
     return QD_OK;
 }
 
-/* ---- the stages, one after another or by several threads: they do not know of each other ---- */
+/* Independent work on the stages, sequentially or by several threads. */
 
 typedef struct stage_work {
     qd_step *step;
@@ -281,11 +285,11 @@ static void run_body(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t s = begin; s < end; s++) {
         work->status[s] = work->body(work, &work->step->stages[s]);
         if (work->status[s] != QD_OK)
-            qd_error_clear(); /* the record is this thread's */
+            qd_error_clear(); /* the record is thread-local */
     }
 }
 
-/* What fails is done once more, here, where its message can be read. */
+/* Work that fails is repeated in the calling thread, where its message can be read. */
 static qd_status for_stages(const stage_work *given)
 {
     stage_work work = *given;
@@ -298,7 +302,7 @@ static qd_status for_stages(const stage_work *given)
     if (threads > 1 && qd_pool_create(threads, -1, &pool) == QD_OK) {
         qd_pool_for(pool, count, 1, run_body, &work);
         qd_pool_destroy(pool);
-    } else { /* also where no thread could be started */
+    } else { /* also if no thread could be started */
         qd_error_clear();
         run_body(&work, 0, count, 0);
     }
@@ -320,7 +324,7 @@ static void free_items(qd_step_stage *stage)
 static qd_status build_stage(const stage_work *work, qd_step_stage *stage)
 {
     qd_program *program;
-    qd_arena_destroy(stage->arena); /* of an attempt that failed */
+    qd_arena_destroy(stage->arena); /* of a failed attempt */
     stage->arena = NULL;
     QD_TRY(qd_arena_create(&stage->arena));
     QD_TRY(qd_program_create(work->ledger, work->strategy, stage->rank, stage->arena, &program));
@@ -355,20 +359,20 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
 {
     QD_TRY(qd_config_resolve(options, 0, config));
     config->strategy.traits = &cluster->traits;
-    /* Ranks fill the cluster's nodes, unless the user says how many there are. */
+    /* Ranks fill the cluster's nodes, unless the user sets the number of nodes. */
     if (qd_options_is_set(options, "parallel.nodes") || cluster->node_size == 0)
         return QD_OK;
     if (config->world % cluster->node_size == 0)
         config->nodes = config->world / cluster->node_size;
     else if (config->by_node && config->world > cluster->node_size)
         return QD_FAIL(QD_USAGE,
-                       "parallel.dispatch=node: %d ranks do not fill nodes of %d (node.size): take a multiple, or say in parallel.nodes "
-                       "how many nodes they lie on",
+                       "parallel.dispatch=node: %d ranks do not fill nodes of %d (node.size): use a multiple, or set parallel.nodes to "
+                       "the number of nodes",
                        config->world, cluster->node_size);
     return QD_OK;
 }
 
-/* Ranks that share a machine share its memory, and its cores: see qd_processor. */
+/* Ranks on the same machine share its memory and cores: see qd_processor. */
 static void share_out(const qd_config *config, const qd_cluster *cluster, qd_cluster *own)
 {
     *own = *cluster;
@@ -395,7 +399,7 @@ qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, qd_
 
 static qd_status price_stage(const stage_work *work, qd_step_stage *stage)
 {
-    free_items(stage); /* of an attempt that failed */
+    free_items(stage); /* of a failed attempt */
     stage->item_count = stage->meetings = 0;
     stage->cost = (qd_cost){0};
     return fill_items(work->step, stage);

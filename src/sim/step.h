@@ -1,6 +1,6 @@
-/* One step of a configuration on a cluster, in time: the programs of representative ranks, their
- * actions with costs, and when each of them runs. Ranks that differ only along the data, context
- * and tensor axes do the same at the same time; one rank stands for each stage of the pipeline. */
+/* One step of a configuration on a cluster: the programs of representative ranks, the costs of
+ * their actions, and when each of them runs. Ranks that differ only along the data, context and
+ * tensor axes do the same at the same time; one rank represents each stage of the pipeline. */
 #ifndef QD_SIM_STEP_H
 #define QD_SIM_STEP_H
 
@@ -9,17 +9,17 @@
 #include "sim/network.h"
 #include "spec/config/config.h"
 
-/* One stage: the rank that stands for it. */
+/* One stage, represented by one rank. */
 typedef struct qd_step_stage {
     int rank;
-    qd_arena *arena; /* of its program */
+    qd_arena *arena; /* owns the program */
     const qd_program *program;
     qd_sim_item *items;
     int item_count;
-    int32_t *action;   /* of each item */
+    int32_t *action;   /* action of each item */
     int32_t *deps;
-    float *exchange;   /* of each item, the share of its time that it waits for collectives inside it */
-    int meetings;      /* of all stages, so far */
+    float *exchange;   /* of each item, the share of its time spent waiting for collectives inside it */
+    int meetings;      /* number so far, over all stages */
     qd_cost cost;      /* of its computation */
     double flops, recompute_flops;
     qd_memory_report memory;
@@ -27,8 +27,8 @@ typedef struct qd_step_stage {
 
 typedef struct qd_step {
     const qd_config *config;
-    qd_cluster own;            /* with the share of one rank, where ranks share a machine */
-    const qd_cluster *cluster; /* that one */
+    qd_cluster own;            /* with the resources of one rank, if ranks share a machine */
+    const qd_cluster *cluster; /* points to `own` */
     qd_arena *arena;
     qd_step_stage *stages;
     int stage_count;
@@ -36,27 +36,27 @@ typedef struct qd_step {
     qd_sim_result result;
 } qd_step;
 
-/* The configuration as it would run there: with the op lists of accelerators, unless the cluster is
- * a machine of processors. It points into the cluster. */
+/* The configuration as it would run there: with the op lists of accelerators, unless the cluster
+ * trains on CPUs. It points into the cluster. */
 qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster, qd_config *config);
 
-/* Builds the programs and accounts for memory. */
+/* Builds the programs and the memory plan. */
 qd_status qd_step_create(const qd_config *config, const qd_cluster *cluster, qd_step *step);
-/* Simulates it: step->result, and what actions cost. */
+/* Simulates it: fills step->result and the costs of actions. */
 qd_status qd_step_run(qd_step *step);
 void qd_step_free(qd_step *step);
 
-/* Sums up: memory alone, or times too, of every step or of those that fit. */
+/* Reports memory only, or times too, always or only if the step fits. */
 typedef enum qd_step_extent { QD_STEP_MEMORY, QD_STEP_TIMES, QD_STEP_TIMES_IF_FITS } qd_step_extent;
 qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, qd_step_extent extent, qd_sim_report *report);
 
-/* How a program's groups lie in the cluster, as its stage sees them: spans has QD_GROUP_LIMIT
- * places. */
+/* The placement of a program's groups in the cluster, as seen by its stage; spans has
+ * QD_GROUP_LIMIT entries. */
 void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans);
 
-/* Whether an action does more than take or give back a place in memory. */
+/* Whether an action does more than allocate or free memory. */
 bool qd_step_takes_time(const qd_action *action);
 
-/* The axes of a collective that have more than one rank, for sums: "dp", "tp", … */
+/* The axes of a collective that have more than one rank: "dp", "tp", … */
 unsigned qd_step_axes(const qd_program *program, const qd_action *action);
 #endif

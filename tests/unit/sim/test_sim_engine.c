@@ -139,7 +139,7 @@ static void standstill_is_explained(void **state)
     a[0].awaits = 0;
     a[1].sends = -1;
     assert_int_equal(qd_sim_run(&problem, &r), QD_MISMATCH);
-    assert_non_null(strstr(qd_error_message(), "nobody sends"));
+    assert_non_null(strstr(qd_error_message(), "no item sends"));
     qd_sim_result_free(&r);
     a[0] = item(0, 1.0);
     a[0].stream = QD_SIM_STREAMS;
