@@ -1,5 +1,4 @@
-/* A layout that was asked about, beside the first choice: how far behind it is, and what it
- * loses. */
+/* Compares a given layout with the first choice: how much slower it is, and where it loses time. */
 #include "plan/search_impl.h"
 
 #include "spec/schedule/schedule.h"
@@ -9,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Within so much of the first choice a layout needs no excuse. */
+/* A layout within this share of the first choice needs no explanation. */
 static const double NEAR = 0.05;
-/* Parts of a difference that are not worth a word. */
+/* Parts of a difference below this share are not mentioned. */
 static const double SMALL = 0.005;
 
-/* What a step's time goes into, in the mean over stages. */
+/* The parts of a step's time, averaged over stages. */
 typedef struct part {
     char what[96];
     double seconds;
@@ -49,23 +48,23 @@ static double seconds_of(const parts *p, const char *what)
 static parts take_apart(const qd_sim_report *r)
 {
     parts p = {.count = 0};
-    /* What is neither bubble nor exposed communication is computing, in the shares of the busiest
-     * stage. */
+    /* What is neither bubble nor exposed communication is computation, in the proportions of the
+     * busiest stage. */
     double all = r->product_seconds + r->attention_seconds + r->memory_seconds + r->launch_seconds + r->optimizer_seconds;
     double slowed = r->compute_seconds > all ? r->compute_seconds - all : 0.0, rest = r->step_seconds - r->bubble_seconds;
     for (int i = 0; i < r->exposed_count; i++)
         rest -= r->exposed[i].value;
     double scale = all > 0.0 ? rest / (all + slowed) : 1.0, computing = scale * (r->product_seconds + r->attention_seconds);
     double again = r->hfu > r->mfu_causal && r->mfu_causal > 0.0 ? computing * (1.0 - r->mfu_causal / r->hfu) : 0.0;
-    put(&p, computing - again, "products and attention");
-    put(&p, again, "computing activations a second time");
-    put(&p, scale * r->memory_seconds, "kernels that only move bytes");
+    put(&p, computing - again, "GEMMs and attention");
+    put(&p, again, "recomputing activations");
+    put(&p, scale * r->memory_seconds, "memory-bound kernels");
     put(&p, scale * r->launch_seconds, "gaps between kernels");
     put(&p, scale * r->optimizer_seconds, "the optimizer");
-    put(&p, scale * slowed, "computing slower beside collectives");
+    put(&p, scale * slowed, "computation slowed by concurrent collectives");
     put(&p, r->bubble_seconds, "waiting for other stages of the pipeline");
     for (int i = 0; i < r->exposed_count; i++)
-        put(&p, r->exposed[i].value, "communication over %s that nothing hides", r->exposed[i].name);
+        put(&p, r->exposed[i].value, "exposed communication over %s", r->exposed[i].name);
     return p;
 }
 
@@ -88,11 +87,11 @@ static void say_memory(const qd_search *s, qd_plan_against *a, const qd_sim_repo
         if (r->memory[i].value > most->value)
             most = &r->memory[i];
     if (!r->fits)
-        say(a, "it does not fit: %.1f of %.1f GiB on its fullest stage%s, of which %.1f are %s", (double)r->memory_bytes / gib,
+        say(a, "it does not fit: %.1f of %.1f GiB on its fullest stage%s, of which %.1f GiB are %s", (double)r->memory_bytes / gib,
             (double)s->memory / gib, r->memory_bytes <= s->memory ? ", which leaves too little free" : "", most->value / gib, most->name);
 }
 
-/* The parts of which it has more, largest first. */
+/* The parts that take longer, largest first. */
 static void say_losses(qd_plan_against *a, const qd_sim_report *best, const qd_sim_report *r)
 {
     parts first = take_apart(best), other = take_apart(r);
@@ -107,7 +106,7 @@ static void say_losses(qd_plan_against *a, const qd_sim_report *best, const qd_s
         if (most < 0)
             return;
         part *p = &other.list[most];
-        say(a, "%.1f points: %s, %.1f %% of its step against %.1f %%", 100.0 * more / best->step_seconds, p->what,
+        say(a, "%.1f points: %s, %.1f %% of its step compared with %.1f %%", 100.0 * more / best->step_seconds, p->what,
             100.0 * p->seconds / r->step_seconds, 100.0 * seconds_of(&first, p->what) / best->step_seconds);
         p->seconds = 0.0;
     }
@@ -125,11 +124,11 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
     QD_TRY(qd_cluster_config(o, &s->cluster, &config));
     if (config.world != s->gpus || config.global_batch != s->batch || config.strategy.seq != s->seq ||
         !qd_model_equal(&config.model, &s->model))
-        return QD_FAIL(QD_USAGE, "the layout to compare with is of another model, batch, sequence or number of accelerators");
+        return QD_FAIL(QD_USAGE, "the layout to compare with has another model, batch, sequence length or number of accelerators");
     qd_mesh mesh;
     QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
     int64_t dp = mesh.degree[QD_AXIS_DP], micro = qd_options_int(o, "train.micro_batch");
-    if (micro == 0) { /* all of a rank's share, said in numbers: shorter steps are simulated with the same */
+    if (micro == 0) { /* the whole share of a rank, made explicit: shorter steps are simulated with the same */
         char text[24];
         micro = s->batch / dp;
         snprintf(text, sizeof text, "%lld", (long long)micro);
@@ -138,20 +137,21 @@ static qd_status read_candidate(const qd_search *s, qd_options *o, qd_candidate 
     if (micro < 1 || s->batch % (micro * dp) != 0)
         return QD_FAIL(QD_USAGE, "the global batch of %lld does not divide into micro-batches of %lld on %lld data-parallel ranks",
                        (long long)s->batch, (long long)micro, (long long)dp);
-    *c = (qd_candidate){.tp = mesh.degree[QD_AXIS_TP], .cp = mesh.degree[QD_AXIS_CP], .pp = mesh.degree[QD_AXIS_PP],
-                        .vpp = number(o, "parallel.virtual_stages"), .ep = number(o, "parallel.ep"), .etp = number(o, "parallel.etp"),
+    *c = (qd_candidate){.tp = mesh.degree[QD_AXIS_TP], .cp = mesh.degree[QD_AXIS_CP],
+                        .pp = mesh.degree[QD_AXIS_PP], .vpp = number(o, "parallel.virtual_stages"),
+                        .ep = number(o, "parallel.ep"), .etp = number(o, "parallel.etp"),
                         .zero = (int)qd_options_int(o, "parallel.zero"), .recompute = qd_options_enum(o, "train.recompute"),
                         .pieces = number(o, "parallel.tp_overlap"), .micro = micro,
                         .cp_mode = mesh.degree[QD_AXIS_CP] > 1 ? qd_options_enum(o, "parallel.cp_mode") : 0,
                         .offload = config.strategy.offload};
     c->schedule = c->pp > 1 ? qd_schedule_name((qd_schedule_kind)qd_options_enum(o, "parallel.schedule")) : "";
-    /* Stages per rank have a meaning for schedules that are built from them. */
+    /* Stages per rank matter only for schedules that use them. */
     if (strcmp(c->schedule, "interleaved") != 0)
         c->vpp = 1;
     return QD_OK;
 }
 
-/* What does not fit may with full recompute. */
+/* A layout that does not fit may fit with full recompute. */
 static qd_status try_full(qd_search *s, qd_options *o, qd_candidate c, qd_plan_against *a)
 {
     if (c.fits || c.recompute == QD_RECOMPUTE_FULL)

@@ -1,4 +1,4 @@
-/* A layout that is tried: as keys of a configuration, in words, and as a choice of the report. */
+/* A candidate layout: as keys of a configuration, in words, and as an entry of the report. */
 #include "plan/search_impl.h"
 
 #include <stdarg.h>
@@ -25,7 +25,7 @@ qd_status qd_search_set(qd_options *o, const char *key, const char *format, ...)
     return qd_options_set(o, key, text);
 }
 
-/* A ring over many ranks costs its hops for every bucket. */
+/* A ring over many ranks pays its latency for every bucket. */
 qd_status qd_search_buckets(qd_options *o, int tp, int pp)
 {
     if (qd_options_is_set(o, "parallel.bucket_mb"))
@@ -35,7 +35,7 @@ qd_status qd_search_buckets(qd_options *o, int tp, int pp)
 
 qd_status qd_candidate_apply(const qd_candidate *c, qd_options *o)
 {
-    if (!qd_options_is_set(o, "parallel.dp")) /* else it is the candidate's */
+    if (!qd_options_is_set(o, "parallel.dp")) /* otherwise it is the candidate's */
         QD_TRY(qd_search_set(o, "parallel.dp", "-1"));
     QD_TRY(qd_search_set(o, "parallel.tp", "%d", c->tp));
     QD_TRY(qd_search_set(o, "parallel.cp", "%d", c->cp));
@@ -72,7 +72,7 @@ bool qd_candidate_same(const qd_candidate *a, const qd_candidate *b)
            a->recompute == b->recompute && a->cp_mode == b->cp_mode && a->offload == b->offload && strcmp(a->schedule, b->schedule) == 0;
 }
 
-/* The same on every machine, also where two layouts take as long and as much. */
+/* A total order, so that ties are resolved identically on every machine. */
 int qd_candidate_order(const void *a, const void *b)
 {
     const qd_candidate *x = a, *y = b;
@@ -116,8 +116,8 @@ void qd_candidate_layout(const qd_search *s, const qd_candidate *c, char *text, 
 
 void qd_search_choice(const qd_search *s, const qd_candidate *c, qd_plan_choice *out)
 {
-    *out = (qd_plan_choice){.dp = qd_candidate_dp(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp, .vpp = c->vpp, .ep = c->ep, .etp = c->etp,
-                            .zero = c->zero, .tp_overlap = c->pieces,
+    *out = (qd_plan_choice){.dp = qd_candidate_dp(s, c), .tp = c->tp, .cp = c->cp, .pp = c->pp,
+                            .vpp = c->vpp, .ep = c->ep, .etp = c->etp, .zero = c->zero, .tp_overlap = c->pieces,
                             .micro_batch = c->micro, .micro_batches = s->batch / c->micro / qd_candidate_dp(s, c),
                             .recompute = qd_recompute_names[c->recompute], .schedule = c->schedule,
                             .cp_mode = c->cp > 1 ? qd_cp_mode_names[c->cp_mode] : "", .offload = c->offload,

@@ -1,5 +1,5 @@
-/* Why the first choice is the first: the rules it follows, what its neighbours lose, what to change
- * next. Or why there is none. */
+/* Explains the plan: the rules the first choice follows, what its neighbours lose, what to change
+ * next; or why no layout fits. */
 #include "plan/search_impl.h"
 
 #include <math.h>
@@ -38,7 +38,7 @@ static double exposed_seconds(const qd_sim_report *r)
     return sum;
 }
 
-/* What a candidate loses by, in words: the part of its step that is most longer than the best's. */
+/* The main loss of a candidate, in words: the part of its step that grows most over the best's. */
 static void difference(const qd_candidate *best, const qd_candidate *c, char *text, size_t size)
 {
     const qd_sim_report *a = &best->report, *b = &c->report;
@@ -47,11 +47,11 @@ static void difference(const qd_candidate *best, const qd_candidate *c, char *te
         const char *what;
         double more; /* seconds */
     } parts[] = {
-        {c->recompute > best->recompute ? "computes more activations again" : "has smaller products that fill the accelerator less",
+        {c->recompute > best->recompute ? "recomputes more activations" : "has smaller GEMMs that use the accelerator less well",
          products},
         {"waits longer for other stages", b->bubble_seconds - a->bubble_seconds},
         {"moves more bytes through memory", b->memory_seconds - a->memory_seconds},
-        {"communicates more that nothing hides", exposed_seconds(b) - exposed_seconds(a)},
+        {"has more exposed communication", exposed_seconds(b) - exposed_seconds(a)},
         {"updates more on each rank", b->optimizer_seconds - a->optimizer_seconds},
         {"has more gaps between kernels", b->launch_seconds - a->launch_seconds},
     };
@@ -59,7 +59,7 @@ static void difference(const qd_candidate *best, const qd_candidate *c, char *te
     for (int i = 1; i < (int)(sizeof parts / sizeof *parts); i++)
         most = parts[i].more > parts[most].more ? i : most;
     bool even = c->seconds < best->seconds * 1.0005; /* 0.0 % in the table */
-    snprintf(text, size, "%s", even ? "takes as long" : parts[most].what);
+    snprintf(text, size, "%s", even ? "is equally fast" : parts[most].what);
 }
 
 static void neighbour(qd_search *s, const qd_candidate *best, const char *name, const qd_candidate *other)
@@ -75,7 +75,7 @@ static void neighbour(qd_search *s, const qd_candidate *best, const char *name, 
         say(s->report, "%s (%s): %.1f %% slower; it %s", name, layout, 100.0 * (other->seconds / best->seconds - 1.0), why);
 }
 
-/* What the user has set needs no reason. */
+/* Settings of the user need no reason. */
 static bool is_chosen(const qd_search *s, const char *key)
 {
     return !qd_options_is_set(s->options, key);
@@ -90,49 +90,49 @@ static void say_rules(qd_search *s, const qd_candidate *b)
     if (s->gpus > 1 && b->tp * b->pp * b->cp * b->ep == 1)
         say(r, "the model fits without splitting it: data parallelism alone has the least communication");
     if (b->tp > domain_size)
-        say(r, "tp %d reaches beyond %s, as it was given: the sums of every layer cross the slow links", b->tp, domain);
+        say(r, "tp %d extends beyond %s, as configured: the reductions of every layer cross the slow links", b->tp, domain);
     else if (b->tp > 1)
-        say(r, "tp %d stays inside %s, whose links carry the sums of every layer", b->tp, domain);
+        say(r, "tp %d stays inside %s, whose links carry the reductions of every layer", b->tp, domain);
     if (b->ep > 1)
-        say(r, "ep %d keeps experts whole: larger products than splitting each of them with tp", b->ep);
+        say(r, "ep %d keeps experts whole: larger GEMMs than splitting each of them with tp", b->ep);
     if (b->pp > 1 && s->gpus > domain_size)
         say(r, "pp %d crosses the slow links: a stage sends one activation per micro-batch", b->pp);
     else if (b->pp > 1)
-        say(r, "pp %d: a stage sends one activation per micro-batch, less than the sums of tp", b->pp);
+        say(r, "pp %d: a stage sends one activation per micro-batch, less than the reductions of tp", b->pp);
     if (b->cp > 1)
-        say(r, "cp %d shares out %s%s", b->cp,
-            s->seq >= 16384 ? "the activations of long sequences" : "sequences, of which there are too few for the accelerators",
+        say(r, "cp %d splits %s%s", b->cp,
+            s->seq >= 16384 ? "the activations of long sequences" : "sequences, because there are too few for the accelerators",
             b->cp_mode == QD_CP_GATHER    ? "; every rank gathers all keys and values"
             : b->cp_mode == QD_CP_ULYSSES ? "; ranks exchange positions for heads"
-                                          : "; keys and values go round in a ring");
+                                          : "; keys and values pass around a ring");
     if (b->offload)
         say(r, "nothing fits with the optimizer's state on the accelerators: train.offload=optimizer keeps it in host memory, %.1f GiB on "
                "each rank",
             (double)b->report.host_bytes / 1073741824.0);
     if (b->zero == 1 && is_chosen(s, "parallel.zero"))
-        say(r, "zero 1 shares out the optimizer's state, and moves no more than plain data parallelism");
+        say(r, "zero 1 shards the optimizer state and moves no more bytes than plain data parallelism");
     if (b->zero == 3 && is_chosen(s, "parallel.zero"))
-        say(r, "zero 3 shares out the parameters too, which are gathered beside computation");
+        say(r, "zero 3 shards the parameters too; gathering them overlaps with computation");
     if (b->recompute && is_chosen(s, "train.recompute"))
-        say(r, "recompute %s: activations do not fit otherwise", qd_recompute_names[b->recompute]);
+        say(r, "recompute %s: the activations do not fit without it", qd_recompute_names[b->recompute]);
 }
 
-/* Where neither communication nor recompute costs much: is it products that take the time? */
+/* If neither communication nor recompute costs much, reports what does. */
 static void say_computing(const qd_sim_report *p, char *text, size_t size)
 {
     double t = p->step_seconds, useful = p->product_seconds + p->attention_seconds;
     if (useful >= 0.6 * t)
         snprintf(text, size,
-                 "products and attention take %.0f %% of the time: the layout is near what the accelerators can do",
+                 "GEMMs and attention take %.0f %% of the time: the layout is close to what the accelerators can do",
                  100.0 * useful / t);
     else if (p->late_seconds >= fmax(p->optimizer_seconds, fmax(p->launch_seconds, p->memory_seconds)))
         snprintf(text, size,
-                 "%.0f %% of the time passes between steps and waiting for the slowest rank: a larger global batch "
+                 "%.0f %% of the time is spent between steps and waiting for the slowest rank: a larger global batch "
                  "makes longer steps",
                  100.0 * p->late_seconds / t);
     else if (p->optimizer_seconds >= fmax(p->launch_seconds, p->memory_seconds))
         snprintf(text, size,
-                 "the optimizer takes %.0f %% of the time: a larger global batch would need its pass less often",
+                 "the optimizer takes %.0f %% of the time: a larger global batch needs fewer updates",
                  100.0 * p->optimizer_seconds / t);
     else if (p->launch_seconds >= p->memory_seconds)
         snprintf(
@@ -142,7 +142,7 @@ static void say_computing(const qd_sim_report *p, char *text, size_t size)
     else
         snprintf(
             text, size,
-            "kernels that only move bytes take %.0f %% of the time: a wider model would spend more of it in products",
+            "memory-bound kernels take %.0f %% of the time: a wider model would spend more of it in GEMMs",
             100.0 * p->memory_seconds / t);
 }
 
@@ -156,23 +156,22 @@ static void say_next(qd_search *s, const qd_candidate *b)
                  100.0 * p->bubble_seconds / t);
     else if (exposed > 0.05 * t)
         snprintf(r->next, sizeof r->next,
-                 "%.0f %% of the time is communication that nothing hides: a larger global batch or faster links would help",
+                 "%.0f %% of the time is exposed communication: a larger global batch or faster links would help",
                  100.0 * exposed / t);
     else if (b->recompute == QD_RECOMPUTE_FULL)
         snprintf(r->next, sizeof r->next,
-                 "activations are computed twice: more accelerators, or more memory on each, would save up to a quarter");
+                 "activations are recomputed: more accelerators, or more memory on each, would save up to a quarter of the time");
     else
         say_computing(p, r->next, sizeof r->next);
 }
 
-/* ---- nothing fits, or nothing can be built ---- */
-
-/* Parameters, gradients and state take so much of all accelerators together, however they are
- * shared out. Layouts that were refused might have fitted: the first reason is given too. */
+/* Parameters, gradients and optimizer state need this much of all accelerators together, however
+ * they are sharded. Layouts that were refused might have fitted: the first reason is reported
+ * too. */
 static qd_status explain_size(const qd_search *s)
 {
     const double gib = 1073741824.0;
-    /* Ranks on the processors of one machine share its memory. */
+    /* Ranks on the CPUs of one machine share its memory. */
     int sharers = s->cluster.processor.cores > 0 ? s->gpus : 1;
     double usable = (double)s->cluster.accelerator.memory / sharers, memory = (double)s->memory / sharers,
            least = ceil((s->param_bytes + s->grad_bytes + s->state_bytes) * (double)qd_model_parameters(&s->model) / usable);
@@ -183,11 +182,11 @@ static qd_status explain_size(const qd_search *s)
         snprintf(advice, sizeof advice, "parameters, gradients and optimizer state alone fill at least %.0f%s", least,
                  s->offload_tried ? ", and with train.offload=optimizer nothing fits either" : "");
     else if (!is_chosen(s, "train.recompute") && qd_options_enum(s->options, "train.recompute") != QD_RECOMPUTE_FULL)
-        snprintf(advice, sizeof advice, "take more of them, or leave train.recompute to the plan");
+        snprintf(advice, sizeof advice, "use more of them, or leave train.recompute to the plan");
     else
-        snprintf(advice, sizeof advice, "take more of them, shorter sequences, or fewer keys that are fixed");
+        snprintf(advice, sizeof advice, "use more of them, shorter sequences, or fewer fixed keys");
     if (s->report->stopped)
-        snprintf(refused, sizeof refused, "; not all were looked at: give some of the axes");
+        snprintf(refused, sizeof refused, "; the search was not complete: set some of the axes");
     else if (s->report->refused > 0)
         snprintf(refused, sizeof refused, "; %d more cannot be built: %s", s->report->refused, s->report->refusal);
     return QD_FAIL(QD_NO_MEMORY,
@@ -195,7 +194,7 @@ static qd_status explain_size(const qd_search *s)
                    s->gpus, s->gpus == 1 ? "" : "s", (double)s->least_memory / gib, memory / gib, (memory - usable) / gib, advice, refused);
 }
 
-/* Nothing that could be built was found among the axes. */
+/* No layout could be built from the axes. */
 static qd_status explain_axes(const qd_search *s)
 {
     qd_config config;
@@ -208,17 +207,17 @@ static qd_status explain_axes(const qd_search *s)
     if (s->uneven_dp > 0)
         return QD_FAIL(QD_USAGE,
                        "train.global_batch (%lld) does not divide among %d data-parallel ranks, the fewest that the "
-                       "other axes leave: take a multiple of %d",
+                       "other axes leave: use a multiple of %d",
                        (long long)s->batch, s->uneven_dp, s->uneven_dp);
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
-    return QD_FAIL(QD_USAGE, "the axes that are given do not divide them");
+    return QD_FAIL(QD_USAGE, "the given axes do not divide their number");
 }
 
 qd_status qd_plan_explain_none(const qd_search *s)
 {
     if (s->report->late)
-        return QD_FAIL(QD_USAGE, "the clock ended the search before it found a layout that fits: give some of the axes");
+        return QD_FAIL(QD_USAGE, "the time limit ended the search before it found a layout that fits: set some of the axes");
     if (s->report->too_large > 0)
         return explain_size(s);
     qd_status status = s->report->refusal[0] ? QD_FAIL(QD_USAGE, "%s", s->report->refusal) : explain_axes(s);

@@ -1,4 +1,4 @@
-/* Published layouts beside our own choices. */
+/* Compares published layouts with our own choices. */
 #include "plan/search_impl.h"
 
 #include "base/text/json.h"

@@ -1,4 +1,5 @@
-/* How many accelerators, how large a model, and the plan as a file. */
+/* The planner's other questions: how many accelerators, how large a model, and the plan as a
+ * file. */
 #include "plan/search_impl.h"
 
 #include "base/text/strbuf.h"
@@ -23,7 +24,7 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
     int first = cluster.node_size > 1 && cluster.node_size <= 16 ? cluster.node_size : 8, best_gpus = 0;
     double best_days = 0.0;
     if (most < first)
-        return QD_FAIL(QD_USAGE, "plan: --most is %d, but numbers of accelerators begin with %d here and are doubled",
+        return QD_FAIL(QD_USAGE, "plan: --most is %d, but the search starts at %d accelerators and doubles",
                        most, first);
     for (*gpus = first; *gpus <= most; *gpus *= 2) {
         qd_options *own = NULL;
@@ -31,7 +32,7 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
         if (status == QD_OK)
             status = qd_plan_on_device(own, report);
         qd_options_destroy(own);
-        if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few to hold it, or the batch does not divide */
+        if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few for the model, or the batch does not divide */
             if (best_gpus == 0 && *gpus > most / 2)
                 return status;
             qd_error_clear();
@@ -84,8 +85,8 @@ qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_
     return *name ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no preset fits on these accelerators");
 }
 
-/* Keys of the configuration that were set, by the user or by the plan: keys of clusters are no part
- * of a run, and defaults written down would win over a preset. */
+/* Writes keys of the configuration that were set, by the user or by the plan: cluster keys are not
+ * part of a run, and explicit defaults would override a preset. */
 static bool is_written(const qd_options *options, const char *section, const char *line)
 {
     char key[160];

@@ -1,6 +1,6 @@
-/* The search for the fastest layout: a first look at all axes, a closer one at the best of them,
- * then what changes little. How far it goes is counted in work, not in seconds, so that every
- * machine gives the same answer. */
+/* The search for the fastest layout: a coarse pass over all axes, a closer look at the best of
+ * them, then small refinements. Its extent is limited by work, not by time, so that every machine
+ * gives the same answer. */
 #include "plan/search_impl.h"
 
 #include "base/clock.h"
@@ -11,22 +11,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How far behind the best a first look may be: micro-batches and stages of sharding change a
- * layout's time by less, schedules take so much of its bubble away. */
+/* How much slower than the best a layout may be after the coarse pass: micro-batch size and
+ * sharding stage change its time by less, and schedules remove at most this share of its bubble. */
 static const double WORTH = 1.1, BUBBLE_GONE = 0.8;
-/* What promises to be so much slower than the best so far did is not looked at. */
+/* Layouts whose estimate, promise(), exceeds that of the best so far by this factor are skipped. */
 static const double PROMISING = 1.4;
-/* Products of tp are cut in so many pieces in the first look; other numbers are tried for the best
+/* Number of pieces of tp's GEMMs in the coarse pass; other numbers are tried for the best
  * layouts. */
 enum { PIECES = 4 };
-/* A plan is given within about a minute on one core: the first look ends after so many actions of
- * programs built and simulated, and the search. dualpipe_v has some more of its own. */
+/* Limits on the number of actions built and simulated, for a plan within about a minute on one
+ * core: for the coarse pass, the search and its later phases. dualpipe_v has its own. */
 static const int64_t LOOK_WORK = 20000000, MOST_WORK = 48000000, REFINE_WORK = 54000000, SETTLE_WORK = 64000000, PAIRS_WORK = 4000000;
-/* On a machine so slow that even that takes longer, the clock ends the search, and the report says
+/* On a machine so slow that even this takes longer, the clock ends the search, and the report says
  * so. */
 static const double CLOCK_SECONDS = 600.0;
-
-/* ---- one candidate ---- */
 
 static qd_status report_with(qd_search *s, qd_options *o, int64_t batch, qd_step_extent extent, qd_sim_report *report)
 {
@@ -46,8 +44,8 @@ static void continue_lines(qd_sim_line *lines, int count, const qd_sim_line *lon
                 lines[i].value += times * (longer[j].value - lines[i].value);
 }
 
-/* The report of a step as many times longer than `r` as `longer` is, times `times`: every part
- * grows by the same amount again. */
+/* Extrapolates the report `r` of a short step: every part grows by its difference to the `longer`
+ * step, `times` times. */
 static void continue_report(qd_sim_report *r, const qd_sim_report *longer, double times, int64_t batch)
 {
     double *parts[] = {&r->step_seconds,      &r->compute_seconds, &r->product_seconds,
@@ -61,8 +59,8 @@ static void continue_report(qd_sim_report *r, const qd_sim_report *longer, doubl
         *parts[i] += times * (more[i] - *parts[i]);
     continue_lines(r->exposed, r->exposed_count, longer->exposed, longer->exposed_count, times);
     continue_lines(r->hidden, r->hidden_count, longer->hidden, longer->hidden_count, times);
-    double rate = grown * was / r->step_seconds,
-           *rates[] = {&r->tokens_per_second, &r->tokens_per_gpu_second, &r->mfu, &r->mfu_causal, &r->hfu};
+    double *rates[] = {&r->tokens_per_second, &r->tokens_per_gpu_second, &r->mfu, &r->mfu_causal, &r->hfu};
+    double rate = grown * was / r->step_seconds;
     for (size_t i = 0; i < sizeof rates / sizeof *rates; i++)
         *rates[i] *= rate;
     r->flops_per_step *= grown;
@@ -71,11 +69,11 @@ static void continue_report(qd_sim_report *r, const qd_sim_report *longer, doubl
     r->global_batch = batch;
     r->micro_batches = (int64_t)((double)r->micro_batches * grown);
     r->tokens_per_step = batch * r->seq;
-    r->loss_count = 0; /* words about the short step */
+    r->loss_count = 0; /* they describe the short step */
 }
 
-/* A step with many micro-batches repeats itself: two short ones give the time of each further
- * micro-batch, and the most memory. */
+/* A step with many micro-batches is periodic: two short steps give the time of each additional
+ * micro-batch, and the peak memory. */
 qd_status qd_search_simulate(qd_search *s, qd_options *o, bool anyway, qd_candidate *c)
 {
     int64_t each = c->micro * qd_candidate_dp(s, c), micros = s->batch / each, few = 2 * c->pp, more = 3 * c->pp;
@@ -110,8 +108,6 @@ qd_status qd_search_try(qd_search *s, qd_candidate *c)
     return status;
 }
 
-/* ---- the list ---- */
-
 static qd_status keep(qd_search *s, const qd_candidate *c)
 {
     if (s->count == s->capacity) {
@@ -134,8 +130,8 @@ static void refuse(qd_search *s)
     qd_error_clear();
 }
 
-/* What the rows of experts take over the network, there and back in both passes, where these lie on
- * several nodes; less what the rest may hide of it. */
+/* Network time of the expert rows, both ways in both passes, if experts are spread over several
+ * nodes; minus what other work may hide. */
 static double dispatch_bound(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
@@ -147,8 +143,8 @@ static double dispatch_bound(const qd_search *s, const qd_candidate *c)
     return 0.7 * rows * (double)m->hidden * 2.0 * 4.0 * (1.0 - (double)node / ranks) / s->cluster.network_bandwidth;
 }
 
-/* The least time that the layout could take: all FLOPs at the best rate, the pipeline's bubble, and
- * what experts exchange. Layouts that could not come within a tenth of the best are not built. */
+/* A lower bound on the step time: all FLOPs at the best rate, the pipeline's bubble, and the
+ * exchange of expert rows. Layouts that cannot come within a tenth of the best are not built. */
 static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
     double flops =
@@ -159,7 +155,7 @@ static double bound(const qd_search *s, const qd_candidate *c, bool again)
     return (seconds + dispatch_bound(s, c)) * (1.0 + (filled ? 0.2 : 1.0) * (c->pp - 1) / (micros * c->vpp));
 }
 
-/* Inputs of the blocks that are in flight on the first stage. */
+/* Inputs of the blocks in flight on the first stage. */
 static double input_bytes(const qd_search *s, const qd_candidate *c)
 {
     double tokens = (double)c->micro * (double)s->seq / (c->tp * c->cp);
@@ -167,9 +163,9 @@ static double input_bytes(const qd_search *s, const qd_candidate *c)
     return 2.0 * tokens * (double)s->model.hidden * s->model.layers * fmin(1.0, micros / c->pp);
 }
 
-/* What no layout goes below: parameters, shared out in stage 3, gradients, from stage 2 on, state,
- * from stage 1 on, and the inputs of the blocks that are in flight, which recompute leaves. What is
- * too large for that need not be built. */
+/* A lower bound on memory: parameters (sharded in stage 3), gradients (from stage 2 on), optimizer
+ * state (from stage 1 on), and the inputs of the blocks in flight, which recompute keeps. A layout
+ * that exceeds it is not built. */
 static double least_bytes(const qd_search *s, const qd_candidate *c)
 {
     const qd_model *m = &s->model;
@@ -184,8 +180,8 @@ static double least_bytes(const qd_search *s, const qd_candidate *c)
            state * (c->zero > 0 ? shared : whole) + input_bytes(s, c);
 }
 
-/* Selective recompute gives back at most this share of the activations: what fails by more needs
- * not be tried with it. */
+/* Selective recompute frees at most this share of the activations: a layout that exceeds memory by
+ * more is not tried with it. */
 static const double SELECTIVE_MOST = 0.5;
 
 static bool is_selective_hopeless(const qd_candidate *c)
@@ -202,7 +198,7 @@ static void note_memory(qd_search *s, int64_t bytes)
     s->least_memory = s->least_memory == 0 || bytes < s->least_memory ? bytes : s->least_memory;
 }
 
-/* The first kind of recompute with which the layout fits: less of it is always faster. */
+/* The first kind of recompute with which the layout fits: less recompute is always faster. */
 static qd_status try_recompute(qd_search *s, qd_candidate *c)
 {
     c->looked = false;
@@ -228,15 +224,13 @@ static qd_status try_recompute(qd_search *s, qd_candidate *c)
             return keep(s, c);
         }
         if (c->recompute == QD_RECOMPUTE_NONE && !fixed && is_selective_hopeless(c))
-            c->recompute = QD_RECOMPUTE_SELECTIVE; /* on to full */
+            c->recompute = QD_RECOMPUTE_SELECTIVE; /* continue with full */
     }
     s->report->too_large++;
     return QD_OK;
 }
 
-/* ---- the space ---- */
-
-/* The user's own number, or powers of two up to `most`. `at` counts from 0; 0 ends the list. */
+/* The user's own value, or powers of two up to `most`. `at` counts from 0; 0 ends the list. */
 static int64_t nth(const qd_search *s, const char *key, int at, int64_t least, int64_t most)
 {
     if (qd_options_find(s->options, key) && qd_options_is_set(s->options, key) && qd_options_int(s->options, key) > 0)
@@ -255,9 +249,8 @@ static bool is_spent(qd_search *s, int64_t work)
     return true;
 }
 
-/* More and more sequences per micro-batch, until they do not fit, or too few micro-batches are left
- * for the schedule. One that the user has given is tried all the same: then the refusal says
- * why. */
+/* Tries increasing micro-batches, until they do not fit or too few are left for the schedule. A
+ * size that the user has set is always tried, so that the refusal gives the reason. */
 static qd_status try_micros(qd_search *s, qd_candidate c)
 {
     int dp = qd_candidate_dp(s, &c);
@@ -280,12 +273,12 @@ static qd_status try_micros(qd_search *s, qd_candidate c)
 static qd_status try_zero(qd_search *s, qd_candidate c)
 {
     bool fixed = qd_options_is_set(s->options, "parallel.zero");
-    /* With experts laid out apart, plain data parallelism is tried too. */
+    /* With separate axes for experts, plain data parallelism is tried too. */
     int from = fixed ? (int)qd_options_int(s->options, "parallel.zero") : qd_candidate_dp(s, &c) * c.cp > 1 && c.ep == 1 ? 1 : 0;
     int to = fixed ? from : qd_candidate_dp(s, &c) * c.cp > 1 ? 3 : 0;
     for (c.zero = from; c.zero <= to; c.zero++) {
         if (c.zero == 2 && !fixed)
-            continue; /* with gradients summed once per step it holds what stage 1 holds; per micro-batch it moves more */
+            continue; /* with gradients reduced once per step it needs the memory of stage 1; per micro-batch it moves more */
         if (c.zero == 3 && c.pp > 1 && !fixed)
             continue; /* every stage would gather its parameters again for every micro-batch */
         QD_TRY(try_micros(s, c));
@@ -293,7 +286,7 @@ static qd_status try_zero(qd_search *s, qd_candidate c)
     return QD_OK;
 }
 
-/* The schedule of the first look: with the shortest bubble among the plain ones. */
+/* The schedule of the coarse pass: the shortest bubble among the simple ones. */
 static void choose_schedule(const qd_search *s, qd_candidate *c)
 {
     int64_t share = s->batch / qd_candidate_dp(s, c);
@@ -310,12 +303,12 @@ static void choose_schedule(const qd_search *s, qd_candidate *c)
     }
 }
 
-/* One way of cp, and *best: the place in the list of the fastest so far; -1: none. */
+/* Tries one cp mode; *best: index in the list of the fastest so far, -1: none. */
 static qd_status look_one(qd_search *s, qd_candidate c, bool stage_given, int *best)
 {
     int before = s->count;
     QD_TRY(try_recompute(s, &c));
-    if (s->count == before && !stage_given && c.pp == 1 && qd_candidate_dp(s, &c) * c.cp > 1) { /* does not fit: everything shared out */
+    if (s->count == before && !stage_given && c.pp == 1 && qd_candidate_dp(s, &c) * c.cp > 1) { /* does not fit: shard everything */
         c.zero = 3;
         QD_TRY(try_recompute(s, &c));
     }
@@ -324,8 +317,8 @@ static qd_status look_one(qd_search *s, qd_candidate c, bool stage_given, int *b
     return QD_OK;
 }
 
-/* A first look at the axes alone: one micro-batch size, the lowest stage, and every way of
- * exchanging keys over cp. */
+/* The coarse pass over the axes alone: one micro-batch size, the lowest stage, and every cp
+ * mode. */
 static qd_status look(qd_search *s, qd_candidate c)
 {
     bool stage_given = qd_options_is_set(s->options, "parallel.zero"), micro_given = qd_options_is_set(s->options, "train.micro_batch");
@@ -361,7 +354,7 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
     bool listed = false;
     for (size_t i = 0; i < sizeof schedules / sizeof *schedules; i++) {
         const char *name = schedules[i].name;
-        bool interleaved = strcmp(name, "interleaved") == 0, two = strcmp(name, "zb_v") == 0; /* two stages per rank, and no key needed */
+        bool interleaved = strcmp(name, "interleaved") == 0, two = strcmp(name, "zb_v") == 0; /* two stages per rank, without a key */
         int vpp = interleaved && s->given_vpp > 1 ? s->given_vpp : schedules[i].vpp;
         bool allowed = s->given_vpp <= 0 || s->given_vpp == vpp || (two && s->given_vpp == 2);
         if (given && strcmp(given, name) != 0)
@@ -380,8 +373,6 @@ static qd_status try_schedules(qd_search *s, qd_candidate c)
     c.vpp = 1;
     return try_zero(s, c);
 }
-
-/* ---- the axes ---- */
 
 typedef struct axes_list {
     qd_candidate *list;
@@ -402,9 +393,9 @@ static qd_status note(axes_list *a, const qd_candidate *c)
     return QD_OK;
 }
 
-/* The order of the first look: what could be fast and needs little recompute comes first, small
+/* The order of the coarse pass: layouts that could be fast and need little recompute first, small
  * degrees before large ones. A block keeps about 34 bytes per token and unit of width, 17 times its
- * input, and the rows of its experts with room for twice the mean load. */
+ * input, and the rows of its experts with a capacity of twice the mean load. */
 static double promise(const qd_search *s, qd_candidate c)
 {
     const qd_model *m = &s->model;
@@ -420,7 +411,7 @@ static double promise(const qd_search *s, qd_candidate c)
     return bound(s, &c, false) * again * (1.0 + 0.02 * log2(c.tp) + 0.02 * log2(c.cp));
 }
 
-/* Experts are cut only where each has a rank of its own already, or the user says so. */
+/* Experts are split only if each already has its own rank, or if the user requests it. */
 static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
 {
     int64_t ep, etp, room = s->gpus / c.pp;
@@ -433,7 +424,8 @@ static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
     }
     s->axes_found = true;
     int experts = s->model.moe.experts;
-    /* What the user has given is tried even if it cannot be: then the refusal says why. */
+    /* What the user has set is tried even if it is impossible, so that the refusal gives the
+     * reason. */
     bool given = qd_options_is_set(s->options, "parallel.ep") || qd_options_is_set(s->options, "parallel.etp");
     for (int i = 0; (ep = nth(s, "parallel.ep", i, 1, experts > 0 ? experts : 1)) > 0; i++) {
         if (!given && (ep > room || (experts > 0 && experts % ep != 0)))
@@ -450,7 +442,7 @@ static qd_status note_experts(qd_search *s, qd_candidate c, axes_list *a)
     return QD_OK;
 }
 
-/* Long sequences are cut down to 4,096 tokens; where there are too few of them for the
+/* Long sequences are split down to 4,096 tokens; if there are too few sequences for the
  * accelerators, down to 512. */
 static int64_t most_cp(const qd_search *s)
 {
@@ -474,7 +466,7 @@ static qd_status note_axes(qd_search *s, axes_list *a)
 
 static void sort(qd_candidate *list, int count)
 {
-    if (count > 0) /* an empty list may have no address */
+    if (count > 0) /* an empty list may be NULL */
         qsort(list, (size_t)count, sizeof *list, qd_candidate_order);
 }
 
@@ -483,7 +475,7 @@ static qd_status look_at_all(qd_search *s)
     axes_list a = {0};
     qd_status status = note_axes(s, &a);
     sort(a.list, a.count);
-    double promised = 0.0, best = 0.0; /* by the best so far */
+    double promised = 0.0, best = 0.0; /* of the best so far */
     for (int i = 0; i < a.count && status == QD_OK && !is_spent(s, LOOK_WORK); i++) {
         if (promised > 0.0 && a.list[i].seconds > PROMISING * promised)
             break;
@@ -497,7 +489,7 @@ static qd_status look_at_all(qd_search *s)
     return status;
 }
 
-/* The same layout may have been the first look and a try: the exact one stays. */
+/* A layout may appear from the coarse pass and from a later try: keep the exact one. */
 static void drop_repeats(qd_search *s)
 {
     int kept = 0;
@@ -512,8 +504,8 @@ static void drop_repeats(qd_search *s)
     s->count = kept;
 }
 
-/* What changes little: the pieces of tp's products, and experts cut in two instead of shared out
- * over twice the ranks; for the best. */
+/* Refinements with a small effect, for the best layouts: the number of pieces of tp's GEMMs, and
+ * experts split in two instead of spread over twice the ranks. */
 static qd_status refine(qd_search *s)
 {
     enum { BEST = 6 };
@@ -525,7 +517,7 @@ static qd_status refine(qd_search *s)
         s->list[i].refined = true;
         for (size_t j = 0; j < sizeof pieces / sizeof *pieces && s->list[i].tp > 1 && !qd_options_is_set(s->options, "parallel.tp_overlap");
              j++) {
-            qd_candidate c = s->list[i]; /* the list may move */
+            qd_candidate c = s->list[i]; /* the list may be reallocated */
             c.rough = false;
             c.pieces = pieces[j];
             if (!is_spent(s, REFINE_WORK))
@@ -543,7 +535,7 @@ static qd_status refine(qd_search *s)
     return QD_OK;
 }
 
-/* With most of its bubble gone, it would not be far behind. */
+/* Whether it would be close to the best with most of its bubble removed. */
 static bool is_worth_more(const qd_search *s, const qd_candidate *seen)
 {
     return seen->seconds * (1.0 - BUBBLE_GONE * seen->report.bubble_seconds / seen->report.step_seconds) <= WORTH * s->best;
@@ -555,7 +547,7 @@ static qd_candidate axes_of(const qd_candidate *seen)
                           .pieces = seen->pieces, .cp_mode = seen->cp_mode, .offload = seen->offload, .schedule = ""};
 }
 
-/* Everything but the axes for those whose first look is worth it; the best first. */
+/* Searches everything but the axes for promising layouts; the best first. */
 static qd_status look_closer(qd_search *s)
 {
     sort(s->list, s->count);
@@ -567,8 +559,8 @@ static qd_status look_closer(qd_search *s)
     return QD_OK;
 }
 
-/* Sorted, without repeats. Rough times among the first are made exact, until they are; the first of
- * all in any case. */
+/* Sorts and removes duplicates. Extrapolated times among the first are replaced by exact ones; that
+ * of the very first always. */
 static qd_status settle(qd_search *s)
 {
     enum { FIRST = 10 };
@@ -590,8 +582,8 @@ static qd_status settle(qd_search *s)
     return QD_OK;
 }
 
-/* dualpipe_v takes about the time of zb_v and less memory. It comes when everything else has been
- * tried, the best first: a search that the clock ends finds what it would find without. */
+/* dualpipe_v takes about the time of zb_v with less memory. It is tried last, the best layouts
+ * first, so that a search ended by the clock finds what it would find without it. */
 static qd_status try_pairs(qd_search *s)
 {
     if (qd_options_is_set(s->options, "parallel.schedule") || (s->given_vpp > 0 && s->given_vpp != 2))
@@ -647,8 +639,8 @@ static qd_status set_up(qd_search *s)
     s->cluster.accelerator.memory -= s->reserve;
     QD_TRY(qd_cluster_config(s->options, &s->cluster, &config));
     s->model = config.model;
-    /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless the host
-     * has them. */
+    /* AdamW's two moments in fp32, and the master weights of narrower parameters, unless they are
+     * in host memory. */
     s->state_bytes =
         config.strategy.optimizer == QD_OPTIM_ADAMW && !config.strategy.offload ? 8.0 + qd_master_bytes(&config.strategy) : 0.0;
     s->param_bytes = (double)qd_dtype_size(config.strategy.param);
@@ -659,13 +651,13 @@ static qd_status set_up(qd_search *s)
     s->gpus = config.world;
     s->batch = config.global_batch;
     s->seq = config.strategy.seq;
-    /* Products are split inside the fastest domain: a node, or one dimension of a torus. */
+    /* Tensor parallelism stays inside the fastest domain: a node, or one dimension of a torus. */
     s->most_tp = s->cluster.network == QD_NETWORK_TORUS ? s->cluster.dims[0] : s->cluster.node_size;
     s->most_tp = s->most_tp > 16 ? 16 : s->most_tp;
     return QD_OK;
 }
 
-/* A whole search; the list is the caller's to free. */
+/* A complete search; the caller frees the list. */
 static qd_status search(qd_search *s)
 {
     s->report->stopped = false;
@@ -673,8 +665,8 @@ static qd_status search(qd_search *s)
     return search_all(s);
 }
 
-/* Where nothing fits: what fits with the optimizer's state in host memory, unless the user says
- * where it is to be. */
+/* If nothing fits: searches layouts with optimizer state in host memory, unless the user has set
+ * its placement. */
 static qd_status search_offloaded(qd_search *s, qd_options **options)
 {
     if (s->count > 0 || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))
@@ -696,7 +688,7 @@ static qd_status search_offloaded(qd_search *s, qd_options **options)
     s->offload_tried = true;
     if (status != QD_USAGE && status != QD_UNSUPPORTED)
         return status;
-    qd_error_clear(); /* this optimizer keeps no state, or keeps it elsewhere */
+    qd_error_clear(); /* this optimizer has no state, or keeps it elsewhere */
     return QD_OK;
 }
 

@@ -29,7 +29,7 @@ class Plan(program.ProgramTest):
         self.assertRegex(lines[3], r"^  2  dp 64, zero 3, .* GiB  \w.*$")
         self.assertEqual(len({line.index(" GiB") for line in lines[2:6]}), 1)  # columns stay columns
         why = lines.index("why  the model fits without splitting it: data parallelism alone has the least communication")
-        self.assertEqual(lines[why + 1], "     zero 1 shares out the optimizer's state, and moves no more than plain data parallelism")
+        self.assertEqual(lines[why + 1], "     zero 1 shards the optimizer state and moves no more bytes than plain data parallelism")
         self.assertRegex(lines[why + 2], r"^     zero 3 \(dp 64, zero 3, micro-batch 2\): (takes as long|\d+\.\d % slower; it .+)$")
         self.assertRegex(lines[-2], r"^next products and attention take \d\d % of the time: the layout is near what the accelerators "
                                     r"can do$")
@@ -47,10 +47,10 @@ class Plan(program.ProgramTest):
         inside = "\n".join(self.lines("plan", *RUN, "--gpus", "8", "--pp", "2", "--tp", "4", "train.recompute=full"))
         self.assertIn("why  tp 4 stays inside the node", inside)
         self.assertNotIn("slow links", inside)
-        self.assertNotIn("do not fit otherwise", inside)
+        self.assertNotIn("do not fit without it", inside)
         self.assertIn("cross", "\n".join(self.lines("plan", *RUN, "--gpus", "32", "--pp", "1", "--tp", "16")))
         small = self.lines("plan", "--gpus", "1")
-        self.assertNotIn("near what the accelerators can do", "\n".join(small))
+        self.assertNotIn("close to what the accelerators can do", "\n".join(small))
         self.assertIn("dp 8, ", self.lines("plan", *RUN, "--gpus", "64", "--dp", "8", "--pp", "1")[2])
 
     def test_what_cannot_be(self):
