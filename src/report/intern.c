@@ -1,3 +1,4 @@
+/* A hash table that numbers distinct keys in the order of their first occurrence. */
 #include "report/intern.h"
 
 #include "base/arena.h"
@@ -12,10 +13,10 @@ typedef struct entry {
 } entry;
 
 struct qd_intern {
-    qd_arena *arena; /* the keys */
+    qd_arena *arena; /* owns the keys */
     entry *entries;
     int32_t count, capacity;
-    int32_t *slots; /* entry + 1, 0: free; twice the capacity of them, a power of two */
+    int32_t *slots; /* entry + 1, 0: free; a power of two, twice the capacity */
 };
 
 qd_status qd_intern_create(qd_intern **table)
@@ -52,7 +53,7 @@ static uint64_t hash_of(const void *key, size_t length)
     return hash;
 }
 
-/* The slot that holds the key, or the free one where it belongs. */
+/* The slot that contains the key, or the free one where it belongs. */
 static int32_t *slot_of(const qd_intern *t, const void *key, size_t length, uint64_t hash)
 {
     uint64_t mask = (uint64_t)t->capacity * 2 - 1;

@@ -1,4 +1,4 @@
-/* The page's own files, kept inside the library. */
+/* Embeds the files of page/ in the library. */
 #include "report/report_impl.h"
 
 #define EMBED(symbol, file)                                                                                 \

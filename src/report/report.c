@@ -1,11 +1,10 @@
+/* Renders a report: its data as JSON, inside a single HTML page. */
 #include "base/text/strbuf.h"
 #include "report/report_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- data ---- */
 
 qd_status qd_report_put_column(qd_json_writer *w, const char *key, const void *data, size_t bytes)
 {
@@ -52,8 +51,8 @@ static qd_status check_series(const qd_report_series *s)
         return QD_FAIL(QD_USAGE, "the curve '%s' has no chart or no values", s->name ? s->name : "");
     for (int64_t i = 0; i < s->count; i++)
         if (!isfinite(s->x[i]) || (i > 0 && s->x[i] < s->x[i - 1]))
-            return QD_FAIL(QD_USAGE, "the curve '%s' of the chart '%s' goes back at its point %lld", s->name ? s->name : "", s->chart,
-                           (long long)i);
+            return QD_FAIL(QD_USAGE, "the curve '%s' of the chart '%s' is not in increasing order of x at point %lld",
+                           s->name ? s->name : "", s->chart, (long long)i);
     return QD_OK;
 }
 
@@ -137,8 +136,6 @@ static qd_status put_data(const qd_report *r, qd_strbuf *out)
     return QD_OK;
 }
 
-/* ---- the page ---- */
-
 /* Text between tags. */
 static void put_escaped(qd_strbuf *out, const char *text)
 {
@@ -152,7 +149,7 @@ static void put_escaped(qd_strbuf *out, const char *text)
     }
 }
 
-/* JSON inside a script: '<' stands in strings only, and must not begin a tag there. */
+/* JSON inside a script: '<' occurs in strings only and must not start a tag there. */
 static void put_json(qd_strbuf *out, const qd_strbuf *json)
 {
     const char *text = json->data, *end;
@@ -163,7 +160,7 @@ static void put_json(qd_strbuf *out, const qd_strbuf *json)
     qd_strbuf_puts(out, text);
 }
 
-/* The template up to a mark; returns what follows it. */
+/* Copies the template up to a marker; returns what follows it. */
 static const char *put_until(qd_strbuf *out, const char *html, const char *mark)
 {
     const char *at = strstr(html, mark);

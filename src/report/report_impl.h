@@ -1,4 +1,5 @@
-/* How the page's data is put together; the page reads it in page/data.js. */
+/* Internals of the report: embedded page, sorted timelines, time spans. page/data.js reads the
+ * data. */
 #ifndef QD_REPORT_REPORT_IMPL_H
 #define QD_REPORT_REPORT_IMPL_H
 
@@ -6,11 +7,11 @@
 
 #include <quadrille/report.h>
 
-/* The page around the data: texts inside the library, ended by '\0'. */
+/* The page around the data: NUL-terminated texts inside the library. */
 typedef struct qd_page {
-    const char *html; /* with the marks <!--title-->, <!--style-->, <!--data--> and <!--script-->, in this order */
+    const char *html; /* with the markers <!--title-->, <!--style-->, <!--data--> and <!--script-->, in this order */
     const char *style;
-    const char *const *scripts; /* in the order in which they run, ended by NULL */
+    const char *const *scripts; /* in execution order, NULL-terminated */
 } qd_page;
 qd_page qd_page_parts(void);
 
@@ -21,44 +22,43 @@ qd_status qd_report_put_column(qd_json_writer *w, const char *key, const void *d
 typedef struct qd_span {
     double begin, end;
 } qd_span;
-/* Sorts, joins what touches, drops what is empty; returns how many are left. */
+/* Sorts spans, merges adjacent ones and drops empty ones; returns how many are left. */
 int64_t qd_spans_join(qd_span *spans, int64_t count);
 double qd_spans_length(const qd_span *joined, int64_t count);
-/* Length of what is in both; both joined. */
+/* Total length of the intersection of two lists of merged spans. */
 double qd_spans_overlap(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count);
 
-/* What is in a and not in b, both joined, into `left`, which has room for a_count + b_count;
- * returns how many. */
+/* Writes a minus b, both merged, to `left`, which has space for a_count + b_count; returns the
+ * number of spans. */
 int64_t qd_spans_subtract(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count, qd_span *left);
 
-/* A timeline made ready: events in the order of rank, stream and begin, each with its rank's
- * index. */
+/* A sorted timeline: events in the order of rank, stream and begin, each with its rank's index. */
 typedef struct qd_sorted_event {
     const qd_report_event *event;
     int32_t rank; /* index in the timeline's ranks */
-    int32_t action; /* index in the table of different actions */
+    int32_t action; /* index in the table of distinct actions */
 } qd_sorted_event;
 
 typedef struct qd_sorted {
     const qd_report_timeline *timeline;
     qd_sorted_event *events;
     int64_t count;
-    double origin; /* of the earliest event */
-    int64_t world; /* ranks that bytes are the sum of */
+    double origin; /* begin of the earliest event */
+    int64_t world; /* number of ranks that byte counts are summed over */
     double weight; /* sum of stands_for */
     struct qd_step_span {
         int64_t step;
         double begin, end; /* over all ranks, from the origin */
-    } *steps; /* in ascending order */
+    } *steps; /* in increasing order */
     int64_t step_count;
 } qd_sorted;
 
 /* Where the time goes: per rank, per kind of communication, per action name. */
 qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *sorted);
-/* A whole timeline as a member of the object that is being written. */
+/* Writes a timeline as a member of the current object. */
 qd_status qd_report_put_timeline(qd_json_writer *w, const char *key, const qd_report_timeline *timeline);
 
-/* A trace from memory; `text` is ended by '\0', `file` stands for it in messages. */
+/* Reads a trace from memory; `text` is NUL-terminated, `file` is its name in messages. */
 qd_status qd_report_trace_read(const char *file, const char *text, const char *name, qd_report_trace **trace);
 
 static inline double qd_rank_weight(const qd_report_rank *rank)

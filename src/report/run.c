@@ -1,4 +1,4 @@
-/* The report of a run's folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json,
+/* Builds the report of a run folder: config.yaml, metrics.jsonl, evaluations.jsonl, memory.json,
  * trace.json. */
 #include "base/arena.h"
 #include "base/text/json.h"
@@ -24,7 +24,7 @@ static const char *const column_keys[COLUMNS] = {
     [SPEED] = "tokens_per_second", [MFU] = "mfu",
 };
 
-/* Numbers of a file of JSON lines. */
+/* Columns of numbers from a JSON lines file. */
 typedef struct table {
     double *columns[COLUMNS];
     int64_t count, capacity;
@@ -32,7 +32,7 @@ typedef struct table {
 
 enum { MOST_FIGURES = 8, MOST_NOTES = 8, MOST_SERIES = 8 };
 
-/* What is read, and the description that points into it. */
+/* The data that was read, and the description that points into it. */
 typedef struct run_report {
     qd_report report;
     qd_arena *arena; /* texts, the programs, the memory table */
@@ -47,7 +47,7 @@ typedef struct run_report {
     qd_report_memory memory;
     qd_report_memory_rank *memory_ranks;
     qd_report_trace *measured, *simulated;
-    qd_report_timeline timeline; /* the measured one, with places in the mesh */
+    qd_report_timeline timeline; /* the measured one, with mesh coordinates */
 } run_report;
 
 static qd_status path_in(const char *folder, const char *name, file_path path)
@@ -56,7 +56,7 @@ static qd_status path_in(const char *folder, const char *name, file_path path)
     return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "the name of the folder is too long: %.64s…", folder);
 }
 
-/* A text of the arena, or what its lack means. */
+/* Stores a text of the arena, or fails if there is none. */
 static qd_status keep(const char **text, char *printed)
 {
     *text = printed;
@@ -68,8 +68,6 @@ static void add_note(run_report *r, const char *text)
     r->notes[r->report.note_count++] = text;
 }
 
-/* ---- config.yaml ---- */
-
 static qd_status read_config(run_report *r, const char *folder)
 {
     file_path path;
@@ -77,10 +75,10 @@ static qd_status read_config(run_report *r, const char *folder)
     qd_option_table keys = qd_config_table();
     QD_TRY(path_in(folder, "config.yaml", path));
     if (access(path, R_OK) != 0)
-        return QD_FAIL(QD_USAGE, "%s: this is not the folder of a run: it has no config.yaml", folder);
+        return QD_FAIL(QD_USAGE, "%s: this is not a run folder: it has no config.yaml", folder);
     QD_TRY(qd_file_read(path, 1 << 20, &r->config_text, &length));
     QD_TRY(qd_options_create(&keys, 1, &r->options));
-    file_path effective; /* as the run was laid out, also where mpirun decided that; earlier versions had one file */
+    file_path effective; /* the actual layout, also if mpirun determined it; earlier versions had one file */
     QD_TRY(path_in(folder, "effective.yaml", effective));
     if (access(effective, R_OK) == 0)
         memcpy(path, effective, sizeof path);
@@ -89,7 +87,7 @@ static qd_status read_config(run_report *r, const char *folder)
     return qd_check(r->options, 0, &r->plan);
 }
 
-/* The last part of the folder's name. */
+/* The last component of the folder's name. */
 static char *title_of(qd_arena *arena, const char *folder)
 {
     size_t end = strlen(folder);
@@ -112,8 +110,6 @@ static qd_status describe(run_report *r, const char *folder)
                  qd_arena_printf(r->arena, "%s, %s parameters · %lld × %lld = %s tokens per step", p->model, parameters,
                                 (long long)p->global_batch, (long long)p->seq, tokens));
 }
-
-/* ---- metrics.jsonl ---- */
 
 static qd_status grow_columns(table *t)
 {
@@ -139,14 +135,14 @@ static qd_status read_line(table *t, const char *name, const char *line, size_t 
             t->columns[i][t->count] = NAN;
     qd_json_destroy(document);
     if (isnan(t->columns[STEP][t->count]))
-        return QD_FAIL(QD_USAGE, "%s: there is no \"step\"", name);
+        return QD_FAIL(QD_USAGE, "%s: \"step\" is missing", name);
     if (t->count > 0 && t->columns[STEP][t->count] < t->columns[STEP][t->count - 1])
-        return QD_FAIL(QD_USAGE, "%s: lines should be in the order of their steps", name);
+        return QD_FAIL(QD_USAGE, "%s: lines must be in increasing order of steps", name);
     t->count++;
     return QD_OK;
 }
 
-/* Whole lines; a run that goes on may be writing another. */
+/* Reads complete lines only; a run in progress may be writing another. */
 static qd_status read_lines(table *t, const char *path)
 {
     file_path name;
@@ -163,7 +159,7 @@ static qd_status read_lines(table *t, const char *path)
     return status;
 }
 
-/* evaluations.jsonl holds what `eval --json` printed, if someone kept it there. */
+/* evaluations.jsonl contains the output of `eval --json`, if the user stored it there. */
 static qd_status read_metrics(run_report *r, const char *folder)
 {
     file_path path;
@@ -179,7 +175,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of the finite values of a column; NaN: there are none. */
+/* The median of the finite values of a column; NaN: there are none. */
 static double median(run_report *r, int column)
 {
     double *values = QD_ARENA_NEW(r->arena, double, r->metrics.count + 1), result = NAN;
@@ -245,7 +241,7 @@ static qd_status add_mfu(run_report *r)
         return QD_OK;
     qd_report_figure *f = add_figure(r, "MFU");
     f->unit = "%";
-    f->note = "median · of the multiply-add rate measured at the start";
+    f->note = "median · relative to the multiply-add rate measured at the start";
     return keep(&f->value, qd_arena_printf(r->arena, "%.1f", 100.0 * mfu));
 }
 
@@ -276,7 +272,7 @@ static void add_series(run_report *r, const table *t, const char *chart, const c
 static qd_status fill_curves(run_report *r)
 {
     if (r->metrics.count == 0) {
-        add_note(r, "No step has ended yet.");
+        add_note(r, "No step has finished yet.");
         return QD_OK;
     }
     QD_TRY(add_loss(r));
@@ -292,9 +288,7 @@ static qd_status fill_curves(run_report *r)
     return QD_OK;
 }
 
-/* ---- memory ---- */
-
-/* memory.json: what was measured, by rank. A run that did not come to its end has none. */
+/* memory.json: measurements by rank. A run that did not finish has none. */
 static qd_status read_measured(run_report *r, const char *folder, int64_t *allocated, int64_t *resident)
 {
     file_path path;
@@ -312,7 +306,7 @@ static qd_status read_measured(run_report *r, const char *folder, int64_t *alloc
         int64_t rank = 0;
         status = qd_json_get_int(document, item, "rank", &rank);
         if (status == QD_OK && (rank < 0 || rank >= r->plan.world))
-            status = QD_FAIL(QD_USAGE, "%s: there is a rank %lld, but the run has %d", path, (long long)rank, r->plan.world);
+            status = QD_FAIL(QD_USAGE, "%s: contains rank %lld, but the run has %d ranks", path, (long long)rank, r->plan.world);
         if (status == QD_OK)
             status = qd_json_get_int(document, item, "allocated_bytes", &allocated[rank]);
         if (status == QD_OK)
@@ -320,12 +314,12 @@ static qd_status read_measured(run_report *r, const char *folder, int64_t *alloc
     }
     bool shared = false;
     if (status == QD_OK && qd_json_as_bool(qd_json_member(qd_json_root(document), "one_process"), &shared) && shared && r->plan.world > 1)
-        add_note(r, "The ranks were threads of one process: the resident peak is that of all of them together.");
+        add_note(r, "The ranks were threads of one process: the resident peak is their total.");
     qd_json_destroy(document);
     return status;
 }
 
-/* Kinds that some rank has, and what packing loses. */
+/* Buffer kinds that some rank has, and the loss to packing. */
 static qd_status fill_kinds(run_report *r, const qd_memory_report *accounts, int count, int kinds[QD_BUFFER_KIND_COUNT])
 {
     const char **names = QD_ARENA_NEW(r->arena, const char *, QD_BUFFER_KIND_COUNT + 1);
@@ -345,8 +339,8 @@ static qd_status fill_kinds(run_report *r, const qd_memory_report *accounts, int
     return QD_OK;
 }
 
-/* Ranks from `first` on that are drawn as one bar: alone up to 32 of them, else those that share a
- * program. */
+/* Number of ranks from `first` on that share a bar: one each up to 32 ranks, otherwise those that
+ * share a program. */
 static int alike(const run_report *r, const qd_program *const *programs, int first)
 {
     int end = first + 1;
@@ -420,7 +414,7 @@ static qd_status add_memory(run_report *r)
     qd_text_bytes(planned, text, sizeof text);
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
     if (allocated < 0) {
-        f->note = "as planned; the run has not told what it measured";
+        f->note = "planned; the run has not reported measurements";
         return QD_OK;
     }
     qd_text_bytes(resident, other, sizeof other);
@@ -430,9 +424,7 @@ static qd_status add_memory(run_report *r)
     return keep(&f->note, qd_arena_printf(r->arena, "planned · %s allocated · resident peak %s", text, other));
 }
 
-/* ---- traces ---- */
-
-/* "pp 0 · dp 3", the axes that have more than one rank. */
+/* "pp 0 · dp 3": coordinates on the axes that have more than one rank. */
 static qd_status place_of(run_report *r, const qd_mesh *mesh, int rank, const char **place)
 {
     int coords[QD_AXIS_COUNT];
@@ -441,7 +433,7 @@ static qd_status place_of(run_report *r, const qd_mesh *mesh, int rank, const ch
     for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
         if (mesh->degree[axis] > 1)
             qd_strbuf_printf(&text, "%s%s %d", text.length ? " · " : "", qd_axis_name((qd_axis)axis), coords[axis]);
-    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the place of a rank")
+    qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the coordinates of a rank")
                                    : keep(place, qd_arena_strdup(r->arena, text.length ? text.data : ""));
     qd_strbuf_free(&text);
     return status;
@@ -467,7 +459,7 @@ static qd_status read_traces(run_report *r, const char *folder, const char *simu
         r->timeline.ranks = ranks;
         r->report.measured = &r->timeline;
     } else {
-        add_note(r, "The run wrote no trace: with --trace, the first steps are drawn action by action.");
+        add_note(r, "The run wrote no trace: use --trace to draw the first steps action by action.");
     }
     if (simulated) {
         QD_TRY(qd_report_trace_load(simulated, "simulated", &r->simulated));
@@ -475,8 +467,6 @@ static qd_status read_traces(run_report *r, const char *folder, const char *simu
     }
     return QD_OK;
 }
-
-/* ---- all of it ---- */
 
 static qd_status fill(run_report *r, const char *folder, const char *simulated)
 {

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sums over events that have something in common. Ranks that stand for several count as often. */
+/* Sums over events with a common key. A rank that represents several is weighted accordingly. */
 typedef struct total {
     const char *name, *kind, *group;
     double count, seconds, exposed, hidden, bytes;
-    double least, most; /* seconds of one */
+    double least, most; /* shortest and longest event */
 } total;
 
 typedef struct totals {
@@ -30,7 +30,7 @@ static void add(total *row, const qd_report_event *e, double weight, int64_t wor
         row->bytes += weight * (double)e->bytes / (double)world;
 }
 
-/* The row of a pair of texts; rows stay where they are until the next one is asked for. */
+/* Finds or adds the row of a pair of texts; pointers to rows are valid until the next call. */
 static qd_status find_row(totals *t, const char *first, const char *second, int32_t *number)
 {
     char key[256];
@@ -103,18 +103,18 @@ done:
     return status;
 }
 
-/* What one rank is worked on with: its events, and room for as many spans. */
+/* Buffers for one rank: its events, and space for as many spans. */
 typedef struct rank_work {
     const qd_sorted *sorted;
     const qd_sorted_event *events;
     int64_t count;
-    int32_t *rows; /* [count]: of the table of traffic, -1: computes */
+    int32_t *rows; /* [count]: row in the traffic table, -1: computes */
     qd_span *compute, *communication, *some; /* [count] */
     int64_t computes, communicates;
 } rank_work;
 
-/* A rank waits for a message until another stage has come so far: where nothing else is under way
- * that is the pipeline's bubble, and idle time rather than communication. */
+/* A rank waits for a message until another stage has caught up: if nothing else is running, that is
+ * the pipeline bubble, and counts as idle time rather than communication. */
 static bool is_message(const qd_report_event *e)
 {
     return strcmp(e->kind, "send") == 0 || strcmp(e->kind, "recv") == 0;
@@ -138,8 +138,7 @@ static int64_t collect_communication(const rank_work *r, qd_span *spans)
     return qd_spans_join(spans, n);
 }
 
-/* When the rank computed: its actions, less the time for which they waited for exchanges inside
- * them. */
+/* When the rank computed: its actions minus the time they waited for exchanges inside them. */
 static void collect_compute(rank_work *r)
 {
     int64_t waits = 0;
@@ -169,8 +168,8 @@ static qd_status find_rows(rank_work *r, totals *t)
     return QD_OK;
 }
 
-/* Exposed: what of it no computation of the same rank hides. Operations beside each other count
- * once, so that both together may be less than the sum of their times. */
+/* Exposed time is not overlapped by computation of the same rank. Concurrent operations count once,
+ * so hidden and exposed time may add up to less than the sum of the durations. */
 static void add_exposed(rank_work *r, totals *t, double weight)
 {
     for (int32_t row = 0; row < qd_intern_count(t->keys); row++) {
@@ -196,7 +195,7 @@ static void put_share(qd_json_writer *w, const rank_work *r, int32_t rank, doubl
     qd_json_end(w);
 }
 
-/* Seconds during which some step was under way. */
+/* Seconds during which any step was running. */
 static qd_status covered(const qd_sorted *s, double *seconds)
 {
     qd_span *spans = malloc((size_t)(s->step_count + 1) * sizeof *spans);

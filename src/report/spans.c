@@ -1,3 +1,4 @@
+/* Set operations on lists of time spans. */
 #include "report/report_impl.h"
 
 #include <stdlib.h>

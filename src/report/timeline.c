@@ -1,13 +1,11 @@
-/* A timeline as the page reads it: a table of different actions, and columns of when each of them
- * ran. */
+/* A timeline as the page reads it: a table of distinct actions, and columns with the times of each
+ * event. */
 #include "report/intern.h"
 #include "report/report_impl.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- order ---- */
 
 typedef struct rank_index {
     int32_t rank, index;
@@ -52,8 +50,8 @@ static qd_status place_events(const qd_report_timeline *t, const rank_index *ran
         const rank_index *found =
             t->rank_count > 0 ? bsearch(&(rank_index){.rank = e->rank}, ranks, (size_t)t->rank_count, sizeof *ranks, by_rank) : NULL;
         if (!found)
-            return QD_FAIL(QD_USAGE, "%s: '%s' is of rank %d, which is not in the list of ranks", t->name ? t->name : "timeline", e->name,
-                           e->rank);
+            return QD_FAIL(QD_USAGE, "%s: '%s' belongs to rank %d, which is not in the list of ranks",
+                           t->name ? t->name : "timeline", e->name, e->rank);
         s->events[i] = (qd_sorted_event){.event = e, .rank = found->index};
         s->origin = e->begin < s->origin ? e->begin : s->origin;
     }
@@ -66,7 +64,7 @@ static int by_step(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* First and last moment of each step, over all ranks. */
+/* First and last time of each step, over all ranks. */
 static qd_status find_steps(qd_sorted *s)
 {
     qd_intern *numbers = NULL;
@@ -120,7 +118,7 @@ static qd_status sort_timeline(const qd_report_timeline *t, qd_sorted *s)
         qsort(ranks, (size_t)t->rank_count, sizeof *ranks, by_rank);
         for (int i = 1; i < t->rank_count && status == QD_OK; i++)
             if (ranks[i].rank == ranks[i - 1].rank)
-                status = QD_FAIL(QD_USAGE, "%s: rank %d is there twice", t->name ? t->name : "timeline", ranks[i].rank);
+                status = QD_FAIL(QD_USAGE, "%s: rank %d appears twice", t->name ? t->name : "timeline", ranks[i].rank);
     }
     if (status == QD_OK)
         status = place_events(t, ranks, s);
@@ -134,11 +132,9 @@ static qd_status sort_timeline(const qd_report_timeline *t, qd_sorted *s)
     return status;
 }
 
-/* ---- different actions ---- */
-
-/* What events of one action have in common; compared as bytes, so it is cleared first. */
+/* What events of one action have in common; compared bytewise, so it is zeroed first. */
 typedef struct action_key {
-    const char *name, *kind, *module, *group; /* of the table of texts: equal texts have equal addresses */
+    const char *name, *kind, *module, *group; /* interned: equal texts have equal addresses */
     int64_t bytes;
     double flops;
     int32_t microbatch, pad;
@@ -185,9 +181,7 @@ static void put_actions(qd_json_writer *w, const qd_intern *actions)
     qd_json_end(w);
 }
 
-/* ---- columns ---- */
-
-/* One value per event, in the order of the tracks. */
+/* One value per event, in track order. */
 static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
 {
     size_t n = (size_t)s->count;
@@ -205,7 +199,7 @@ static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
         waited[i] = (float)e->waited;
         waits = waits || e->waited > 0.0;
         action[i] = (uint32_t)s->events[i].action;
-        int64_t at = 0, end = s->step_count; /* the last step that is not beyond the event's */
+        int64_t at = 0, end = s->step_count; /* finds the last step that does not exceed the event's */
         while (end - at > 1) {
             int64_t middle = (at + end) / 2;
             if (s->steps[middle].step <= e->step)

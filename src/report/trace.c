@@ -1,4 +1,4 @@
-/* Reads trace.json. The file may be large, so its events are parsed one by one. */
+/* Reads trace.json. The file may be large, so events are parsed one at a time. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 #include "report/intern.h"
@@ -18,10 +18,8 @@ struct qd_report_trace {
     qd_report_rank *ranks;
     int rank_capacity;
     const char *streams[STREAMS];
-    qd_intern *texts, *numbers; /* of ranks, in the order of the ranks */
+    qd_intern *texts, *numbers; /* of ranks, in rank order */
 };
-
-/* ---- the list of events in the text ---- */
 
 typedef struct scan {
     const char *name, *text, *at;
@@ -50,7 +48,7 @@ static bool skip_char(scan *s, char c)
 static qd_status skip_string(scan *s)
 {
     if (!skip_char(s, '"'))
-        return wrong(s, "not valid JSON: a string should stand here");
+        return wrong(s, "not valid JSON: expected a string");
     for (; *s->at != '"'; s->at++) {
         if (*s->at == '\\' && s->at[1] != '\0')
             s->at++;
@@ -61,7 +59,7 @@ static qd_status skip_string(scan *s)
     return QD_OK;
 }
 
-/* A value as a whole; that its inside is right is seen by the parser, where the value is used. */
+/* Skips a whole value; its contents are validated by the parser where the value is used. */
 static qd_status skip_value(scan *s)
 {
     int depth = 0;
@@ -75,12 +73,12 @@ static qd_status skip_value(scan *s)
             continue;
         }
         depth += *s->at == '{' || *s->at == '[' ? 1 : *s->at == '}' || *s->at == ']' ? -1 : 0;
-        if (depth == 0 && strchr("}]", *s->at) == NULL) { /* a number or a word */
+        if (depth == 0 && strchr("}]", *s->at) == NULL) { /* a number or a literal */
             const char *from = s->at;
             while (*s->at && !isspace((unsigned char)*s->at) && strchr(",}]", *s->at) == NULL)
                 s->at++;
             if (s->at == from)
-                return wrong(s, "not valid JSON: a value should stand here");
+                return wrong(s, "not valid JSON: expected a value");
             return QD_OK;
         }
         s->at++;
@@ -88,28 +86,26 @@ static qd_status skip_value(scan *s)
     return QD_OK;
 }
 
-/* To the first event: of a list, or of the list "traceEvents" of an object. */
+/* Advances to the first event: of a list, or of the list "traceEvents" of an object. */
 static qd_status find_list(scan *s)
 {
     static const char key[] = "\"traceEvents\"";
     if (skip_char(s, '['))
         return QD_OK;
     if (!skip_char(s, '{'))
-        return wrong(s, "this is not a trace: it should begin as {\"traceEvents\":[");
+        return wrong(s, "this is not a trace: it must start with {\"traceEvents\":[");
     for (bool more = !skip_char(s, '}'); more; more = skip_char(s, ',')) {
         skip_space(s);
         bool found = strncmp(s->at, key, sizeof key - 1) == 0;
         QD_TRY(skip_string(s));
         if (!skip_char(s, ':'))
-            return wrong(s, "not valid JSON: ':' should stand here");
+            return wrong(s, "not valid JSON: expected ':'");
         if (found)
-            return skip_char(s, '[') ? QD_OK : wrong(s, "\"traceEvents\" should be a list");
+            return skip_char(s, '[') ? QD_OK : wrong(s, "\"traceEvents\" must be a list");
         QD_TRY(skip_value(s));
     }
     return wrong(s, "this is not a trace: it has no \"traceEvents\"");
 }
-
-/* ---- what an event says ---- */
 
 static int64_t int_or(const qd_json_node *object, const char *key, int64_t otherwise)
 {
@@ -123,7 +119,7 @@ static qd_status find_rank(const scan *s, qd_report_trace *t, const qd_json_node
     qd_report_timeline *line = &t->timeline;
     int32_t at;
     if (number < 0 || number > INT32_MAX)
-        return QD_FAIL(QD_USAGE, "%s: pid %lld is no rank", s->name, (long long)number);
+        return QD_FAIL(QD_USAGE, "%s: pid %lld is not a rank", s->name, (long long)number);
     QD_TRY(qd_intern_add(t->numbers, &number, sizeof number, &at));
     if (at < line->rank_count) {
         *rank = &t->ranks[at];
@@ -242,7 +238,7 @@ static qd_status read_events(scan *s, qd_report_trace *t)
         QD_TRY(skip_value(s));
         QD_TRY(read_event(s, from, (size_t)(s->at - from), t));
     } while (skip_char(s, ','));
-    return skip_char(s, ']') ? QD_OK : wrong(s, "not valid JSON: ',' or ']' should stand here");
+    return skip_char(s, ']') ? QD_OK : wrong(s, "not valid JSON: expected ',' or ']'");
 }
 
 static int by_rank(const void *a, const void *b)

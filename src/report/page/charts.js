@@ -1,5 +1,4 @@
-/* Curves, as SVG. A curve with more points than pixels is drawn as the range of each pixel's
- * values. */
+/* Curves as SVG. A curve with more points than pixels is drawn as the value range of each pixel. */
 
 const MARGIN = { left: 52, right: 10, top: 10, bottom: 24 };
 const RUNNING = 60; /* curves with more points get a running mean over 1/RUNNING of them */
@@ -28,8 +27,8 @@ class Chart {
     this.logX = first.log_x;
     this.x = extent(this.list.map(s => s.x), this.logX);
     const y = extent(this.list.map(s => s.y), first.log_y);
-    this.logY = first.log_y && y[0] > 0 && y[1] / y[0] > 4; /* a narrow range is clearer without it */
-    /* Speeds and sizes begin at 0, so that lengths can be compared. */
+    this.logY = first.log_y && y[0] > 0 && y[1] / y[0] > 4; /* a narrow range is clearer on a linear scale */
+    /* The axes of speeds and sizes start at 0, so that lengths can be compared. */
     this.y = this.logY ? y : ["tokens/s", "B", "s"].includes(this.unit) && y[0] > 0 ? [0, y[1]] : y;
     if (this.y[0] === this.y[1])
       this.y = [this.y[0] - Math.abs(this.y[0] || 1) * 0.5, this.y[1] + Math.abs(this.y[1] || 1) * 0.5];
@@ -102,7 +101,7 @@ class Chart {
       this.svg.append(drawn("path", { class: kind, d, style: `stroke: var(${colour}); stroke-width: ${width}` }));
   }
 
-  /* The point below the cursor, here and on all charts with the same x. */
+  /* Shows the point below the cursor, here and on all charts with the same x. */
   point(event) {
     const box = this.svg.getBoundingClientRect(), [low, high] = this.x;
     const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
@@ -131,7 +130,7 @@ class Chart {
       return [element("span", {}, element("i", { class: "key", style: `background: var(${COLOURS[i % COLOURS.length][0]})` }),
                       `${named && series.name ? series.name + ", " : ""}${where}: ${valueText(series.y[at], this.unit)}${mean} `)];
     });
-    this.head.style.minHeight = `${this.head.offsetHeight}px`; /* a shorter text does not make the curve jump */
+    this.head.style.minHeight = `${this.head.offsetHeight}px`; /* keeps the curve in place when the text gets shorter */
     this.read.replaceChildren(...pieces.flat());
   }
 }
@@ -148,8 +147,7 @@ function extent(arrays, positive) {
   return low <= high ? [low, high] : [0, 1];
 }
 
-/* The running mean of a curve that is long enough and has noise; null: the curve speaks for
- * itself. */
+/* The running mean of a curve that is long enough and noisy; null: none is drawn. */
 function meanOf(series) {
   if (series.y.length < 2 * RUNNING || series.log_x)
     return null;
@@ -158,7 +156,7 @@ function meanOf(series) {
   return away > 2e-3 * (high - low) ? mean : null;
 }
 
-/* Mean of the `window` values around each; gaps are left out of it. */
+/* Mean of the `window` values around each point, without gaps. */
 function runningMean(values, window) {
   const sums = new Float64Array(values.length + 1), counts = new Float64Array(values.length + 1);
   for (let i = 0; i < values.length; i++) {
@@ -184,7 +182,7 @@ function nearest(sorted, value) {
   return low > 0 && value - sorted[low - 1] < sorted[low] - value ? low - 1 : low;
 }
 
-/* At most four points per pixel: first, least, most, last. */
+/* At most four points per pixel: first, minimum, maximum, last. */
 function curvePath(x, y, px, py, width, positive) {
   let d = "", pen = false, at = 0;
   const add = i => {

@@ -1,7 +1,7 @@
+/* Decodes the data of the page and formats amounts for people. */
 "use strict";
-/* The data of the page, and amounts as people read them. */
 
-/* Columns of little-endian numbers as typed arrays; every machine with a browser is
+/* Columns of little-endian numbers as typed arrays; every platform with a browser is
  * little-endian. */
 function column(text, Type) {
   const binary = atob(text), bytes = new Uint8Array(binary.length);
@@ -29,7 +29,7 @@ function readData(text) {
   return data;
 }
 
-/* Three significant digits without an exponent, as far as that is readable. */
+/* Three significant digits, without an exponent where that is readable. */
 function short(value, digits = 3) {
   if (value === 0)
     return "0";
@@ -96,7 +96,7 @@ function ticks(low, high, n) {
   return list;
 }
 
-/* Powers of ten, with 2 and 5 between them where there are few. */
+/* Powers of ten, with 2 and 5 between them if there are few. */
 function logTicks(low, high, n) {
   const list = [], decades = Math.log10(high / low), every = Math.max(1, Math.ceil(decades / n));
   const between = decades < n / 3 ? [1, 2, 5] : [1];
@@ -108,8 +108,6 @@ function logTicks(low, high, n) {
     }
   return list.length > 1 ? list : ticks(low, high, n).filter(v => v > 0);
 }
-
-/* ---- elements ---- */
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -131,5 +129,5 @@ function part(section, selector) {
   return document.querySelector(`#${section} ${selector}`);
 }
 
-/* What happened on the page, for the self-check. */
+/* Counters of what happened on the page, for the self-check. */
 const check = { errors: [], charts: 0, points: 0, draws: 0, events: 0 };

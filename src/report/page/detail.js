@@ -1,10 +1,10 @@
-/* Level of detail: a million actions are drawn by looking at as many of them as there are
+/* Level of detail: a million actions are drawn by visiting only about as many as there are
  * pixels. */
 
 const CLASSES = [
   { name: "forward", colour: "--forward" },
   { name: "backward", colour: "--backward" },
-  { name: "backward of weights", colour: "--weight" },
+  { name: "weight gradients", colour: "--weight" },
   { name: "recompute", colour: "--recompute" },
   { name: "gather, broadcast", colour: "--gather" },
   { name: "reduce-scatter", colour: "--scatter" },
@@ -16,7 +16,7 @@ const CLASSES = [
 ];
 const OTHER = CLASSES.length - 1;
 
-/* The class of an action by its kind: the first that fits. */
+/* Classifies an action by its kind: the first pattern that matches. */
 const COMMUNICATES = [[/scatter/, 5], [/gather|broadcast|share/, 4], [/send|recv|shift/, 7], [/all.?to.?all|dispatch|return|collect|hand_back/, 8], [/reduce/, 6]];
 const COMPUTES = [[/recompute/, 3], [/weight/, 2], [/backward/, 1], [/forward/, 0], [/update|norm|squares|sums|momentum|orthogonalize/, 9]];
 function classOf(action) {
@@ -26,8 +26,8 @@ function classOf(action) {
 
 const FAN = 8;
 
-/* Events of one row that do not overlap, in order, and above them a tree: a node of a level spans FAN of the level below
-   and knows how long each class was busy in it. */
+/* Non-overlapping events of one row in order, and above them a tree: a node of a level spans FAN
+ * nodes of the level below and records how long each class was busy in it. */
 class Lane {
   constructor(timeline, classes, events) {
     this.timeline = timeline;
@@ -59,8 +59,8 @@ class Lane {
     return level;
   }
 
-  /* Calls event(i) for those that are wider than `least` seconds, and block(begin, end, class, share) for stretches of
-     smaller ones, from t0 to t1. */
+  /* Calls event(i) for those wider than `least` seconds, and block(begin, end, class, share) for
+   * runs of smaller ones, from t0 to t1. */
   visit(t0, t1, least, event, block) {
     const top = this.levels.length, n = top ? this.levels[top - 1].begin.length : this.events.length;
     for (let i = 0; i < n; i++)
@@ -120,7 +120,7 @@ class Lane {
   }
 }
 
-/* A track's events, shared out over as few lanes as keep them apart. */
+/* Distributes a track's events over as few lanes as needed to keep them from overlapping. */
 function makeLanes(timeline, classes, track) {
   const ends = [], counts = [], lane = new Uint8Array(track.count), MOST = 6, slack = 1e-9;
   for (let i = 0; i < track.count; i++) {

@@ -1,4 +1,4 @@
-/* Puts the page together. */
+/* Assembles the page. */
 
 window.addEventListener("error", event => check.errors.push(String(event.message)));
 
@@ -12,7 +12,7 @@ function drawSummary(data) {
     part("summary", ".figures").append(element("div", { class: "figure" }, element("div", { class: "name" }, figure.name), value,
                                                figure.note ? element("div", { class: "note" }, figure.note) : null));
   }
-  const count = data.figures.length; /* one line, or two that are alike */
+  const count = data.figures.length; /* one line, or two of equal length */
   part("summary", ".figures").style.setProperty("--columns", count <= 6 ? count : Math.ceil(count / 2));
   part("summary", ".figures").hidden = count === 0;
   for (const note of data.notes)
@@ -23,13 +23,13 @@ function drawSummary(data) {
   }
 }
 
-/* As the system says, or as chosen; kept where the browser allows it. */
+/* The theme of the system, or the user's choice; stored if the browser allows it. */
 function setUpTheme(changed) {
   const button = document.getElementById("theme"), order = ["auto", "light", "dark"];
   let chosen = "auto";
   try {
     chosen = localStorage.getItem("quadrille-theme") ?? "auto";
-  } catch { /* a page from a file may have no storage */ }
+  } catch { /* a page opened from a file may have no storage */ }
   const apply = () => {
     button.textContent = { auto: "◐ auto", light: "○ light", dark: "● dark" }[chosen];
     if (chosen === "auto")
@@ -42,14 +42,14 @@ function setUpTheme(changed) {
     chosen = order[(order.indexOf(chosen) + 1) % order.length];
     try {
       localStorage.setItem("quadrille-theme", chosen);
-    } catch { /* it is not kept */ }
+    } catch { /* not stored */ }
     apply();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
   apply();
 }
 
-/* Pixels of a canvas that something was drawn on. */
+/* Number of pixels of a canvas that were drawn on. */
 function drawnPixels(canvas) {
   if (!canvas.width || !canvas.height)
     return 0;
@@ -60,7 +60,7 @@ function drawnPixels(canvas) {
   return count;
 }
 
-/* A summary of what is on the page, for tests and for those who doubt it. */
+/* A summary of what the page shows, for tests and for debugging. */
 function selfCheck(view) {
   check.paths = document.querySelectorAll("#curves svg path").length;
   check.memoryBars = document.querySelectorAll("#memory .bar").length;
@@ -85,7 +85,7 @@ if (timelines.length > 0)
   new ActionTable(timelines);
 setUpTheme(() => view.canvas && (view.colours(), view.request()));
 check.readyMs = performance.now() - started;
-/* Once the timeline has its size and is drawn. */
+/* Runs the self-check once the timeline has its size and is drawn. */
 function checkWhenDrawn() {
   if (view.canvas && check.draws === 0)
     requestAnimationFrame(checkWhenDrawn);

@@ -11,7 +11,7 @@ function key(colour) {
   return element("i", { class: "key", style: `background: ${colour}` });
 }
 
-/* Bars beyond this number tell no more than those before them. */
+/* Draws at most this many bars. */
 const MOST_BARS = 96;
 
 function firstOf(bars, count) {
@@ -19,14 +19,12 @@ function firstOf(bars, count) {
     bars.append(element("span", { class: "muted" }, "…"), element("span", { class: "muted" }, `the first ${MOST_BARS} of ${count.toLocaleString("en-US")}`));
 }
 
-/* ---- memory ---- */
-
-/* What stays from step to step is blue, what is on its way orange, activations green. */
+/* Persistent memory is blue, memory in transit orange, activations green. */
 function memoryColour(kind, i) {
   const hue = /moment|master/.test(kind) ? "--weight" : /^parameters/.test(kind) ? "--backward" : /tied gradients|^gradients$/.test(kind) ? "--forward"
     : /gathered|parts of|kept by|before their/.test(kind) ? "--gather" : /activations/.test(kind) ? "--update"
     : /gradients (until|between)/.test(kind) ? "--recompute" : /scratch|logits/.test(kind) ? "--exchange" : "--other";
-  /* Neighbours of the same colour differ in strength. */
+  /* Neighbours of the same hue differ in strength. */
   return `color-mix(in srgb, var(${hue}) ${100 - 24 * (i % 3)}%, var(--panel))`;
 }
 
@@ -49,7 +47,7 @@ function drawMemory(memory) {
       if (bytes > 0)
         bar.append(element("i", { style: `width: ${100 * bytes / scale}%; background: ${colours[k]}`, title: `${memory.kinds[k]}: ${bytesText(bytes)}` }));
     });
-    const marks = [["allocated", rank.allocated, "allocated"], ["outside", rank.resident, "resident peak"], ["capacity", memory.capacity || null, "the device has"]];
+    const marks = [["allocated", rank.allocated, "allocated"], ["outside", rank.resident, "resident peak"], ["capacity", memory.capacity || null, "device memory"]];
     for (const [name, bytes, text] of marks)
       if (bytes !== null && bytes <= scale)
         bar.append(element("b", { class: name, style: `left: calc(${100 * bytes / scale}% - 2px)`, title: `${text}: ${bytesText(bytes)}` }));
@@ -57,8 +55,8 @@ function drawMemory(memory) {
   });
   firstOf(bars, memory.ranks.length);
   const measured = memory.ranks.some(r => r.allocated !== null);
-  part("memory", ".lead").textContent = "The accountant's lines at each rank's peak, planned before the run."
-    + (measured ? " A solid mark is what the trainer took from the device; a dotted one the resident peak of the process, with program, libraries and staging." : "")
+  part("memory", ".lead").textContent = "The memory plan at each rank's peak, computed before the run."
+    + (measured ? " A solid mark is what the trainer allocated on the device; a dotted one is the resident peak of the process, including program, libraries and staging buffers." : "")
     + (memory.capacity > 0 ? ` The device has ${bytesText(memory.capacity)}${totals.some((_, i) => over(i)) ? ": it does not fit" : ""}.` : "");
   memoryTable(memory, totals, colours);
 }
@@ -89,17 +87,15 @@ function memoryTable(memory, totals, colours) {
   table.append(head, body);
 }
 
-/* ---- shares ---- */
-
-const SHARES = [["compute", "--backward"], ["communication that nothing hides", "--scatter"], ["idle", "--idle"]];
+const SHARES = [["compute", "--backward"], ["exposed communication", "--scatter"], ["idle", "--idle"]];
 
 function drawShares(timelines) {
   for (const timeline of timelines) {
     const steps = timeline.steps.length || 1, ranks = timeline.shares.map((s, i) => ({ ...s, ...timeline.ranks[i] }));
     const mean = field => ranks.reduce((sum, r) => sum + r[field] * r.stands_for, 0) / ranks.reduce((sum, r) => sum + r.seconds * r.stands_for, 0);
     const box = element("div", {}, element("h3", {}, `${timeline.name}: ${secondsText(ranks[0].seconds / steps)} per step`));
-    box.append(element("p", { class: "muted" }, `${percentText(mean("compute"))} compute, ${percentText(mean("exposed"))} communication that nothing hides, `
-      + `${percentText(mean("idle"))} idle; ${percentText(mean("communication") - mean("exposed"))} of the time, communication runs behind computation.`));
+    box.append(element("p", { class: "muted" }, `${percentText(mean("compute"))} compute, ${percentText(mean("exposed"))} exposed communication, `
+      + `${percentText(mean("idle"))} idle; ${percentText(mean("communication") - mean("exposed"))} of the time, communication overlaps with computation.`));
     const legend = element("ul", { class: "legend" });
     for (const [name, colour] of [...SHARES, ["hidden communication", "--gather"]])
       legend.append(element("li", {}, key(`var(${colour})`), name));
@@ -115,13 +111,11 @@ function drawShares(timelines) {
     part("shares", ".parts").append(box);
   }
   const piped = timelines.some(t => t.traffic.some(row => ["send", "recv"].includes(row.kind)));
-  part("shares", ".lead").textContent = "Of the time in which a step is under way on any rank. Communication counts as exposed while the same rank computes nothing; "
-    + "it includes waiting for the ranks that come later. " + (piped ? "Waiting for a message of another stage is idle time: the pipeline's bubble. " : "")
-    + "The figure on the right is the share of compute.";
+  part("shares", ".lead").textContent = "Shares of the time in which any rank executes a step. Communication is exposed while the same rank does not compute; "
+    + "it includes waiting for later ranks. " + (piped ? "Waiting for a message from another stage counts as idle: the pipeline bubble. " : "")
+    + "The figure on the right is the compute share.";
   document.getElementById("shares").hidden = timelines.length === 0;
 }
-
-/* ---- traffic ---- */
 
 function drawTraffic(timelines) {
   const busy = timelines.filter(t => t.traffic.length > 0);
@@ -149,12 +143,10 @@ function drawTraffic(timelines) {
     }
     part("traffic", ".parts").append(element("div", { class: "wide" }, element("h3", {}, timeline.name), element("table", {}, head, body)));
   }
-  part("traffic", ".lead").textContent = "Per step. Calls and times are those of one rank on average; sent is by all ranks together; rate is what a rank sends while it communicates. "
-    + "Bars: exposed in the darker colour, hidden behind computation in the lighter; what runs beside another operation of its row counts once.";
+  part("traffic", ".lead").textContent = "Per step. Calls and times are averages per rank; sent is the total of all ranks; rate is what a rank sends while it communicates. "
+    + "Bars: exposed time in the darker colour, time hidden by computation in the lighter; concurrent operations of a row count once.";
   document.getElementById("traffic").hidden = busy.length === 0;
 }
-
-/* ---- actions by name ---- */
 
 class ActionTable {
   constructor(timelines) {
@@ -182,7 +174,7 @@ class ActionTable {
                         { text: "least", field: "least", cell: r => secondsText(r.least) },
                         { text: "most", field: "most", cell: r => secondsText(r.most) });
     this.columns.push({ text: "sent per step", field: "bytes", cell: r => r.bytes > 0 ? bytesText(r.bytes) : "" });
-    part("actions", ".lead").textContent = `Calls and time are those of one rank on average.${this.both ? " An action that only one of the two has is marked –." : ""}`;
+    part("actions", ".lead").textContent = `Calls and time are averages per rank.${this.both ? " An action that exists in only one of the two is marked –." : ""}`;
     this.tools();
     this.draw();
   }
@@ -198,7 +190,7 @@ class ActionTable {
       this.most = this.most === Infinity ? 24 : Infinity;
       this.draw();
     });
-    const fold = element("button", { type: "button", "aria-pressed": this.rows === this.layers }, "layers together");
+    const fold = element("button", { type: "button", "aria-pressed": this.rows === this.layers }, "combine layers");
     fold.addEventListener("click", () => {
       this.rows = this.rows === this.layers ? this.each : this.layers;
       fold.setAttribute("aria-pressed", this.rows === this.layers);
@@ -229,7 +221,7 @@ class ActionTable {
   }
 }
 
-/* Lines of one or two timelines, by action name; times per step and rank. */
+/* Rows of one or two timelines by action name; times per step and rank. */
 function joinNames(timelines) {
   const rows = new Map();
   timelines.forEach((timeline, i) => {
@@ -249,7 +241,7 @@ function joinNames(timelines) {
   return [...rows.values()];
 }
 
-/* "forward block.7" and its like as one line, "forward block.*". */
+/* Combines "forward block.7" and the like into one row, "forward block.*". */
 function foldLayers(rows) {
   const folded = new Map(), sum = (a, b) => a === null || b === null ? a ?? b : a + b;
   for (const r of rows) {

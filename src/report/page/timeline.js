@@ -1,8 +1,8 @@
-/* All ranks and streams over time, on a canvas: only what can be seen is drawn. */
+/* All ranks and streams over time, on a canvas; only the visible part is drawn. */
 
 const GUTTER = 138, AXIS = 24, HEAD = 22;
 
-/* What the page knows of a timeline beyond its data. */
+/* State of a timeline in addition to its data. */
 class Model {
   constructor(timeline) {
     this.timeline = timeline;
@@ -17,7 +17,7 @@ class Model {
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
   }
 
-  /* Where the shared time scale has its zero. */
+  /* The zero of the shared time scale. */
   get origin() { return this.timeline.steps[this.chosen]?.begin ?? 0; }
   get length() {
     const step = this.timeline.steps[this.chosen];
@@ -25,15 +25,15 @@ class Model {
   }
 }
 
-/* What may stand in an action's box, the longest first: "backward block.3 · 2", where 2 is the
+/* Labels for an action's box, the longest first: "backward block.3 · 2", where 2 is the
  * micro-batch, down to "2". */
 function labelsOf(action, several) {
   const names = action.module === undefined ? [action.name] : [action.name, action.module];
   return several && action.microbatch !== undefined ? [...names.map(name => `${name} · ${action.microbatch}`), String(action.microbatch)] : names;
 }
 
-/* When a rank's computation stood still for exchanges inside its actions: [begin, end, begin, end,
- * …] in order. */
+/* When a rank's computation waited for exchanges inside its actions: [begin, end, begin, end, …] in
+ * order. */
 function waitsOf(timeline, tracks) {
   const list = [];
   for (const track of tracks)
@@ -66,7 +66,7 @@ class TimelineView {
     this.resize();
   }
 
-  /* ---- what stands around it ---- */
+  /* Controls and legend. */
 
   lead() {
     const [m] = this.models, t = m.timeline;
@@ -75,7 +75,7 @@ class TimelineView {
       const line = model.timeline, steps = line.steps.length;
       return `${line.begin.length.toLocaleString("en-US")} ${line.name} actions of ${steps} step${steps === 1 ? "" : "s"}`;
     });
-    const folded = all > ranks ? `; ${ranks} of ${all.toLocaleString("en-US")} ranks are drawn, each for those that do the same` : "";
+    const folded = all > ranks ? `; ${ranks} of ${all.toLocaleString("en-US")} ranks are drawn, each representing identical ones` : "";
     part("timeline", ".lead").textContent = `${texts.join(", ")}${folded}.`;
   }
 
@@ -104,7 +104,7 @@ class TimelineView {
     button("−", "zoom out", () => this.zoom(2));
     button("+", "zoom in", () => this.zoom(0.5));
     if (this.models.length > 1) {
-      const mix = button("rank by rank", "each rank's timelines next to each other", () => {
+      const mix = button("rank by rank", "show each rank's timelines next to each other", () => {
         this.mixed = !this.mixed;
         mix.setAttribute("aria-pressed", this.mixed);
         this.layout();
@@ -122,7 +122,7 @@ class TimelineView {
       used.has(i) ? [element("li", {}, element("i", { class: "key", style: `background: var(${c.colour})` }), c.name)] : []));
   }
 
-  /* ---- rows ---- */
+  /* Rows. */
 
   layout() {
     const ranks = this.models.reduce((sum, model) => sum + model.timeline.ranks.length, 0);
@@ -187,7 +187,7 @@ class TimelineView {
     this.request();
   }
 
-  /* Canvases know no variables: resolved once per theme. */
+  /* A canvas does not resolve CSS variables: done once per theme. */
   colours() {
     const probe = element("i");
     document.body.append(probe);
@@ -204,7 +204,7 @@ class TimelineView {
     probe.remove();
   }
 
-  /* ---- the window: seconds from each model's origin ---- */
+  /* The visible window, in seconds from each model's origin. */
 
   showStep() {
     const longest = Math.max(...this.models.map(model => model.length)) || 1e-6;
@@ -227,7 +227,7 @@ class TimelineView {
     this.request();
   }
 
-  /* Around a share of the width. */
+  /* Zooms around a position, as a share of the width. */
   zoom(factor, share = 0.5) {
     const whole = Math.max(...this.models.map(model => model.end)) * 1.5 || 1;
     const length = Math.min(whole, (this.t1 - this.t0) * factor), middle = this.t0 + (this.t1 - this.t0) * share;
@@ -243,7 +243,7 @@ class TimelineView {
   x(time) { return GUTTER + (time - this.t0) / (this.t1 - this.t0) * this.plot; }
   time(x) { return this.t0 + (x - GUTTER) / this.plot * (this.t1 - this.t0); }
 
-  /* ---- drawing ---- */
+  /* Drawing. */
 
   request() {
     this.frame ??= requestAnimationFrame(() => {
@@ -351,7 +351,7 @@ class TimelineView {
   drawRow(g, row, y) {
     const { lane, model } = row, origin = model.origin, scale = this.plot / (this.t1 - this.t0), left = GUTTER - this.t0 * scale;
     const { action } = model.timeline, pick = this.hover;
-    let past = -1; /* blocks of less than a pixel are drawn once per pixel */
+    let past = -1; /* blocks narrower than a pixel are drawn once per pixel */
     g.font = "11px system-ui, sans-serif";
     g.textBaseline = "middle";
     lane.visit(this.t0 + origin, this.t1 + origin, 1.4 / scale, (i, begin, end) => {
@@ -386,7 +386,8 @@ class TimelineView {
     });
   }
 
-  /* Of the font that actions have; measuring is slow, and there are few different texts. */
+  /* Width in the font of actions; cached, because measuring is slow and there are few distinct
+   * texts. */
   textWidth(g, text) {
     this.widths ??= new Map();
     if (!this.widths.has(text))
@@ -394,8 +395,8 @@ class TimelineView {
     return this.widths.get(text);
   }
 
-  /* Pales those parts of what a rank computes in which it waits; where they are narrower than
-   * pixels, nothing is to be seen. */
+  /* Fades the parts of a rank's computation in which it waits; parts narrower than a pixel are not
+   * visible. */
   drawWaits(g, row, y) {
     const list = row.model.waits?.[row.track.rank], origin = row.model.origin, scale = this.plot / (this.t1 - this.t0);
     if (!list || row.talks)
@@ -416,7 +417,7 @@ class TimelineView {
     g.globalAlpha = 1;
   }
 
-  /* The first rank over the whole time, with the window on it. */
+  /* The first rank over the whole trace, with the visible window marked. */
   drawOverview() {
     const g = this.overview.getContext("2d"), width = this.overview.clientWidth, [model] = this.models;
     const scale = (width - GUTTER - 10) / (model.end || 1), x = t => GUTTER + t * scale;
@@ -447,7 +448,7 @@ class TimelineView {
     g.lineWidth = 1;
   }
 
-  /* ---- the hand ---- */
+  /* Mouse, touch and keyboard. */
 
   listen() {
     const canvas = this.canvas;
@@ -490,7 +491,7 @@ class TimelineView {
     return (event.clientX - this.canvas.getBoundingClientRect().left - GUTTER) / this.plot;
   }
 
-  /* A plain wheel scrolls the page and the rows. */
+  /* A plain wheel event scrolls the page and the rows. */
   wheel(event) {
     if (event.ctrlKey || event.metaKey) {
       event.preventDefault();
@@ -536,11 +537,11 @@ class TimelineView {
   }
 }
 
-/* What an action says when the hand is on it. */
+/* Tooltip of an action. */
 function eventText(model, track, id) {
   const t = model.timeline, action = t.actions[t.action[id]], rank = t.ranks[track.rank], seconds = t.seconds[id], step = t.steps[t.step[id]];
   const rows = [
-    ["rank", [rank.label, rank.place, rank.stands_for > 1 ? `stands for ${rank.stands_for.toLocaleString("en-US")}` : ""].filter(Boolean).join(", ")],
+    ["rank", [rank.label, rank.place, rank.stands_for > 1 ? `represents ${rank.stands_for.toLocaleString("en-US")}` : ""].filter(Boolean).join(", ")],
     ["stream", t.streams[track.stream]],
     ["step", `${step.step}, ${secondsText(Math.max(0, t.begin[id] - step.begin))} after it began`],
     ["micro-batch", action.microbatch],
