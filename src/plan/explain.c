@@ -217,7 +217,7 @@ static qd_status explain_axes(const qd_search *s)
 qd_status qd_plan_explain_none(const qd_search *s)
 {
     if (s->report->late)
-        return QD_FAIL(QD_USAGE, "the time limit ended the search before it found a layout that fits: set some of the axes");
+        return QD_FAIL(QD_USAGE, "the clock ended the search before it found a layout that fits: set some of the axes");
     if (s->report->too_large > 0)
         return explain_size(s);
     qd_status status = s->report->refusal[0] ? QD_FAIL(QD_USAGE, "%s", s->report->refusal) : explain_axes(s);

@@ -1,6 +1,6 @@
-/* libFuzzer target of the readers of documents: text with a separator line, and .jsonl. The first
- * byte chooses. Lines of objects are documents or one named refusal; text gives the bytes and the
- * documents that a slow reading finds. */
+/* libFuzzer target of the document readers: text with a separator line, and .jsonl; the first byte
+ * selects one. A .jsonl input is accepted or refused with its line; text must give the same bytes
+ * and documents as a slow reference reader. */
 #define _GNU_SOURCE
 #include "data/encode.h"
 
@@ -40,7 +40,8 @@ static qd_status on_tokens(void *context, const int32_t *tokens, int64_t count)
     return QD_OK;
 }
 
-/* Line by line: one that is the separator, with or without a carriage return, ends a document. */
+/* The reference: a line that equals the separator, with or without a carriage return, ends a
+ * document. */
 static void read_slowly(const uint8_t *text, size_t length, outcome *o)
 {
     bool begins = true;

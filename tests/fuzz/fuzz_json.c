@@ -1,6 +1,5 @@
-/* libFuzzer target of the JSON reader and writer (headers, manifests, lines of objects): any bytes
- * are one value or one refusal that gives its place; what is read and written again reads as the
- * same text. */
+/* libFuzzer target of the JSON reader and writer: any bytes are one value or one error with its
+ * position; a value that is written and read again gives the same text. */
 #include "base/text/json.h"
 
 #include <quadrille/json_writer.h>
@@ -55,7 +54,7 @@ static void put(qd_json_writer *w, const char *key, const qd_json_node *node)
     }
 }
 
-/* The depth that the writer keeps. */
+/* The nesting depth, which the writer limits. */
 static int depth_of(const qd_json_node *node)
 {
     int deepest = 0;
@@ -96,7 +95,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         qd_json_destroy(collected);
         return 0;
     }
-    assert(collected); /* it reads more, and what is read here as the same text */
+    assert(collected); /* it accepts more, and reads what is accepted here identically */
     qd_json_kind kind = qd_json_kind_of(qd_json_root(first));
     if ((kind == QD_JSON_LIST || kind == QD_JSON_OBJECT) && depth_of(qd_json_root(first)) <= DEEP) {
         qd_strbuf once = {0}, twice = {0};

@@ -1,5 +1,5 @@
-/* libFuzzer target of the configuration reader: any bytes are a configuration or one clear refusal;
- * one that is accepted reads back to the same text. */
+/* libFuzzer target of the configuration reader: any bytes are a configuration or one clear error;
+ * an accepted configuration is saved and read back to the same text. */
 #include "spec/config/config.h"
 
 #include <assert.h>
@@ -10,7 +10,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static qd_options *fresh; /* copied: a copy costs less than the checks of the table */
+    static qd_options *fresh; /* copied for each input: cheaper than validating the table */
     qd_options *options = NULL, *again = NULL;
     qd_option_table table = qd_config_table();
     char *first = NULL, *second = NULL;

@@ -1,9 +1,9 @@
-/* libFuzzer target of the safetensors reader: any bytes are refused, or every tensor lies inside
+/* libFuzzer target of the safetensors reader: any bytes are refused, or every tensor is inside
  * them.
  *
  * The first eight bytes, the length of the header, would stop nearly every mutation. So each input
- * is tried as it is, and once more as header alone, with its length in front and `last byte` bytes
- * of data behind. */
+ * is tried as it is, and once more as a header alone, with its length in front and `last byte`
+ * bytes of data behind. */
 #include "ckpt/safetensors.h"
 
 #include <assert.h>
@@ -39,7 +39,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     try_bytes(data, size);
     if (size == 0)
         return 0;
-    /* A block of this very length: a step outside it is seen. */
+    /* A block of exactly this length, so that ASan sees an access outside it. */
     size_t header = size - 1, behind = data[size - 1], whole = 8 + header + behind;
     unsigned char *bytes = calloc(1, whole);
     assert(bytes);

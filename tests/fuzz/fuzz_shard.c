@@ -1,9 +1,8 @@
-/* libFuzzer target of the shard reader: bytes from anywhere are refused or read without a step
- * outside them.
+/* libFuzzer target of the shard reader: any bytes are refused or read without an access outside
+ * them.
  *
- * Checksums would stop every mutation at the door. So each input is tried as it is, and, when it is
- * long enough, once more with its checksums made right, so that what lies behind them is reached
- * too. */
+ * Checksums would stop every mutation early. So each input is tried as it is and, if it is long
+ * enough, once more with corrected checksums, so that the code behind them is reached too. */
 #include "data/shard.h"
 #include "data/shard_impl.h"
 
@@ -43,8 +42,8 @@ static void try_both(const void *bytes, size_t size)
     }
 }
 
-/* Makes the fixed fields and the checksums right, as far as the counts allow; the counts and
- * offsets stay wild, or, when the input asks for it, become those that fit its size. */
+/* Corrects the fixed fields and the checksums, as far as the counts allow. The counts and offsets
+ * stay arbitrary or, if the input selects it, become those that fit its size. */
 static void repair(unsigned char *bytes, size_t size)
 {
     shard_header *h = (shard_header *)bytes;
@@ -81,7 +80,7 @@ static void repair(unsigned char *bytes, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    /* A copy of this very length: aligned, and red zones at both ends. */
+    /* A copy of exactly this length: aligned, with red zones at both ends. */
     unsigned char *bytes = calloc(1, size ? size : 1);
     assert(bytes);
     if (size > 0)

@@ -1,6 +1,6 @@
-/* Encoding and decoding of any bytes, with the pattern that the first byte chooses: they come back;
- * the cache changes nothing; a text cut where qd_tokenizer_cut says has the tokens of the whole;
- * the patterns written by hand end. */
+/* libFuzzer target of encoding and decoding, with the pattern selected by the first byte: decoding
+ * restores the bytes; the cache changes nothing; a text cut where qd_tokenizer_cut() allows has the
+ * tokens of the whole; the hand-written patterns terminate. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>
@@ -11,7 +11,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { PATTERNS = 4 };
 static qd_tokenizer *tokenizers[PATTERNS];
-static qd_encoder *kept[PATTERNS]; /* their caches live through all inputs */
+static qd_encoder *kept[PATTERNS]; /* their caches are kept across inputs */
 
 static void prepare(void)
 {

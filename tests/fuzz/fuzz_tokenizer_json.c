@@ -1,5 +1,5 @@
-/* tokenizer.json: anything is read or refused. What is read encodes, decodes, and is written so
- * that it reads again. */
+/* libFuzzer target of tokenizer.json: any bytes are read or refused. A tokenizer that is read can
+ * encode and decode, and is saved such that it can be read again. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>
@@ -19,7 +19,7 @@ static void use(const qd_tokenizer *tokenizer, const char *text, size_t length)
     qd_encode_options options = qd_encode_options_default();
     options.special = QD_SPECIAL_ALLOW;
     options.frame = true;
-    /* A pattern may give up on a text, which is a status. */
+    /* A pattern may reach its match limit, which is an error status. */
     if (qd_encoder_encode(encoder, text, length, &options, &tokens) == QD_OK &&
         qd_tokenizer_decode(tokenizer, tokens.ids, tokens.count, false, &back) != QD_OK)
         abort();

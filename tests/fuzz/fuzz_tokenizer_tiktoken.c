@@ -1,6 +1,7 @@
-/* tiktoken files: the first byte chooses the encoding, the rest is put before or behind the lines
- * of all bytes, so that many inputs are whole vocabularies. One in four that is read also encodes
- * its own text: an encoder costs more than the file. */
+/* libFuzzer target of tiktoken files. The first byte selects the encoding; the rest is put before
+ * or after the lines of all single bytes, so that many inputs are complete vocabularies. One in
+ * four that is read also encodes its own text: creating an encoder costs more than reading the
+ * file. */
 #include <quadrille/tokenizer.h>
 
 #include <stdint.h>
@@ -9,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* The lines of all bytes, made once: they cost more than reading them. */
+/* The lines of all single bytes, formatted once: that costs more than reading them. */
 static void put_bytes(qd_strbuf *file)
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";

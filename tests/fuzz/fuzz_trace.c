@@ -1,5 +1,5 @@
-/* libFuzzer target of the reader of traces: any text is a timeline that can be drawn, or one
- * refusal that names the file. */
+/* libFuzzer target of the trace reader: any text is a timeline that can be drawn, or one error that
+ * names the file. */
 #include "report/report_impl.h"
 
 #include <assert.h>

@@ -1,5 +1,5 @@
-/* Gives a fuzz target the inputs that are kept in the repository, so that they are tried by every
- * build: fuzz_x FOLDER. */
+/* Runs a fuzz target on the seeds of the repository, so that every build tries them: fuzz_x
+ * FOLDER. */
 #include "base/text/strbuf.h"
 
 #include <dirent.h>
@@ -27,7 +27,7 @@ int main(int argc, char **argv)
             fprintf(stderr, "%s\n", qd_error_message());
             return 1;
         }
-        printf("%s\n", path); /* the last line names the input that fails */
+        printf("%s\n", path); /* the last line names the failing input */
         fflush(stdout);
         LLVMFuzzerTestOneInput((const uint8_t *)text, length);
         free(text);

@@ -1,4 +1,5 @@
-/* Layouts beside the first choice: published ones, and what the report says of those that lose. */
+/* Comparison of given layouts with the first choice: published layouts, and the reasons reported
+ * for those that are slower. */
 #include <quadrille/plan.h>
 
 #include <math.h>
@@ -17,7 +18,7 @@
 
 static qd_plan_report report; /* tens of kilobytes */
 
-/* Plans the run with "key=value …" set beside it. */
+/* Plans the run and compares "key=value …" with it. */
 static const qd_plan_against *beside(const char *cluster, const char *run, const char *layout)
 {
     char words[512];
@@ -38,7 +39,7 @@ static bool says(const qd_plan_against *a, const char *word)
     return false;
 }
 
-/* The first choice beside itself is neither behind nor needs words. */
+/* The first choice compared with itself is not slower and needs no explanation. */
 static void itself(void **state)
 {
     (void)state;
@@ -57,12 +58,12 @@ static void itself(void **state)
     qd_options_destroy(same);
 }
 
-/* Each loser is told what it loses: by stages that wait, by the axis that communicates, by
+/* The report names what each slower layout loses: waiting stages, communication of an axis,
  * memory. */
 static void why_it_loses(void **state)
 {
     (void)state;
-    const char *run = L8 "parallel.ranks=16 train.global_batch=64 parallel.tp=1 parallel.pp=1"; /* the layout has its own */
+    const char *run = L8 "parallel.ranks=16 train.global_batch=64 parallel.tp=1 parallel.pp=1"; /* the layout sets its own */
     const qd_plan_against *a = beside("h100", run, "parallel.pp=8 parallel.zero=1 train.micro_batch=8 train.recompute=full");
     assert_true(a->behind > 0.3 && says(a, "waiting for other stages"));
     a = beside("h100", run, "parallel.tp=16 parallel.zero=1 train.micro_batch=1");
@@ -75,7 +76,7 @@ static void why_it_loses(void **state)
     assert_true(!a->possible && strstr(a->refusal, "another model, batch"));
 }
 
-/* Experts are cut, and products of tp in pieces, where that is asked for or wins. */
+/* Experts are split, and GEMMs of tp are cut into pieces, if requested or if it is faster. */
 static void pieces_and_cut_experts(void **state)
 {
     (void)state;
@@ -94,8 +95,8 @@ static void pieces_and_cut_experts(void **state)
     assert_int_equal(report.choices[0].tp_overlap, 1);
 }
 
-/* Published layouts that are quick to plan (`quadrille bench plans` does all): near the first
- * choice, or told why not. */
+/* Published layouts that are quick to plan (`quadrille bench plans` runs all): close to the first
+ * choice, or with reasons. */
 static void published(void **state)
 {
     (void)state;
@@ -124,8 +125,8 @@ static bool is_same(const qd_plan_choice *a, const qd_plan_choice *b)
            strcmp(a->recompute, b->recompute) == 0 && strcmp(a->schedule, b->schedule) == 0;
 }
 
-/* What the first look saw roughly is not listed beside the same layout, and the first ten are
- * exact: seconds times MFU is the same work. */
+/* An estimate of the coarse pass is not listed in addition to the same layout, and the first ten
+ * are exact: seconds times MFU is the same work. */
 static void choices_are_exact_and_distinct(void **state)
 {
     (void)state;
@@ -153,9 +154,9 @@ static const qd_plan_choice *listed(const char *schedule)
     return NULL;
 }
 
-/* zb_v and dualpipe_v leave next to no bubble, dualpipe_v with less in memory: where zb_v must
- * compute activations again and dualpipe_v need not, it comes first. With fewer than two
- * micro-batches per stage it is passed over, which is no refusal. */
+/* zb_v and dualpipe_v have almost no bubble, dualpipe_v with less memory: it comes first if zb_v
+ * must recompute activations and dualpipe_v need not. With fewer than two micro-batches per stage
+ * it is skipped, which is not an error. */
 static void schedules_by_memory(void **state)
 {
     (void)state;

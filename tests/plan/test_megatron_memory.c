@@ -1,5 +1,5 @@
-/* What Megatron-LM and we both hold from step to step: parameters, gradients and optimizer state of
- * the last rank, against what Megatron's own tests measured on 8 H100
+/* Persistent memory compared with Megatron-LM: parameters, gradients and optimizer state of the
+ * last rank against what Megatron's own tests measured on 8 H100
  * (data/published/megatron_memory.json, memory allocated after a step). */
 #include "base/text/json.h"
 #include "sim/step.h"
@@ -17,7 +17,7 @@
 #include "support/ok.h"
 #include "support/simulated.h"
 
-/* Libraries' workspaces and random states, the same in all cases: cuBLAS takes 32 MiB per handle,
+/* Library workspaces and random states, the same in all cases: cuBLAS takes 32 MiB per handle,
  * Transformer Engine and NCCL the rest. */
 static const double LIBRARIES = 105e6;
 
@@ -33,8 +33,8 @@ static long number(const qd_json_node *c, const char *key, long otherwise)
     return text[0] ? strtol(text, NULL, 10) : otherwise;
 }
 
-/* Experts, latent attention, fp8, Megatron's FSDP, other optimizers and models that are not plain
- * transformers are left out. */
+/* Excludes experts, latent attention, fp8, Megatron's FSDP, other optimizers and models that are
+ * not plain transformers. */
 static bool is_plain(const qd_json_node *c)
 {
     static const char *const others[] = {"num-experts",
@@ -53,14 +53,14 @@ static bool is_plain(const qd_json_node *c)
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (argument(c, others[i])[0])
             return false;
-    /* Cases that defer gradients of the embedding, or normalise queries and keys by layer, hold
+    /* Cases that defer gradients of the embedding, or normalize queries and keys per layer, keep
      * more than we do. */
     return qd_json_as_int(qd_json_member(c, "n_gpus"), &gpus) && gpus == 8 && strncmp(id, "golden-gpt-", 11) == 0 && !strstr(id, "defer") &&
            !strstr(id, "qk_layer");
 }
 
-/* With a pipeline, Megatron's last stage keeps optimizer state for its copy of a tied table: as we
- * do for one that is not tied. */
+/* With a pipeline, Megatron's last stage keeps optimizer state for its copy of a tied embedding, as
+ * we do for an untied one. */
 static double state_of(const qd_json_node *c, long pp)
 {
     char words[1024], layers[128] = "";

@@ -1,4 +1,4 @@
-/* Rules of thumb as scenarios: following the rule wins, and where its condition does not hold,
+/* Rules of thumb as scenarios: following a rule wins, and where its condition does not hold,
  * breaking it does not lose. */
 #include <quadrille/status.h>
 
@@ -30,7 +30,7 @@ static double exposed(const qd_sim_report *r, const char *axis)
     return 0.0;
 }
 
-/* tp inside the fast domain: across nodes every layer's sums go over the network. */
+/* tp inside the fast domain: across nodes the reductions of every layer use the network. */
 static void tensor_parallelism_inside_the_node(void **state)
 {
     (void)state;
@@ -39,12 +39,13 @@ static void tensor_parallelism_inside_the_node(void **state)
     qd_sim_report inside = simulated("h100", words, 8), across = simulated("h100", words, 16);
     faster(inside, across, 1.2);
     assert_true(exposed(&across, "tp") > 2.0 * exposed(&inside, "tp"));
-    /* Where the fast domain has 72 accelerators, 16 are inside it. */
+    /* If the fast domain has 72 accelerators, 16 are inside it. */
     qd_sim_report wide = simulated("gb200", words, 16);
     assert_true(exposed(&wide, "tp") < 0.5 * exposed(&across, "tp"));
 }
 
-/* Products split too finely fill the accelerator less, even without the cost of the sums. */
+/* GEMMs that are split too finely use the accelerator less well, even if reductions cost
+ * nothing. */
 static void no_fine_splits(void **state)
 {
     (void)state;
@@ -56,7 +57,7 @@ static void no_fine_splits(void **state)
     assert_true(eight.memory_seconds + eight.launch_seconds > 0.4 * (two.memory_seconds + two.launch_seconds));
 }
 
-/* Model parallelism only until it fits; data parallelism for the rest. */
+/* Model parallelism only until the model fits; data parallelism for the rest. */
 static void data_parallelism_for_the_rest(void **state)
 {
     (void)state;
@@ -65,15 +66,15 @@ static void data_parallelism_for_the_rest(void **state)
     qd_sim_report plain = simulated("h100", words, 1), split = simulated("h100", words, 4);
     assert_true(plain.fits && split.fits);
     faster(plain, split, 1.05);
-    /* A model that does not fit without needs it. */
+    /* A model that does not fit without it needs it. */
     qd_sim_report large =
         simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=1");
     assert_false(large.fits);
     assert_true(simulated("h100", L70 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.tp=8").fits);
 }
 
-/* The lowest stage that fits: zero 3 gathers what zero 1 has, which slow links show; where memory
- * is short it is the one that fits. */
+/* The lowest stage that fits: zero 3 gathers what zero 1 keeps, which is visible on slow links; if
+ * memory is short it is the one that fits. */
 static void lowest_zero_stage(void **state)
 {
     (void)state;
@@ -88,7 +89,7 @@ static void lowest_zero_stage(void **state)
     assert_true(simulated("h100", short_words, 3).fits);
 }
 
-/* Stages 1 and 2 leave activations: recompute or split them. */
+/* Stages 1 and 2 do not reduce activations: recompute or split them. */
 static void activations_are_left(void **state)
 {
     (void)state;
@@ -100,7 +101,7 @@ static void activations_are_left(void **state)
     assert_true(simulated("h100", L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=256 train.micro_batch=4 parallel.tp=8").fits);
 }
 
-/* Accumulate when communication is slow for the batch: one sum for many micro-batches. */
+/* Accumulate if communication is slow for the batch: one reduction for many micro-batches. */
 static void accumulation(void **state)
 {
     (void)state;
@@ -113,7 +114,7 @@ static void accumulation(void **state)
     assert_true(simulated("h200", fast, 64).tokens_per_second < 1.15 * simulated("h200", fast, 8).tokens_per_second);
 }
 
-/* The gathers of sharded parameters hide behind computation when they are started ahead of use. */
+/* The gathers of sharded parameters are hidden by computation if they are started ahead of use. */
 static void prefetch_hides_gathers(void **state)
 {
     (void)state;
@@ -122,7 +123,7 @@ static void prefetch_hides_gathers(void **state)
     assert_true(exposed(&ahead, "dp") < 0.1 * ahead.step_seconds);
     assert_true(exposed(&late, "dp") > 3.0 * exposed(&ahead, "dp"));
     faster(ahead, late, 1.05);
-    /* A small batch on a slow network leaves nothing to hide behind. */
+    /* A small batch on a slow network leaves nothing to hide them. */
     qd_sim_report slow =
         simulated("h100", L8 "parallel.ranks=64 parallel.zero=3 train.global_batch=64 train.micro_batch=1 network.bandwidth_gbs=3");
     assert_true(exposed(&slow, "dp") > 0.5 * slow.step_seconds);
@@ -138,8 +139,8 @@ static void sequence_parallelism(void **state)
     assert_true(with.step_seconds < 1.02 * without.step_seconds);
 }
 
-/* A torus carries what neighbours exchange as well as a switch with the same links; what all send
- * to all it does not. */
+/* A torus is as good as a switch with the same links for exchanges with neighbours, but not for
+ * all-to-all. */
 static void torus_and_switch(void **state)
 {
     (void)state;
@@ -151,7 +152,7 @@ static void torus_and_switch(void **state)
     assert_true(torus.step_seconds < 1.1 * pod.step_seconds);
 }
 
-/* Pipelines across slow links: a stage sends an activation per micro-batch where tp sends several
+/* Pipelines across slow links: a stage sends one activation per micro-batch where tp sends several
  * per layer. */
 static void pipelines_across_slow_links(void **state)
 {
@@ -162,7 +163,7 @@ static void pipelines_across_slow_links(void **state)
 }
 
 /* The bubble: (p - 1)/(m + p - 1) of the time under 1F1B; many micro-batches, interleaving or the
- * halves of zero-bubble schedules shrink it. */
+ * split backward passes of zero-bubble schedules shrink it. */
 static void pipelines_need_micro_batches(void **state)
 {
     (void)state;
@@ -180,8 +181,8 @@ static void pipelines_need_micro_batches(void **state)
     faster(halves, plain, 1.03);
 }
 
-/* Whole backward passes of a schedule that halves some of them hide the exchanges of tp behind
- * products, as 1F1B's do. */
+/* In schedules that split only some backward passes, the whole ones overlap the exchanges of tp
+ * with GEMMs, as 1F1B's do. */
 static void whole_passes_hide_tensor_parallelism(void **state)
 {
     (void)state;
@@ -189,13 +190,13 @@ static void whole_passes_hide_tensor_parallelism(void **state)
                            "parallel.schedule=%s";
     qd_sim_report plain = simulated("h100", words, "1f1b"), pairs = simulated("h100", words, "dualpipe_v");
     assert_true(exposed(&pairs, "tp") < 1.05 * exposed(&plain, "tp"));
-    /* Halves that run apart still gather rows for one weight gradient beside another. */
+    /* Split halves still overlap the gather of rows for one weight gradient with another. */
     qd_sim_report halves = simulated("h100", words, "zb_h1");
     assert_true(exposed(&halves, "tp") < 1.3 * exposed(&plain, "tp"));
 }
 
-/* Context parallelism for long sequences: their activations do not fit, and tp cannot go beyond the
- * node. */
+/* Context parallelism for long sequences: their activations do not fit, and tp cannot extend beyond
+ * the node. */
 static void context_parallelism_for_long_sequences(void **state)
 {
     (void)state;
@@ -204,12 +205,13 @@ static void context_parallelism_for_long_sequences(void **state)
                         "train.micro_batch=1 parallel.cp=%d";
     assert_false(simulated("h100", words, 1).fits);
     assert_true(simulated("h100", words, 16).fits);
-    /* Short ones gain nothing from it. */
+    /* Short sequences gain nothing from it. */
     const char *brief = L8 "parallel.ranks=64 parallel.zero=1 train.global_batch=128 train.micro_batch=1 parallel.cp=%d";
     faster(simulated("h100", brief, 1), simulated("h100", brief, 4), 1.02);
 }
 
-/* Experts: ep keeps them whole, tp cuts each; inside the node, across which dispatch costs more. */
+/* Experts: ep keeps them whole, tp splits each; inside the node, because dispatch across nodes
+ * costs more. */
 static void experts_before_tensors(void **state)
 {
     (void)state;
@@ -219,15 +221,15 @@ static void experts_before_tensors(void **state)
     qd_sim_report whole = simulated("h100", words, 1, 8), cut = simulated("h100", words, 8, 1);
     faster(whole, cut, 1.1);
     assert_true(exposed(&whole, "ep") < 0.2 * whole.step_seconds);
-    /* A node of two, and eight experts lie on four nodes. */
+    /* With nodes of two, eight experts are spread over four nodes. */
     qd_sim_report apart = simulated(
         "h100", "model.preset=mixtral-8x7b data.seq=4096 train.precision=bf16 parallel.ranks=64 parallel.zero=1 train.global_batch=128 "
                 "train.micro_batch=1 parallel.bucket_mb=100 parallel.tp=1 parallel.ep=8 node.size=2");
     assert_true(exposed(&apart, "ep") > 2.0 * exposed(&whole, "ep"));
 }
 
-/* Eight choices on four nodes: rows that go to each node once spare the network; inside a node
- * there is nothing to spare. */
+/* Eight choices on four nodes: sending rows to each node once reduces network traffic; inside a
+ * node there is nothing to save. */
 static void experts_once_per_node(void **state)
 {
     (void)state;

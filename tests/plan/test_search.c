@@ -1,5 +1,5 @@
-/* What the search takes into account: memory that is kept free, host memory, sequences that are too
- * few, types that a model needs; and that its answer is the same on every machine.
+/* What the search takes into account: reserved memory, host memory, too few sequences, dtypes that
+ * a model needs; and that its answer is the same on every machine.
  * ctest: wrap qd_clock_now */
 #include <quadrille/plan.h>
 
@@ -19,7 +19,7 @@
 
 static qd_plan_report report, other; /* tens of kilobytes */
 
-/* A clock that goes on by so many seconds whenever it is read; 0: the machine's. */
+/* A clock that advances by this many seconds whenever it is read; 0: the real clock. */
 static double tick, ticked;
 double __real_qd_clock_now(void);
 double __wrap_qd_clock_now(void);
@@ -44,7 +44,7 @@ static bool says(const qd_plan_report *r, const char *word)
     return false;
 }
 
-/* 4 % stay free, or what accelerator.reserve says; simulate still compares with all of it. */
+/* 4 % stay free, or accelerator.reserve; simulate still compares with all of it. */
 static void some_memory_is_kept_free(void **state)
 {
     (void)state;
@@ -68,7 +68,8 @@ static void some_memory_is_kept_free(void **state)
     qd_error_clear();
 }
 
-/* State in host memory is the last resort, and is said; what the user has set is not overruled. */
+/* Optimizer state in host memory is the last resort, and is reported; settings of the user are not
+ * overruled. */
 static void offload_where_nothing_else_fits(void **state)
 {
     (void)state;
@@ -92,7 +93,7 @@ static void offload_where_nothing_else_fits(void **state)
     qd_error_clear();
 }
 
-/* One sequence on eight accelerators: cp is tried, and each of its modes. */
+/* One sequence on eight accelerators: cp is tried, with each of its modes. */
 static void context_parallelism_for_one_sequence(void **state)
 {
     (void)state;
@@ -104,7 +105,7 @@ static void context_parallelism_for_one_sequence(void **state)
         for (int m = 0; m < 3; m++)
             seen[m] = seen[m] || strcmp(report.choices[i].cp_mode, modes[m]) == 0;
     assert_true(seen[0] && seen[1] && seen[2]);
-    /* A choice is what its keys simulate to. */
+    /* A choice simulates to the same result when its keys are set. */
     for (int i = 0; i < report.count; i++) {
         if (strcmp(report.choices[i].cp_mode, "ulysses") != 0)
             continue;
@@ -117,7 +118,8 @@ static void context_parallelism_for_one_sequence(void **state)
         qd_simulation_destroy(s);
         qd_options_destroy(o);
     }
-    /* The mode that the user has given stays; where sequences suffice, short ones are not cut. */
+    /* A mode that the user has set stays; if there are enough sequences, short ones are not
+     * split. */
     ok(plan("h100", L8 "data.seq=8192 parallel.ranks=8 train.global_batch=1 parallel.cp_mode=gather", &report));
     for (int i = 0; i < report.count; i++)
         assert_true(report.choices[i].cp == 1 || strcmp(report.choices[i].cp_mode, "gather") == 0);
@@ -126,8 +128,8 @@ static void context_parallelism_for_one_sequence(void **state)
         assert_int_equal(report.choices[i].cp, 1);
 }
 
-/* The router's bias counts tokens beside the gradients: auto gives it fp32 gradients, and a refusal
- * is not called a lack of memory. */
+/* The router's bias counts tokens next to the gradients: auto gives it fp32 gradients, and a
+ * refusal is not reported as a lack of memory. */
 static void gradients_of_a_router_with_a_bias(void **state)
 {
     (void)state;
@@ -139,7 +141,7 @@ static void gradients_of_a_router_with_a_bias(void **state)
     assert_int_equal(plan("h800", DEEPSEEK "train.grad_dtype=bf16", &report), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "model.router_bias_rate"));
     qd_error_clear();
-    /* Where some do not fit and others are refused, both are said. */
+    /* If some do not fit and others are refused, both are reported. */
     assert_int_equal(plan("h800",
                           "model.preset=deepseek-v3-gqa parallel.ranks=2048 data.seq=4096 train.global_batch=2048 train.precision=bf16 "
                           "train.grad_dtype=bf16 parallel.tp=8 parallel.pp=1 parallel.zero=1",
@@ -149,8 +151,8 @@ static void gradients_of_a_router_with_a_bias(void **state)
     qd_error_clear();
 }
 
-/* A machine on which every look at the clock finds a second gone gives the answer of one that takes
- * no time; one that is slow beyond measure says so. */
+/* A machine on which every reading of the clock takes a second gives the same answer as one that
+ * takes no time; an extremely slow one reports it. */
 static void the_clock_does_not_decide(void **state)
 {
     (void)state;

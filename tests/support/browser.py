@@ -1,6 +1,8 @@
-"""Chromium without a window, through its debugging pipe: loads a page, runs scripts, moves the mouse, takes pictures.
+"""Headless Chromium through its debugging pipe: loads a page, runs scripts, moves the mouse, takes
+screenshots.
 
-Needs no package but the browser: messages are JSON ended by NUL on file descriptors 3 (to it) and 4 (from it).
+Needs no package but the browser: messages are NUL-terminated JSON on file descriptors 3 (to the
+browser) and 4 (from it).
 """
 import base64
 import json
@@ -24,7 +26,7 @@ class Browser:
 
     def __init__(self, width=1400, height=1000):
         self.size = (width, height)
-        self.console = []  # what the page complained about
+        self.console = []  # errors and warnings of the page
         self.number = 0
         self.buffer = b""
 
@@ -34,7 +36,7 @@ class Browser:
         self.from_it, from_it = os.pipe()
 
         def pipes():
-            # Through high numbers, so that none of the two is overwritten before it is moved.
+            # Through high numbers, so that neither is overwritten before it is moved.
             high = [os.dup2(to_it, 63), os.dup2(from_it, 64)]
             os.dup2(high[0], 3)
             os.dup2(high[1], 4)
@@ -62,7 +64,7 @@ class Browser:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def receive(self, seconds):
-        """The next message, or None when none came in time."""
+        """The next message, or None after the timeout."""
         end = time.monotonic() + seconds
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.from_it], [], [], max(0.0, end - time.monotonic()))
@@ -76,7 +78,7 @@ class Browser:
         return json.loads(message)
 
     def note(self, message):
-        """Keeps complaints, and requests that leave the machine."""
+        """Records errors, warnings, and requests that leave the machine."""
         method, data = message.get("method"), message.get("params", {})
         if method == "Runtime.exceptionThrown":
             self.console.append(data["exceptionDetails"].get("exception", {}).get("description", "exception"))
@@ -106,14 +108,14 @@ class Browser:
         raise TimeoutError(f"{method}: no answer in {seconds} s")
 
     def value(self, script, seconds=60):
-        """What an expression of the page gives; a promise is waited for."""
+        """The value of an expression on the page; promises are awaited."""
         result = self.ask("Runtime.evaluate", seconds, expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"].get("exception", {}).get("description", script))
         return result["result"].get("value")
 
     def open(self, path, dark=False, seconds=60):
-        """Loads a file and waits until its self-check is there, which is returned."""
+        """Loads a file, waits for its self-check and returns it."""
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self.ask("Page.navigate", url="file://" + os.path.abspath(path))
         end = time.monotonic() + seconds
@@ -122,14 +124,14 @@ class Browser:
             if text:
                 return json.loads(text)
             time.sleep(0.05)
-        raise TimeoutError(f"{path}: the page did not get ready in {seconds} s; {self.console}")
+        raise TimeoutError(f"{path}: the page was not ready within {seconds} s; {self.console}")
 
     def mouse(self, kind, x, y, **more):
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def picture(self, scale=1.0, whole=True):
-        """A PNG of the page, or of what is in the window."""
+        """A PNG of the page, or of its visible part."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize" if whole else "cssVisualViewport"]
         area = {"x": size.get("x", size.get("pageX")), "y": size.get("y", size.get("pageY")),
                 "width": size.get("width", size.get("clientWidth")), "height": size.get("height", size.get("clientHeight"))}
@@ -138,7 +140,7 @@ class Browser:
 
 
 def pixels(png):
-    """Width, height and the rows of an 8-bit RGB or RGBA picture, as bytes per row; and the bytes of a pixel."""
+    """Width, height, rows and bytes per pixel of an 8-bit RGB or RGBA image; each row as bytes."""
     at, packed = 8, b""
     while at < len(png):
         length, kind = struct.unpack(">I4s", png[at:at + 8])

@@ -1,3 +1,4 @@
+/* Reads golden fixtures with the safetensors reader and compares tensors with them. */
 #include "support/golden.h"
 
 #include "model/field_table.h"
@@ -64,8 +65,6 @@ void qd_golden_close(qd_golden *g)
     free(g);
 }
 
-/* ---- looking things up ---- */
-
 int qd_golden_count(const qd_golden *g)
 {
     return qd_safetensors_count(g->file);
@@ -97,7 +96,7 @@ const char *qd_golden_metadata(const qd_golden *g, const char *key)
     return qd_safetensors_metadata(g->file, key);
 }
 
-/* The value at a dotted path of the config, NULL when there is none. */
+/* The value at a dotted path of the config; NULL if there is none. */
 static const qd_json_node *config_at(const qd_golden *g, const char *path)
 {
     const qd_json_node *at = g->config ? qd_json_root(g->config) : NULL;
@@ -131,7 +130,7 @@ qd_status qd_golden_config_double(const qd_golden *g, const char *path, double *
 
 qd_status qd_golden_config_bool(const qd_golden *g, const char *path, bool *value)
 {
-    return qd_json_as_bool(config_at(g, path), value) ? QD_OK : no_value(g, path, "truth value");
+    return qd_json_as_bool(config_at(g, path), value) ? QD_OK : no_value(g, path, "boolean");
 }
 
 qd_status qd_golden_config_string(const qd_golden *g, const char *path, const char **value)
@@ -150,8 +149,6 @@ qd_status qd_golden_model(const qd_golden *g, qd_model *m)
     *m = qd_model_default(arch);
     return qd_model_read(g->config, qd_json_root(g->config), m);
 }
-
-/* ---- comparing ---- */
 
 double qd_norm_of(const float *a, int64_t count)
 {
@@ -183,7 +180,7 @@ double qd_relative_error(const float *a, const float *b, int64_t count, double r
         double d = (double)a[i] - b[i];
         sum += d * d;
     }
-    if (!isfinite(sum)) /* also when both are infinite: inf − inf is NaN */
+    if (!isfinite(sum)) /* also if both are infinite: inf − inf is NaN */
         return INFINITY;
     if (sum == 0)
         return 0;

@@ -1,4 +1,4 @@
-"""What tests of whole runs on a GPU share."""
+"""Shared by tests of whole runs on a GPU."""
 import os
 import sys
 import unittest
@@ -7,8 +7,8 @@ import program
 
 TEXT = os.path.join(program.SOURCE, "examples", "data", "king-james.txt")
 # 25 M parameters on bytes: large enough for bf16 to matter, small enough for 200 steps in seconds.
-# At the default rate, 1e-3, the first steps are wild: on the CPU, too, two layouts in bf16 are 0.02
-# apart after 18 steps, and 0.04 from fp32; at 1e-4 0.0003 and 0.002.
+# At the default rate of 1e-3 the first steps are unstable: on the CPU too, two bf16 layouts differ
+# by 0.02 after 18 steps, and by 0.04 from fp32; at 1e-4 by 0.0003 and 0.002.
 SMALL = ["model.layers=8", "model.hidden=512", "model.heads=8", "model.kv_heads=4", "data.seq=256", "train.global_batch=16",
          "train.lr=1e-4"]
 
@@ -41,7 +41,7 @@ def has_device():
 
 
 def main():
-    """77, the status of a skipped test, where there is no GPU."""
+    """Exits with 77, the status of a skipped test, if there is no GPU."""
     if not has_device():
         sys.exit(77)
     unittest.main()

@@ -1,7 +1,8 @@
-"""Several machines on one: each has its own network, name, processes, shared memory and clock, made of Linux namespaces.
+"""Several simulated machines on one: each has its own network, name, processes, shared memory and
+clock, made of Linux namespaces.
 
-The test itself moves into namespaces first (enter()), in which the machines are then made: when it ends, however it ends, the
-system takes all of them away, with all that runs there.
+The test itself first moves into namespaces (enter()), in which the machines are created. When it
+ends, in whatever way, the kernel removes them all with everything that runs in them.
 """
 import os
 import shutil
@@ -15,7 +16,7 @@ _PACKAGES = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2",
 
 
 def _outer():
-    """A command that runs another as root of namespaces of its own; root elsewhere is not needed where users may have namespaces."""
+    """A command that runs another as root of its own namespaces; needs no root privileges where users may create namespaces."""
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     return ["unshare", *user, "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
 
@@ -26,14 +27,14 @@ def _skip(why):
 
 
 def enter():
-    """Goes on in namespaces of its own, in this process's place; ends the test as skipped where there are none."""
+    """Continues in new namespaces, replacing this process; skips the test if there are none."""
     if os.environ.get(_INSIDE):
         return
     missing = [f"{tool} (of package {package})" for tool, package in _PACKAGES.items() if not shutil.which(tool)]
     if missing:
         _skip(f"needs {', '.join(missing)}")
     if "Open MPI" not in subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False).stdout:
-        _skip("needs Open MPI's mpirun, which can be told how to reach a host")
+        _skip("needs Open MPI's mpirun, which can be configured how to reach a host")
     probe = "ip link add lan type bridge && ip link add one type veth peer name two && unshare --uts --time --fork hostname other"
     result = subprocess.run([*_outer(), "sh", "-c", probe], capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -43,19 +44,19 @@ def enter():
 
 
 class Host:
-    """One machine. The first has the test's process numbers, so that it can enter the others; each of these has its own."""
+    """One machine. The first shares the PID namespace of the test, so that it can enter the others; each of these has its own."""
 
     def __init__(self, name, number, clock):
         self.name, self.link, self.address = name, f"lan{number}", f"10.77.0.{number + 1}"
         self.kinds = ["--net", "--mount", "--uts", "--ipc", *(["--pid"] if number else [])]
-        # The first process waits for children, also for those that lost their parents.
+        # The first process reaps children, including orphans.
         first = "mount -t tmpfs tmpfs /dev/shm && hostname $0 && echo made && while :; do sleep 1000 & wait; done"
         if number:
             first = f"mount -t proc proc /proc && {first}"
         command = ["unshare", *self.kinds, "--time", f"--monotonic={clock}", "--fork", "--kill-child", "sh", "-c", first, name]
         self.holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         if self.holder.stdout.readline() != "made\n":
-            raise OSError(f"host {name} could not be made")
+            raise OSError(f"host {name} could not be created")
         with open(f"/proc/{self.holder.pid}/task/{self.holder.pid}/children", encoding="ascii") as file:
             self.first = int(file.read())
         _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", str(self.first))
@@ -64,11 +65,11 @@ class Host:
             subprocess.run(self.enter("ip", *words.split()), check=True)
 
     def enter(self, *command):
-        """The command, as it runs on this machine."""
+        """The command line that runs a command on this machine."""
         return ["nsenter", "--target", str(self.first), *self.kinds, "--time", *command]
 
     def processes(self):
-        """The numbers, here, of all its processes but those that hold it."""
+        """Process ids, in the test's namespace, of all its processes but those that keep it alive."""
         network, found = os.readlink(f"/proc/{self.first}/ns/net"), []
         for name in os.listdir("/proc"):
             try:
@@ -80,7 +81,7 @@ class Host:
         return found
 
     def unplug(self):
-        """The network is gone; nobody is told."""
+        """Takes the network down; no process is notified."""
         _ip("link", "set", self.link, "down")
 
     def plug(self):
@@ -99,7 +100,7 @@ def _ip(*arguments):
 
 
 class Hosts:
-    """Machines in one network, of which the first starts MPI's jobs. folder: seen by all, as on a network file system."""
+    """Machines in one network; the first starts MPI jobs. folder: visible to all, as on a network file system."""
 
     def __init__(self, names, folder):
         _ip("link", "set", "lo", "up")
@@ -120,7 +121,7 @@ class Hosts:
             raise
 
     def _write_agent(self):
-        """What mpirun takes for ssh: `enter-host NAME WORDS...`, with the environment of a login and nothing else."""
+        """mpirun's replacement for ssh: `enter-host NAME WORDS...`, with the environment of a login and nothing else."""
         cases = "".join(f"{h.name}) enter='{' '.join(h.enter())}';;\n" for h in self.hosts)
         root = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
         login = f"env -i HOME={os.environ.get('HOME', '/')} PATH={os.environ['PATH']} {root}"
@@ -130,8 +131,8 @@ class Hosts:
         os.chmod(self.agent, 0o755)
 
     def mpirun(self, slots, **parameters):
-        """The beginning of a command that starts slots[i] ranks on host i, with MCA parameters. When one ends with another status
-        than 0, mpirun ends the others at once, not after a second."""
+        """The start of a command line that runs slots[i] ranks on host i, with MCA parameters. If one exits with a status other
+        than 0, mpirun kills the others immediately, not after a second."""
         where = ",".join(f"{h.name}:{n}" for h, n in zip(self.hosts, slots) if n)
         chosen = {"plm_rsh_agent": self.agent, "orte_tmpdir_base": self.folder, "odls_base_sigkill_timeout": 0, **parameters}
         settings = [word for name, value in chosen.items() for word in ("--mca", name, str(value))]

@@ -1,3 +1,4 @@
+/* Builds configurations from words and from golden fixtures. */
 #include "support/layout.h"
 
 #include <stdio.h>
@@ -24,8 +25,8 @@ qd_options *layout_options(const char *words)
     return options;
 }
 
-/* QUADRILLE_DEVICE=cuda runs the models of any test on a GPU that all ranks share, with kernels
- * that repeat their bits. */
+/* QUADRILLE_DEVICE=cuda runs the models of any test on a GPU that all ranks share, with
+ * deterministic kernels. */
 static const char *chosen_device(void)
 {
     const char *device = getenv("QUADRILLE_DEVICE");
@@ -45,7 +46,7 @@ qd_config layout_config(const char *words)
     static const char *const no_text = "";
     config.data = (qd_data_config){no_text, no_text, no_text, no_text, no_text, 0.0, false, false};
     config.run_dir = no_text;
-    static _Thread_local char file[4096]; /* the options go; ranks that are threads each have their own */
+    static _Thread_local char file[4096]; /* outlives the options; one per thread, as ranks may be threads */
     snprintf(file, sizeof file, "%s", config.pipeline.file);
     config.pipeline.file = file;
     config.device = chosen_device();

@@ -1,3 +1,4 @@
+/* Draws random valid layouts. */
 #include "support/layout_sample.h"
 
 #include "base/rng.h"
@@ -27,7 +28,7 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
         cp = degrees[layout_sample_below(s, 3)];
     } while (tp * pp * dp * cp > 8 || tp * pp * dp * cp == 1);
     int model = layout_sample_below(s, count);
-    /* Experts fold the same ranks in their own way, and want the rows of sp. */
+    /* Experts fold the same ranks in their own way, and need the rows of sp. */
     int experts = models[model].experts, ep = experts ? degrees[layout_sample_below(s, 3)] : 1,
         etp = experts ? degrees[layout_sample_below(s, 2)] : 1;
     if (tp * cp * dp % (ep * etp) != 0)
@@ -40,17 +41,17 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
                                               "parallel.schedule=interleaved ", "parallel.schedule=zb_v ",
                                               dp <= 2 ? "parallel.schedule=dualpipe_v " : "parallel.schedule=1f1b ")
                                      : CHOOSE("parallel.schedule=1f1b ", "parallel.schedule=gpipe ", "parallel.schedule=zb_h1 ");
-    if (strstr(schedule, "dualpipe")) { /* wants four micro-batches on two ranks */
+    if (strstr(schedule, "dualpipe")) { /* needs four micro-batches on two ranks */
         micro = "train.micro_batch=1 ";
         schedule = dp > 2 ? "parallel.schedule=zb_v " : schedule;
     }
-    /* Ulysses hands out heads: each rank of tp must have one for each of cp. */
+    /* Ulysses distributes heads: each rank of tp must have one for each rank of cp. */
     const char *mode = cp == 1 ? ""
                        : cp * tp <= models[model].heads
                            ? CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ", "parallel.cp_mode=ulysses ")
                            : CHOOSE("parallel.cp_mode=ring ", "parallel.cp_mode=gather ");
-    /* Half of the layouts with experts send rows once per node, of which the experts lie on two or
-     * four. */
+    /* Half of the layouts with experts send rows once per node, with the experts on two or four
+     * nodes. */
     char nodes[64] = "";
     if (ep > 1 && strstr(sync, "microbatch"))
         snprintf(nodes, sizeof nodes, "parallel.dispatch=node parallel.nodes=%d ",
@@ -61,7 +62,7 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
-    /* Groups of two keep parameters between the passes, where they have all experts. */
+    /* Groups of two keep parameters between the passes, if they have all experts. */
     const char *kept =
         zero == 3 && overlap[0] == '\0' && dp * cp % 2 == 0 && 2 * tp % (ep * etp) == 0 ? "parallel.reshard_after_forward=2 " : "";
     snprintf(

@@ -1,6 +1,6 @@
 /* Seeded samples of all layouts of up to eight ranks: degrees of every axis, ZeRO stages,
- * schedules, sequence parallelism, recompute, when gradients are summed, how experts are laid
- * out. */
+ * schedules, sequence parallelism, recompute, timing of gradient reduction, placement of
+ * experts. */
 #ifndef QD_TESTS_SUPPORT_LAYOUT_SAMPLE_H
 #define QD_TESTS_SUPPORT_LAYOUT_SAMPLE_H
 
@@ -19,8 +19,9 @@ typedef struct layout_sample {
     uint64_t seed, drawn;
 } layout_sample;
 
-int layout_sample_below(layout_sample *sample, int below); /* a number from 0 on */
-/* A layout of one of the models, as words; `kind` gets what decides the bits. Returns the model. */
+int layout_sample_below(layout_sample *sample, int below); /* uniform in [0, below) */
+/* Draws a layout of one of the models, as words; `kind` gets the settings that affect rounding.
+ * Returns the model. */
 int layout_sample_draw(layout_sample *sample, const layout_model *models, int count, char *words, size_t size, char *kind,
                        size_t kind_size);
 #endif

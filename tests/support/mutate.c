@@ -1,9 +1,8 @@
+/* Applies one mutation to copies of step programs. */
 #include "support/mutate.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- ops ---- */
 
 static bool takes_op(const qd_op *op, const mutation *m)
 {
@@ -125,8 +124,6 @@ static bool mutate_op(qd_program *p, const mutation *m, qd_arena *arena)
     return false;
 }
 
-/* ---- actions ---- */
-
 static bool touches(const qd_program *p, const qd_action *a, int param)
 {
     const qd_storage *s = &p->storage;
@@ -150,8 +147,8 @@ static bool takes_action(const qd_program *p, int at, const mutation *m)
     return !m->param || (param >= 0 && touches(p, a, param));
 }
 
-/* Copies what a program shares with the one it is a copy of; dependencies name actions by number:
- * those from `at` on move by `by`. */
+/* Copies the arrays that a program shares with its original. Dependencies are action numbers: those
+ * from `at` on are shifted by `by`. */
 static void own_actions(qd_program *p, int at, int by, qd_arena *arena)
 {
     qd_action *actions = QD_ARENA_NEW(arena, qd_action, p->action_count + 1);
@@ -165,7 +162,7 @@ static void own_actions(qd_program *p, int at, int by, qd_arena *arena)
 
 void mutate_drop_action(qd_program *p, int at, qd_arena *arena)
 {
-    own_actions(p, at, -1, arena); /* what waited for it waits for the one before */
+    own_actions(p, at, -1, arena); /* what waited for it waits for the previous one */
     for (int i = 0; i < p->dep_count; i++)
         p->deps[i] = p->deps[i] < 0 ? 0 : p->deps[i];
     memmove(&p->actions[at], &p->actions[at + 1], (size_t)(p->action_count - at - 1) * sizeof *p->actions);
@@ -252,7 +249,8 @@ static bool mutate_param(qd_program *p, const mutation *m)
         p->norm[param].holders = (int)m->number;
         return true;
     case PLACE_TP:
-        *place = m->number == 0 ? (qd_place){QD_REPLICATE, 0, 0} : (qd_place){QD_SHARD, (int8_t)(m->number - 1), 0};
+        *place = m->number == 0 ? (qd_place){QD_REPLICATE, 0, 0}
+                                : (qd_place){QD_SHARD, (int8_t)(m->number - 1), 0};
         return true;
     default:
         return false;

@@ -1,11 +1,10 @@
-/* What must work in a test. cmocka.h comes first. */
+/* Assertion of success in tests. Include cmocka.h first. */
 #ifndef QD_TESTS_SUPPORT_OK_H
 #define QD_TESTS_SUPPORT_OK_H
 
 #include <quadrille/status.h>
 
-/* Fails the test, with the message and the places it came through, unless the call returns
- * QD_OK. */
+/* Fails the test with the error message and trace unless the call returns QD_OK. */
 #define ok(call)                                                               \
     do {                                                                       \
         if ((call) != QD_OK)                                                   \

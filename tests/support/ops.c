@@ -1,3 +1,4 @@
+/* The kernel test harness: devices, random inputs, guard zones, comparisons and speed. */
 #include "support/ops.h"
 
 #include "support/sample.h"
@@ -12,9 +13,9 @@
 
 enum { GUARD = 256, SAMPLES = QD_TEST_SANITIZED ? 1 : 10, THREAD_MOST = 3 };
 
-/* "best": no name given to the CPU device, which then takes the best; that it does is tried on one
- * case per kernel, the cases themselves are run on the same kernels under their name. "cuda": the
- * first GPU, in deterministic mode. */
+/* "best": the CPU device without a name, which chooses the best instruction set; that choice is
+ * tested with one case per kernel, the cases themselves run on the same kernels by name. "cuda":
+ * the first GPU, in deterministic mode. */
 static const char *const isas[] = {"best", "avx512", "avx2", "neon", "generic", "cuda"};
 const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"avx512", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
@@ -22,7 +23,7 @@ static qd_device *kept[ISA_COUNT][THREAD_MOST + 1];
 
 static uint64_t run_seed, random_state;
 
-/* ---- randomness: splitmix64, enough for test inputs ---- */
+/* Random numbers: splitmix64, sufficient for test inputs. */
 
 static uint64_t next_word(void)
 {
@@ -42,8 +43,6 @@ double ops_normal(void)
     double radius = sqrt(-2 * log(1 - ops_uniform()));
     return radius * cos(6.283185307179586 * ops_uniform());
 }
-
-/* ---- devices ---- */
 
 static qd_status create_device(const char *isa, int threads, qd_device **device)
 {
@@ -107,8 +106,6 @@ void ops_assert_fails(qd_status got, qd_status status, const char *text)
     qd_error_clear();
 }
 
-/* ---- tensors ---- */
-
 static int64_t tensor_count(const ops_tensor *t)
 {
     return t->role == OPS_ABSENT ? 0 : t->rows * t->ld;
@@ -171,8 +168,8 @@ static int list_tensors(const ops_op *op, const void *c, ops_tensor *t)
     return count;
 }
 
-/* One case: tensors, their values as doubles before (v) and expected after (w), and raw bytes as
- * given to the kernel. */
+/* One case: tensors, their values as doubles before (v) and expected after (w), and the raw bytes
+ * for the kernel. */
 typedef struct instance {
     const ops_op *op;
     const void *c;
@@ -237,7 +234,7 @@ static void instance_close(instance *in)
     }
 }
 
-/* Addresses for the kernel; device allocations go to `base`. */
+/* Addresses for the kernel; device allocations are recorded in `base`. */
 static void upload(const instance *in, qd_device *device, void **base, void **p)
 {
     qd_stream *stream = qd_device_compute_stream(device);
@@ -272,8 +269,6 @@ static void release(const instance *in, qd_device *device, void **base)
     }
 }
 
-/* ---- checks ---- */
-
 static void check_untouched(const instance *in, int i, const char *got, const char *isa)
 {
     const ops_tensor *t = &in->t[i];
@@ -281,8 +276,8 @@ static void check_untouched(const instance *in, int i, const char *got, const ch
     for (int j = 0; j < in->count; j++)
         shared = shared || in->t[j].shares == i + 1;
     int64_t size = (int64_t)qd_dtype_size(t->dtype), end = GUARD + in->bytes[i];
-    /* Most tensors are right as a whole, or have no gaps between their rows; the search is for the
-     * others. */
+    /* Most tensors match as a whole, or have no gaps between their rows; only the others are
+     * searched. */
     const char *was = in->raw[i];
     bool search = shared ? t->ld != t->cols || memcmp(got, was, GUARD) != 0 || memcmp(got + end, was + end, GUARD) != 0
                          : memcmp(got, was, (size_t)(end + GUARD)) != 0;
@@ -310,7 +305,7 @@ static double check_values(const instance *in, int i, const char *payload, const
                      in->op->kernel, in->text, isa, t->name, (long long)(j / t->ld), (long long)(j % t->ld), b,
                      (unsigned long long)run_seed);
         if (a == b || (isnan(a) && isnan(b)))
-            a = b = isfinite(b) ? b : 0; /* equal infinities do not enter the norms */
+            a = b = isfinite(b) ? b : 0; /* equal infinities do not contribute to the norms */
         difference += (a - b) * (a - b);
         size += b * b;
         count++;
@@ -322,8 +317,8 @@ static double check_values(const instance *in, int i, const char *payload, const
     return norm > 0 ? error / norm : 0;
 }
 
-/* Numerical derivative of the loss at a sample of elements, against the reference's and the
- * kernel's gradient. */
+/* Compares the numerical derivative of the loss at a sample of elements with the gradients of the
+ * reference and of the kernel. */
 static void check_gradient(const instance *in, int pair, const char *const *payload, const char *isa)
 {
     int of = in->op->gradients[pair].of, grad = in->op->gradients[pair].grad;
@@ -362,7 +357,7 @@ static void check_gradient(const instance *in, int pair, const char *const *payl
     if (!(sqrt(off_reference) <= 1e-5 * norm))
         fail_msg("%s %s: the reference's gradient of '%s' is off by %.3g of the numerical one's norm %.4g (--seed %llu)",
                  in->op->kernel, in->text, t->name, sqrt(off_reference) / norm, norm, (unsigned long long)run_seed);
-    /* a sample scatters more than the whole */
+    /* A sample has a larger error than the whole. */
     if (!(sqrt(off_kernel) <= 10 * fmax(g->tol, 1e-5) * norm))
         fail_msg("%s %s on %s: gradient of '%s' is off by %.3g of the numerical one's norm %.4g (--seed %llu)",
                  in->op->kernel, in->text, isa, t->name, sqrt(off_kernel) / norm, norm,
@@ -376,14 +371,14 @@ typedef struct job {
     uint64_t seed;
 } job;
 
-/* The instruction sets that this run of the program tries. */
+/* The instruction sets that this run of the program tests. */
 static struct {
     const char *isa[ISA_COUNT];
     int count;
 } tried;
 
-/* Runs the kernel on one instruction set. CPU: with 1, 2 and 3 compute threads. GPU: the same
- * device three times. */
+/* Runs the kernel on one instruction set. CPU: with 1, 2 and 3 compute threads. GPU: three times on
+ * the same device. */
 static void run_on(const job *j, const instance *of, const char *isa, bool gradients)
 {
     instance in = *of;
@@ -420,7 +415,7 @@ static void run_on(const job *j, const instance *of, const char *isa, bool gradi
                 check_values(&in, i, payload[i], isa);
             int at = in.t[i].shares ? in.t[i].shares - 1 : i;
             if (run > 1 && memcmp(got[i], first[i], (size_t)in.bytes[at] + 2 * GUARD) != 0)
-                fail_msg("%s %s on %s: '%s' has other bits %s %d than %s 1 (--seed %llu)", j->op->kernel, in.text, isa,
+                fail_msg("%s %s on %s: '%s' is not bit-identical %s %d and %s 1 (--seed %llu)", j->op->kernel, in.text, isa,
                          in.t[i].name, cuda ? "in run" : "with threads:", run, cuda ? "in run" : "with",
                          (unsigned long long)run_seed);
         }
@@ -439,8 +434,9 @@ static void run_on(const job *j, const instance *of, const char *isa, bool gradi
         free(first[i]);
 }
 
-/* Inputs and reference are the same for all instruction sets. So are numerical gradients of the
- * reference, which the first set checks; a GPU, whose tolerance may be another, again. */
+/* Inputs and reference are shared by all instruction sets, and so are numerical gradients of the
+ * reference, which the first set checks; they are checked again for a GPU, whose tolerance may
+ * differ. */
 static void test_case(void **state)
 {
     const job *j = *state;
@@ -459,8 +455,6 @@ static void test_case(void **state)
     instance_close(&in);
 }
 
-/* ---- speed ---- */
-
 static void print_speed(const ops_op *op, const void *c, const char *isa, int threads)
 {
     instance in;
@@ -469,7 +463,7 @@ static void print_speed(const ops_op *op, const void *c, const char *isa, int th
     qd_stream *stream = qd_device_compute_stream(device);
     void *base[OPS_TENSORS], *p[OPS_TENSORS];
     upload(&in, device, base, p);
-    /* An accelerator is given several calls at once, so that waiting for it does not count. */
+    /* An accelerator gets several calls in a row, so that waiting for it is not measured. */
     int calls = qd_device_get_caps(device)->host_memory ? 1 : 20;
     double best = INFINITY, spent = 0;
     for (int i = 0; i < 3 || (spent < 0.3 && i < 200); i++) {
@@ -492,11 +486,9 @@ static void print_speed(const ops_op *op, const void *c, const char *isa, int th
     instance_close(&in);
 }
 
-/* ---- main ---- */
-
 int ops_main(int argc, char **argv, const ops_op *ops, int op_count, const struct CMUnitTest *more, int more_count)
 {
-    run_seed = 1; /* a suite gives the same verdict twice; other numbers are a matter of --seed */
+    run_seed = 1; /* reproducible by default; --seed selects other inputs */
     const char *only = NULL, *cases = "";
     bool speed = false;
     int threads = 1;

@@ -1,3 +1,4 @@
+/* Trains a layout for a few steps and compares its outcome with that of one rank. */
 #include "support/outcome.h"
 
 #include <math.h>
@@ -39,7 +40,7 @@ outcome outcome_run(const char *words, qd_random_tokens random)
         trained_ok(qd_team_call(team, trained_count, &after));
         int64_t planned = (after.planned - after.uneven) / config.world + after.rows - before.rows;
         if (after.sent - before.sent != planned || (after.planned - after.uneven) % config.world != 0)
-            fail_msg("%s: %lld bytes were sent, planned and dispatched were %lld", words, (long long)(after.sent - before.sent),
+            fail_msg("%s: %lld bytes were sent, but %lld were planned and dispatched", words, (long long)(after.sent - before.sent),
                      (long long)planned);
         r.rounds = after.rounds;
         r.losses[s] = out.loss;
@@ -58,7 +59,7 @@ void outcome_free(outcome *r)
     free(r->weights);
 }
 
-/* Tensor by tensor: ‖a−b‖ ≤ OUTCOME_TOLERANCE · max(‖b‖, 1e-3 · RMS norm over all tensors). */
+/* Per tensor: ‖a−b‖ ≤ OUTCOME_TOLERANCE · max(‖b‖, 1e-3 · RMS norm over all tensors). */
 static void compare_tensors(const char *words, const char *what, const qd_ledger *l, const float *a, const float *b)
 {
     double squares = 0.0;

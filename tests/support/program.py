@@ -1,4 +1,4 @@
-"""Runs the program in tests: small configurations, what it prints, what it leaves behind."""
+"""Runs the program in tests: small configurations, its output, and what it leaves behind."""
 import fcntl
 import json
 import os
@@ -16,7 +16,7 @@ PROGRAM = os.environ["QUADRILLE"]
 SOURCE = os.environ["QUADRILLE_SOURCE"]
 SANITIZED = os.environ.get("QUADRILLE_SANITIZE", "none") != "none"
 MPIRUN = shutil.which("mpirun")
-# A file that anyone can open and that refuses every line of text (EINVAL): it takes a number.
+# A file that anyone can open and that refuses every line of text (EINVAL): it accepts a number.
 TAKES_NO_TEXT = "/proc/self/oom_score_adj"
 
 # A model that takes milliseconds per step.
@@ -43,18 +43,18 @@ class ProgramTest(unittest.TestCase):
         return self.path(name)
 
     def run_program(self, *arguments, launcher=(), environment=None, timeout=100):
-        # MPI libraries leave memory behind.
+        # MPI libraries leak memory.
         leaks = {"ASAN_OPTIONS": "detect_leaks=0"} if SANITIZED and (launcher or "run.backend=mpi" in arguments) else {}
         return subprocess.run([*launcher, PROGRAM, *arguments], cwd=self.folder, capture_output=True, text=True,
                               timeout=timeout, env={**os.environ, **leaks, **(environment or {})}, check=False)
 
     @staticmethod
     def run_anywhere(*arguments, timeout=100):
-        """Without a folder or a corpus."""
+        """Runs the program without a folder or a corpus."""
         return subprocess.run([PROGRAM, *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
     def on_terminal(self, *arguments, columns=80, status=0, launcher=(), **environment):
-        """What the program writes to a terminal."""
+        """The output of the program on a terminal."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         everything = {**os.environ, **environment}
@@ -64,7 +64,7 @@ class ProgramTest(unittest.TestCase):
             try:
                 while part := os.read(ours, 65536):
                     output += part
-            except OSError:  # the last process that had it open has ended
+            except OSError:  # the last process that had it open has exited
                 pass
             os.close(ours)
         self.assertEqual(run.returncode, status, output.decode())
@@ -79,7 +79,7 @@ class ProgramTest(unittest.TestCase):
         return result
 
     def one_line(self, result, status, *parts):
-        """Exit status, and exactly one line of error that holds the parts."""
+        """Checks the exit status, and that the error is exactly one line that contains the parts."""
         self.assertEqual(result.returncode, status, result.stdout + result.stderr)
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         self.assertTrue(result.stderr.startswith("quadrille: "), result.stderr)
@@ -91,14 +91,14 @@ class ProgramTest(unittest.TestCase):
             return [json.loads(line) for line in file]
 
     def numbers(self, folder):
-        """What must not depend on how the run was carried out, as written: bit by bit."""
+        """The metrics that must not depend on the layout, as written: for bit-identical comparison."""
         kept = ("step", "loss", "grad_norm", "lr", "tokens")
         with open(os.path.join(self.folder, folder, "metrics.jsonl"), encoding="utf-8") as file:
             return [[json.loads(line, parse_float=str)[key] for key in kept] for line in file]
 
 
 def processes(mark):
-    """Ids of living processes (zombies too) that have `mark` in their arguments, except this one."""
+    """Ids of running processes (zombies too) with `mark` in their arguments, except this one."""
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -113,7 +113,7 @@ def processes(mark):
 
 
 def rank_of(pid):
-    """Rank of a local rank's process; None for a launcher or a process that is gone."""
+    """Rank of a local rank's process; None for a launcher or a process that has exited."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             for item in file.read().split(b"\0"):
@@ -125,7 +125,7 @@ def rank_of(pid):
 
 
 def shared_files():
-    """Names in the places where shared memory and temporary files would be left."""
+    """Names in the folders where shared memory and temporary files could be left behind."""
     names = set()
     for folder in ("/dev/shm", "/tmp", "/var/tmp"):
         if os.path.isdir(folder):
@@ -135,7 +135,7 @@ def shared_files():
 
 
 def wait_until(condition, seconds):
-    """The first true value of condition(), or the last one when the time is over."""
+    """The first true value of condition(), or the last one after the timeout."""
     end = time.monotonic() + seconds
     while True:
         value = condition()

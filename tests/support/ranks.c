@@ -1,3 +1,5 @@
+/* Starts ranks as threads, processes or MPI ranks, collects their results and enforces a time
+ * limit. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* memfd_create */
 #endif
@@ -39,8 +41,8 @@ const char *qd_ranks_mode_name(qd_ranks_mode mode)
 bool qd_ranks_mode_available(qd_ranks_mode mode)
 {
 #if defined(__SANITIZE_THREAD__)
-    /* The thread sanitizer sees threads; between processes there is nothing for it to see, only
-     * time to spend. */
+    /* The thread sanitizer checks threads; it cannot check anything between processes and would
+     * only be slow. */
     if (mode != QD_RANKS_THREADS && mode != QD_RANKS_DEVICE)
         return false;
 #endif
@@ -52,7 +54,7 @@ static qd_ranks_body find_body(const char *name)
 {
     for (int i = 0; i < table_count; i++)
         if (strcmp(table[i].name, name) == 0) return table[i].body;
-    fprintf(stderr, "no test body is called %s\n", name);
+    fprintf(stderr, "there is no test body %s\n", name);
     return NULL;
 }
 
@@ -63,7 +65,7 @@ static void pause_ms(int ms)
 }
 
 /* Runs the body on a joined world and fills the result. As in a real program, a rank that fails
- * aborts the world, and one that succeeds waits for nobody. */
+ * aborts the world, and one that succeeds does not wait for the others. */
 static void run_body(qd_ranks_body body, qd_comm *world, qd_ranks_call *call, double began, qd_ranks_result *result)
 {
     result->status = body(world, call);
@@ -76,7 +78,7 @@ static void run_body(qd_ranks_body body, qd_comm *world, qd_ranks_call *call, do
     result->returned = true;
 }
 
-/* ---- threads ---- */
+/* Threads. */
 
 typedef struct thread_rank {
     pthread_t thread;
@@ -113,7 +115,7 @@ static void *thread_main(void *context)
     return NULL;
 }
 
-/* Threads cannot be killed: a test that hangs ends its process, loudly. */
+/* Threads cannot be killed: a test that hangs ends its process with a message. */
 static void *watchdog_main(void *context)
 {
     double limit = *(double *)context;
@@ -149,7 +151,7 @@ static qd_status run_threads(const char *name, qd_ranks_mode mode, int size, con
     return QD_OK;
 }
 
-/* ---- processes ---- */
+/* Processes. */
 
 static pid_t spawn(char *const argv[], int output)
 {
@@ -164,7 +166,7 @@ static pid_t spawn(char *const argv[], int output)
     _exit(98);
 }
 
-/* Waits for all; kills stopped ones when the rest is done, and everybody at the limit. */
+/* Waits for all processes; kills stopped ones when the others are done, and all at the limit. */
 static qd_status wait_processes(pid_t *pids, int count, double limit, qd_local_world *world, bool tell)
 {
     double began = qd_clock_now();
@@ -212,7 +214,7 @@ static qd_status run_processes(const char *name, int size, const qd_ranks_option
         qd_local_world_destroy(world);
         return QD_FAIL(QD_SYSTEM, "no memory file for results: %s", strerror(errno));
     }
-    int world_fd = dup(qd_local_world_fd(world)); /* the copy survives exec */
+    int world_fd = dup(qd_local_world_fd(world)); /* the duplicate survives exec */
     double began = qd_clock_now();
     pid_t pids[MOST_RANKS];
     for (int r = 0; r < size; r++) {
@@ -253,9 +255,9 @@ static int process_main(char **argv)
     return written == (ssize_t)sizeof result ? 0 : 1;
 }
 
-/* ---- MPI ---- */
+/* MPI. */
 
-/* Adds to a sanitizer's options, for a child; returns what they were. */
+/* Appends to a sanitizer's options, for a child; returns the old value. */
 static char *add_options(const char *name, const char *more)
 {
     const char *before = getenv(name);
@@ -274,8 +276,7 @@ static void take_options_back(const char *name, char *old)
     free(old);
 }
 
-/* mpirun starts processes that inherit nothing, so results come back as lines on the standard
- * output. */
+/* mpirun starts processes that inherit no descriptors, so results are lines on standard output. */
 static qd_status run_mpi(const char *name, int size, const qd_ranks_options *options, const qd_comm_config *config,
                          double limit, qd_ranks_result *results)
 {
@@ -289,7 +290,7 @@ static qd_status run_mpi(const char *name, int size, const qd_ranks_options *opt
     if (readlink("/proc/self/exe", exe, sizeof exe - 1) < 0) return QD_FAIL(QD_SYSTEM, "cannot find the test program");
     setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
     setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-    /* For the ranks: Open MPI leaks at exit and takes locks of its own in two orders. */
+    /* For the ranks: Open MPI leaks at exit and takes its own locks in inconsistent order. */
     char *asan = add_options("ASAN_OPTIONS", "detect_leaks=0"), *tsan = add_options("TSAN_OPTIONS", "detect_deadlocks=0");
     char *argv[] = {QD_TEST_MPIEXEC, "--oversubscribe", "-n", ranks, exe, RANK_FLAG, (char *)name, "mpi", deadline, start,
                     (char *)(options->text ? options->text : ""), NULL};
@@ -336,7 +337,7 @@ static qd_status run_mpi(const char *name, int size, const qd_ranks_options *opt
     int ended = 0;
     waitpid(pid, &ended, 0);
     if (over) return QD_FAIL(QD_TIMEOUT, "the MPI ranks did not finish within %g s", limit);
-    /* mpirun tells of the first rank that a signal has ended; a crash after the body has left its
+    /* mpirun reports the first rank killed by a signal; a crash after the body has already left a
      * result. */
     int by_signal = WIFEXITED(ended) ? WEXITSTATUS(ended) - 128 : 0;
     if (by_signal == SIGSEGV || by_signal == SIGBUS || by_signal == SIGABRT || by_signal == SIGFPE || by_signal == SIGILL)
@@ -369,8 +370,6 @@ static int mpi_main(char **argv)
     qd_comm_destroy(comm);
     return 0;
 }
-
-/* ---- all ---- */
 
 void qd_ranks_main(int argc, char **argv, const qd_ranks_entry *bodies, int count)
 {
@@ -405,7 +404,7 @@ qd_status qd_ranks_run_ok(const char *body, qd_ranks_mode mode, int size, const 
                           qd_ranks_result *results)
 {
     QD_TRY(qd_ranks_run(body, mode, size, options, results));
-    /* A rank's own failure says more than the others' "another rank failed". */
+    /* A rank's own error is more specific than "another rank failed" of the others. */
     for (int pass = 0; pass < 2; pass++)
         for (int r = 0; r < size; r++) {
             const qd_ranks_result *result = &results[r];

@@ -1,3 +1,4 @@
+/* A temporary folder per test, with helpers to read and write its files. */
 #define _GNU_SOURCE
 #include "support/scratch.h"
 

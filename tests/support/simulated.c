@@ -1,3 +1,4 @@
+/* Simulates a step described by words. */
 #include "support/simulated.h"
 
 #include <quadrille/config.h>

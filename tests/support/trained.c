@@ -1,3 +1,4 @@
+/* Short training runs with ranks as threads, and bitwise comparisons of their results. */
 #include "support/trained.h"
 
 #include "support/sample.h"
@@ -147,7 +148,7 @@ void trained_compare(const char *base, const char *const *variants, size_t count
     round++;
 }
 
-/* An action that does nothing stands in its place. */
+/* Replaces an action by one that does nothing. */
 static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
@@ -196,7 +197,7 @@ void trained_actions_matter(const char *words, int steps, bool (*wanted)(const q
         if (!matters(&config, i, &good)) {
             char text[200];
             qd_action_describe(p, i, text, sizeof text);
-            fail_msg("%s: action %d (%s) was left out, and nothing happened", words, i, text);
+            fail_msg("%s: action %d (%s) was removed without effect", words, i, text);
         }
         ++*tried;
     }

@@ -1,4 +1,4 @@
-/* Small models with experts, and how tests of layouts train them. */
+/* Small models with experts, and the training settings that layout tests use for them. */
 #ifndef QD_TESTS_SUPPORT_EXPERT_MODELS_H
 #define QD_TESTS_SUPPORT_EXPERT_MODELS_H
 

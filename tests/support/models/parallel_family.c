@@ -2,7 +2,7 @@
  * both results are added to the residual stream. The worked example of docs/adding-a-model.md. */
 #include "support/models/parallel_family.h"
 
-/* What GPT-J has where nothing else is said. */
+/* The defaults of GPT-J. */
 static void defaults(qd_model *m)
 {
     m->norm = QD_NORM_LAYER;

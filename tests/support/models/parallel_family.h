@@ -1,4 +1,4 @@
-/* A family that is in no registry: the worked example of docs/adding-a-model.md. */
+/* A family outside the registry: the worked example of docs/adding-a-model.md. */
 #ifndef QD_TESTS_SUPPORT_PARALLEL_FAMILY_H
 #define QD_TESTS_SUPPORT_PARALLEL_FAMILY_H
 

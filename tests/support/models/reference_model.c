@@ -1,3 +1,4 @@
+/* The reference evaluation of declared ops, in double precision. */
 #include "support/models/reference_model.h"
 
 #include "base/rng.h"
@@ -7,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One module while it is evaluated. T rows of tokens; rows of experts, T · per_token of them, are
- * in the order of tokens. */
+/* A module during its evaluation, with T rows of tokens. Rows of experts, T · per_token of them,
+ * are in token order. */
 typedef struct evaluation {
     reference_model *r;
     const qd_model *model;
@@ -16,7 +17,7 @@ typedef struct evaluation {
     int module;
     int64_t rows;
     double **value; /* per declared value */
-    double *port;   /* (T, d): what the module before has passed on; replaced by what this one does */
+    double *port;   /* (T, d): output of the previous module; replaced by the output of this one */
     double *weight; /* (T, per_token), of the chosen experts */
     double loss, auxiliary;
 } evaluation;
@@ -52,7 +53,7 @@ static int64_t width(const evaluation *e, qd_val v)
     return e->decl->values[v].cols;
 }
 
-/* ---- ops: x is read, y is written ---- */
+/* Ops: x is read, y is written. */
 
 static void embed(evaluation *e, const qd_decl_op *op, double *y)
 {
@@ -193,9 +194,7 @@ static void add(evaluation *e, const qd_decl_op *op, const double *x, double *y)
         y[i] = x[i] + e->value[op->y][i];
 }
 
-/* ---- experts ---- */
-
-/* How many of value[begin .. end) are better than one of them. */
+/* How many of value[begin .. end) rank above one of them. */
 static int better(const double *value, int begin, int end, int index)
 {
     int count = 0;
@@ -223,7 +222,7 @@ static void choose(const evaluation *e, const double *score, const double *bias,
     free(value);
 }
 
-/* Scores of a token's logits; the logarithm of the sum of their exponentials. */
+/* Scores from a token's logits; returns the log-sum-exp. */
 static double scores(const qd_moe *moe, const double *logits, double *score)
 {
     double sum = 0;
@@ -234,7 +233,7 @@ static double scores(const qd_moe *moe, const double *logits, double *score)
     return log(sum);
 }
 
-/* How often the experts are chosen, relative to the mean, among the tokens that `t` is balanced
+/* How often an expert is chosen, relative to the mean, among the tokens that `t` is balanced
  * with. */
 static double relative_load(const evaluation *e, int64_t t, int expert)
 {
@@ -314,8 +313,6 @@ static void loss(evaluation *e, const qd_decl_op *op, const double *x)
     }
     free(logits);
 }
-
-/* ---- */
 
 static void evaluate_op(evaluation *e, const qd_decl_op *op)
 {
