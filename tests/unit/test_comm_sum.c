@@ -1,4 +1,5 @@
-/* The sum of several ranks' values: every instruction set gives the same bits, NaN included.
+/* Reductions of several ranks' values: all instruction sets give bit-identical results, including
+ * NaN.
  * ctest: timeout 60 */
 #include "device/sum.h"
 
@@ -14,9 +15,9 @@ enum { SOURCES_MOST = 9, COUNT_MOST = 131, SHIFT_MOST = 3, BYTES_MOST = (COUNT_M
 
 static const char *const faster[] = {"avx2", "avx512"};
 
-/* Bits that matter to one type or another: signed zeros, infinities, quiet NaN of either sign,
- * values that cancel, the largest and the smallest. They are laid over random bits so that each
- * meets each. */
+/* Special bit patterns of all types: signed zeros, infinities, quiet NaNs of either sign, values
+ * that cancel, the largest and the smallest. They are mixed with random bits so that each meets
+ * each. */
 static const uint32_t special32[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00000,
                                      0x7f7fffff, 0x00000001, 0x3f800000, 0xbf800000};
 static const uint16_t special16[] = {0x0000, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0x7f80, 0xff80, 0x7fc0,
@@ -28,7 +29,8 @@ static uint64_t next(uint64_t *state)
     return *state >> 24 ^ *state << 17;
 }
 
-/* Finite values of moderate size, so that sums round; and, where `with_special`, the bits above. */
+/* Finite values of moderate size, so that sums round; with `with_special` also the patterns
+ * above. */
 static void fill(unsigned char *to, qd_dtype dtype, int64_t count, bool with_special, uint64_t *state)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -72,7 +74,7 @@ static void test_instruction_sets_agree(void **unused)
                 for (int op = 0; op < 3; op++) {
                     int64_t bytes = counts[c] * (int64_t)qd_dtype_size(dtypes[d]);
                     const void *sources[SOURCES_MOST];
-                    /* NaN bits of a sum may come from either operand; which one is not promised. So
+                    /* The NaN bits of a sum may come from either operand, which is unspecified. So
                      * sums get finite values, and maxima everything. */
                     for (int s = 0; s < n; s++) {
                         unsigned char *at = values[s] + (n + s) % SHIFT_MOST * (int64_t)qd_dtype_size(dtypes[d]);
@@ -97,7 +99,7 @@ static void test_instruction_sets_agree(void **unused)
 #endif
 }
 
-/* Wherever the NaN is, in whichever source, the maximum is NaN; all other places are not. */
+/* The maximum is NaN exactly where some source is NaN. */
 static void test_maximum_keeps_nan(void **unused)
 {
     (void)unused;

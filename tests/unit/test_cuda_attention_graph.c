@@ -1,4 +1,4 @@
-/* cuDNN accepts the graphs of attention as they are built; this needs its library but no GPU. */
+/* cuDNN accepts the attention graphs; needs its library but no GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void accepts_graphs(void **state)
     }
 }
 
-/* A test of the test: a graph that makes no sense is refused, with a message. */
+/* A test of the test: an invalid graph is refused with a message. */
 static void refuses_nonsense(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* How the time for searches is shared out among the GEMMs of a step: those of GPT-2 124M with 64 x
- * 1024 tokens. */
+/* How the time for kernel searches is divided among the GEMMs of a step: those of GPT-2 124M with
+ * 64 x 1024 tokens. */
 #include "device/tune_share.h"
 
 #include <math.h>
@@ -33,8 +33,8 @@ static double sum_of(const qd_tune_item *items)
     return sum;
 }
 
-/* All of the time is used; who takes more of a step gets more, and comes later; a remainder of one
- * column gets none. */
+/* All of the time is used; a GEMM that takes more of a step gets more, and comes later; a remainder
+ * of one column gets none. */
 static void by_what_they_take(void **state)
 {
     (void)state;
@@ -49,8 +49,8 @@ static void by_what_they_take(void **state)
     assert_true(items[1].seconds > 0.2);
 }
 
-/* What a file knows already gives up its time; what was too small for a search before does not get
- * one now. */
+/* GEMMs that a file already contains give up their time; those that were too small for a search
+ * before do not get one now. */
 static void known_ones_take_nothing(void **state)
 {
     (void)state;

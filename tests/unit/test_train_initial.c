@@ -1,4 +1,4 @@
-/* Values that are drawn ahead, all of them, some of them or none, are those that are drawn piece by
+/* Initial values drawn ahead of time, all, some or none of them, equal those drawn piece by
  * piece. */
 #include "support/trained.h"
 #include "train/exec/initial.h"
@@ -50,7 +50,7 @@ static void ahead_gives_the_same(void **state)
     assert_true(plain.count > 10000);
     static const int64_t bytes[] = {0, 1000, 150000, 1 << 30};
     for (size_t i = 0; i < sizeof bytes / sizeof *bytes; i++)
-        for (int wait = 0; wait < 2; wait++) { /* taken at once, or after the drawing has ended */
+        for (int wait = 0; wait < 2; wait++) { /* used immediately, or after the drawing has ended */
             qd_initial_ahead *ahead = qd_initial_begin(p, 7, 2, bytes[i]);
             assert_non_null(ahead);
             usleep(wait ? 20000 : 0);

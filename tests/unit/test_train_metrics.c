@@ -1,5 +1,5 @@
-/* metrics.jsonl on a disk that fills up or fails: whole lines only, training continues, and what is
- * left out is counted.
+/* metrics.jsonl on a disk that is full or fails: complete lines only, training continues, and lost
+ * lines are counted.
  * ctest: wrap write ftruncate */
 #include "support/scratch.h"
 #include "train/run/metrics.h"
@@ -19,8 +19,8 @@
 
 #include "support/ok.h"
 
-static int error;      /* 0: there is room */
-static bool cut_short; /* half of a line still finds room */
+static int error;      /* 0: the disk has space */
+static bool cut_short; /* half of a line still fits */
 
 ssize_t __real_write(int fd, const void *data, size_t count);
 ssize_t __wrap_write(int fd, const void *data, size_t count);
@@ -48,7 +48,7 @@ int __wrap_ftruncate(int fd, off_t length)
     return -1;
 }
 
-/* The steps of the file's lines, "1 2 5 "; a line that is torn fails. */
+/* The steps of the file's lines, "1 2 5 "; a partial line fails. */
 static void lines_are(const char *path, const char *expected)
 {
     size_t length;
@@ -71,7 +71,7 @@ static void lines_are(const char *path, const char *expected)
 static void full_disk(void **state)
 {
     const char *path = scratch_path(state, "metrics.jsonl"), *remark;
-    for (int resumed = 0; resumed < 2; resumed++) { /* the second goes on after step 2 of the first */
+    for (int resumed = 0; resumed < 2; resumed++) { /* the second resumes after step 2 of the first */
         qd_metrics *m;
         ok(qd_metrics_create(path, resumed ? 2 : 0, &m));
         for (int step = resumed ? 3 : 1; step <= 9; step++) {
@@ -89,8 +89,8 @@ static void full_disk(void **state)
     }
 }
 
-/* A disk that fails, and a file system that was made read-only because of it, refuse everything,
- * the mending of a torn line too: that is made up for before the next line. */
+/* A failing disk, and a file system that became read-only because of it, refuse everything,
+ * including the removal of a partial line: that is done before the next line. */
 static void failing_disk(void **state)
 {
     const char *path = scratch_path(state, "metrics.jsonl"), *remark;

@@ -29,7 +29,7 @@ static void arena_gives_zeroed_aligned_memory(void **state)
             assert_int_equal(blocks[i][j], 0);
         memset(blocks[i], (int)(i % 251 + 1), bytes);
     }
-    /* Nobody overwrote a neighbour. */
+    /* No allocation overwrote its neighbour. */
     for (size_t i = 0; i < 500; i++)
         for (size_t j = 0; j < i * 37 % 5000; j++)
             assert_int_equal(blocks[i][j], i % 251 + 1);
@@ -86,7 +86,7 @@ static void log_filters_and_serialises(void **state)
 {
     (void)state;
     heard ear = {0};
-    qd_log(QD_LOG_ERROR, "test", "nobody listens");
+    qd_log(QD_LOG_ERROR, "test", "no sink");
     qd_log_set_sink(listen_to, &ear, QD_LOG_INFO);
     qd_log(QD_LOG_DEBUG, "test", "too detailed");
     assert_int_equal(ear.lines, 0);
@@ -100,7 +100,7 @@ static void log_filters_and_serialises(void **state)
         pthread_join(threads[i], NULL);
     assert_int_equal(ear.lines, 4001); /* a lost update would show here */
     qd_log_set_sink(NULL, NULL, QD_LOG_ERROR);
-    qd_log(QD_LOG_ERROR, "test", "nobody listens");
+    qd_log(QD_LOG_ERROR, "test", "no sink");
     assert_int_equal(ear.lines, 4001);
 }
 

@@ -1,4 +1,4 @@
-/* bf16 and fp16 conversions, over all 16-bit patterns and against arithmetic in double. */
+/* bf16 and fp16 conversions, for all 16-bit patterns and against arithmetic in double. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* The value of an fp16 or bf16 pattern by its definition. */
+/* The value of an fp16 or bf16 pattern, by definition. */
 static double value_of(uint16_t half, int exponent_bits)
 {
     int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
@@ -49,8 +49,7 @@ static void every_pattern(void **state)
     }
 }
 
-/* The rounded pattern must be the nearest of the neighbours, or the even one of two equally
- * near. */
+/* The result must be the nearest of the neighbours, or the even one of two equally near. */
 static void check_nearest(float value, uint16_t got, int exponent_bits)
 {
     double exact = value, chosen = value_of(got, exponent_bits);
@@ -81,7 +80,7 @@ static void rounds_to_nearest_even(void **state)
         uint32_t words[4];
         qd_philox4x32(key, i, 0, words);
         float any = qd_f32_from_bits(words[0]);
-        /* The second is in fp16's range, subnormal numbers included; the third sits on ties. */
+        /* The second is in fp16's range, including subnormals; the third is on ties. */
         float fitting = qd_f32_from_bits((words[1] & 0x80ffffffu) % 0x80800000u + ((100 + words[2] % 45) << 23));
         float tie = qd_f32_from_bits((words[3] & 0xffffe000u) | 0x1000u);
         if (isfinite(any)) {
@@ -110,14 +109,14 @@ static void special_values(void **state)
     assert_int_equal(qd_f32_to_bf16(INFINITY), 0x7f80);
     assert_int_equal(qd_f32_to_bf16(3.3961775e38f), 0x7f80);
     assert_int_equal(qd_f32_to_bf16(-0.0f), 0x8000);
-    /* A NaN whose payload lies in the bits that are cut stays a NaN, with its sign. */
+    /* A NaN whose payload is in the truncated bits stays a NaN, with its sign. */
     assert_int_equal(qd_f32_to_bf16(qd_f32_from_bits(0xff800001)), 0xffc0);
     assert_true(isnan(qd_f16_to_f32(qd_f32_to_f16(qd_f32_from_bits(0x7f800001)))));
 }
 
-/* Every upper half beside lower halves around the places where something changes: the parts give
- * the bits back, but for ties that were rounded down, and the upper part is the rounding of what
- * they give. */
+/* Every upper half with lower halves around the values where the rounding changes: joining the
+ * parts restores the bits, except for ties that were rounded down, and the upper part is the
+ * rounding of the joined value. */
 static void parts_give_the_value_back(void **state)
 {
     (void)state;
@@ -138,7 +137,7 @@ static void parts_give_the_value_back(void **state)
             assert_true(isinf(back) == isinf(value));
             moved += tie_down;
         }
-    assert_int_equal(moved, 0x7f80); /* the even ones of those that are finite */
+    assert_int_equal(moved, 0x7f80); /* the even ones among those that are finite */
     float largest = qd_f32_from_bits(0x7f7fffff); /* an infinite weight, a finite master */
     assert_int_equal(qd_f32_rest(largest, 0x7f80), -1);
     assert_int_equal(qd_f32_rest(qd_f32_from_bits(0x3f808000), 0x3f80), 0x7fff);

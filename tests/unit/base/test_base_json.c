@@ -1,4 +1,4 @@
-/* JSON in and out, numbers as text, and the file helpers. */
+/* JSON reading and writing, numbers as text, and the file helpers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,7 @@ static void writes(void **state)
     qd_strbuf_free(&out);
 }
 
-/* What others collected: NUL, and halves of surrogate pairs, which stand for nothing. */
+/* Text collected by other programs: NUL, and unpaired surrogates. */
 static void reads_collected(void **state)
 {
     (void)state;
@@ -66,7 +66,7 @@ static void reads_collected(void **state)
         {"\\ud83dx", "\xef\xbf\xbdx", 4},
         {"\\uDE00\\ud83d", "\xef\xbf\xbd\xef\xbf\xbd", 6},
         {"\\ud83d\\ud83d\\ude00", "\xef\xbf\xbd\xf0\x9f\x98\x80", 7},
-        {"\\\\ud83d", "\\ud83d", 6}, /* a backslash, and what follows it */
+        {"\\\\ud83d", "\\ud83d", 6}, /* an escaped backslash, and what follows it */
         {"\\\\\\ud83d", "\\\xef\xbf\xbd", 4},
         {"a\\u0000b", "a\0b", 3},
         {"\\u00e4\\ud7ff\\ue000", "\xc3\xa4\xed\x9f\xbf\xee\x80\x80", 8},
@@ -91,7 +91,7 @@ static void reads_collected(void **state)
     }
 }
 
-/* Any bytes and any double come back. */
+/* Any bytes and any double survive a round trip. */
 static void round_trip(void **state)
 {
     (void)state;
@@ -162,7 +162,7 @@ static void reads(void **state)
     for (qd_json_iterator it = qd_json_begin(root); qd_json_next(&it, &key, &value);)
         keys[members++] = key;
     assert_int_equal(members, 3);
-    assert_string_equal(keys[0], "z"); /* in the order of the file */
+    assert_string_equal(keys[0], "z"); /* in file order */
     assert_string_equal(keys[2], "m");
     assert_int_equal(qd_json_count(root), 3);
     assert_int_equal(qd_json_get_node(document, root, "a", QD_JSON_LIST, &list), QD_OK);
@@ -218,8 +218,8 @@ static void refuses(void **state)
 static void other_locales(void **state)
 {
     (void)state;
-    /* Whatever the host program set: with a comma locale installed this fails when the locale leaks
-     * in. */
+    /* Independent of the host program's locale: fails with a comma locale installed if the locale
+     * leaks in. */
     if (!setlocale(LC_ALL, "de_DE.UTF-8"))
         setlocale(LC_ALL, "C.UTF-8");
     char text[QD_DOUBLE_TEXT], *end;
@@ -254,14 +254,14 @@ static void files(void **state)
     assert_int_equal(length, 0);
     free(text);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(mkdir(path, 0700), 0); /* cannot be replaced by a file */
+    assert_int_equal(mkdir(path, 0700), 0); /* a folder cannot be replaced by a file */
     assert_int_equal(qd_file_replace(path, "x", 1), QD_IO);
     assert_int_equal(rmdir(path), 0);
-    assert_int_equal(rmdir(folder), 0); /* nothing else was left */
+    assert_int_equal(rmdir(folder), 0); /* nothing else was left behind */
 }
 
-/* A named pipe is refused at once, where opening it would wait for a writer; an anonymous one is
- * what "<(command)" gives. */
+/* A named pipe is refused immediately, where opening it would wait for a writer; an anonymous one
+ * is what "<(command)" gives. */
 static void pipes(void **state)
 {
     (void)state;
@@ -302,8 +302,8 @@ static void touch(const char *folder, const char *format, long number, char path
     fclose(file);
 }
 
-/* What a killed writer left goes with the next write; what a living one has, and what only looks
- * alike, stays. */
+/* Files of a killed writer are removed by the next write; those of a running one, and files with
+ * similar names, stay. */
 static void leftovers(void **state)
 {
     (void)state;

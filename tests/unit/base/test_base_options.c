@@ -1,4 +1,4 @@
-/* The option table: reading, precedence, refusal, saving, help. */
+/* The option table: parsing, precedence, errors, saving, help. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static const qd_option config[] = {
      .fallback = "1",
      .least = 1,
      .most = 8192,
-     .help = "ranks that share each product",
+     .help = "ranks that share each GEMM",
      .flag = "tp"},
     {.key = "parallel.dp",
      .type = QD_OPTION_INT,
@@ -47,13 +47,13 @@ static const qd_option config[] = {
     {.key = "parallel.sp",
      .type = QD_OPTION_BOOL,
      .fallback = "false",
-     .help = "split the sequence beside tp",
+     .help = "split the sequence over the ranks of tp",
      .flag = "sp"},
     {.key = "parallel.recompute",
      .type = QD_OPTION_ENUM,
      .fallback = "none",
      .choices = "none|selective|full",
-     .help = "what is computed again in the backward pass"},
+     .help = "what is recomputed in the backward pass"},
     {.key = "parallel.layers", .type = QD_OPTION_INT_LIST, .least = 1, .most = 1000, .help = "layers of each stage"},
     {.key = "model.layers", .type = QD_OPTION_INT, .fallback = "2", .least = 1, .most = 1000, .help = "blocks"},
 };
@@ -113,7 +113,7 @@ static void reads_yaml(void **state)
                      QD_USAGE); /* 2k is out of range */
     assert_string_equal(qd_error_message(),
                         "run.yaml:10:11: parallel.layers: 1,2k,3 is out of range; it must be from 1 to 1000");
-    assert_false(qd_options_is_set(options, "model.preset")); /* nothing of a refused file stays */
+    assert_false(qd_options_is_set(options, "model.preset")); /* nothing of a refused file is kept */
     assert_int_equal(qd_options_int(options, "train.steps"), 100);
     assert_int_equal(load(options, "model: {preset: llama-tiny, rope: {base: 5e5}}\n"
                                    "train:\n"
@@ -208,7 +208,7 @@ static void number_forms(void **state)
     qd_options_destroy(options);
 }
 
-/* What is wrong, where, and what would be right: one line each. */
+/* One line each: what is wrong, where, and the remedy. */
 static void refusals(void **state)
 {
     (void)state;
@@ -247,7 +247,7 @@ static void refusals(void **state)
         assert_string_equal(qd_error_message(), rows[i].message);
         assert_null(strchr(qd_error_message(), '\n'));
     }
-    /* The parser's own complaints carry the place too. */
+    /* The parser's own errors have a position too. */
     static const char *const broken[] = {
         "a: [1",         "a: {b",      "a: b: c", "\ta: 1", "a: \"x",     "a: 1\n b: 2",  "%YAML 9.9\n---\na: 1",
         "? {a: b}\n: c", "? [a]\n: c", "a: &x 1", "a: *x",  "a: !!int 1", "a: &x {b: 1}", "*a : b"};
@@ -269,7 +269,7 @@ static void empty_sections(void **state)
     qd_options_destroy(options);
 }
 
-/* A key that is forgotten is as if the file did not have it; the command line stands. */
+/* A forgotten key is as if the file did not contain it; the command line stays. */
 static void forgetting(void **state)
 {
     (void)state;
@@ -309,11 +309,11 @@ static void command_line(void **state)
     assert_false(qd_options_bool(options, "json"));
     assert_true(qd_options_float(options, "train.lr") == 0.5);
     assert_string_equal(qd_options_origin(options, "parallel.tp"), "command line");
-    /* The file is read afterwards and still loses. */
+    /* The file is read afterwards and still has lower precedence. */
     assert_int_equal(load(options, "parallel: {tp: 4, recompute: full}"), QD_OK);
     assert_int_equal(qd_options_int(options, "parallel.tp"), 2);
     assert_int_equal(qd_options_enum(options, "parallel.recompute"), 2);
-    /* Short forms in assignments, as `verify --against "tp=1"` uses them. */
+    /* Short forms in assignments, as in `verify --against "tp=1"`. */
     assert_int_equal(qd_options_assign(options, "tp=1"), QD_OK);
     assert_int_equal(qd_options_int(options, "parallel.tp"), 1);
     assert_int_equal(qd_options_assign(options, "model.preset=a=b"), QD_OK);
@@ -334,7 +334,7 @@ static void command_line(void **state)
         assert_int_equal(qd_options_parse(options, 1, &rows[i].word, words, &count), QD_USAGE);
         assert_string_equal(qd_error_message(), rows[i].message);
     }
-    /* The next word is no value when it is an option itself; behind '=' anything is. */
+    /* The next word is not a value if it is an option itself; after '=' anything is. */
     static const struct {
         char *words[2];
         const char *message;
@@ -448,7 +448,7 @@ static void help_and_documentation(void **state)
         assert_true(strcspn(line, "\n") <= 82);
     free(text);
     assert_int_equal(qd_options_help(tables, 2, "parallel", 200, &text), QD_OK);
-    assert_non_null(strstr(text, "ranks that share each product (integer, 1 to 8192; default 1)\n"));
+    assert_non_null(strstr(text, "ranks that share each GEMM (integer, 1 to 8192; default 1)\n"));
     free(text);
     assert_int_equal(qd_options_help(tables, 2, "train", 0, &text), QD_OK);
     assert_non_null(strstr(text, "train.lr"));
@@ -460,11 +460,11 @@ static void help_and_documentation(void **state)
     free(text);
     assert_int_equal(qd_options_to_markdown(tables, 2, &text), QD_OK);
     assert_non_null(
-        strstr(text, "| `parallel.tp` | `--tp` | integer, 1 to 8192 | `1` | ranks that share each product |\n"));
+        strstr(text, "| `parallel.tp` | `--tp` | integer, 1 to 8192 | `1` | ranks that share each GEMM |\n"));
     assert_non_null(strstr(text, "one of: none, selective, full"));
     char *model = strstr(text, "## `model`");
     assert_non_null(model);
-    assert_null(strstr(model + 1, "## `model`")); /* scattered keys of a section stand together */
+    assert_null(strstr(model + 1, "## `model`")); /* scattered keys of a section are grouped */
     free(text);
 }
 

@@ -1,4 +1,4 @@
-/* Philox against the published vectors, and the distributions made from it. */
+/* Philox against the published vectors, and the distributions drawn from it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +64,7 @@ static void normal_numbers(void **state)
     assert_true(fabs(sum / COUNT) < 5 / sqrt(COUNT));
     assert_true(fabs(square / COUNT - 1) < 5 * sqrt(2.0 / COUNT));
     assert_true(fabs(fourth / COUNT - 3) < 5 * sqrt(96.0 / COUNT));
-    /* Any range, odd or even, gives the same bits as the whole. */
+    /* Any range, odd or even, is bit-identical to the same range of the whole. */
     for (int first = 0; first < 9; first++) {
         for (int count = 0; count < 9; count++) {
             memset(part, 0xff, sizeof part[0] * 16);
@@ -75,7 +75,7 @@ static void normal_numbers(void **state)
             assert_int_equal(untouched, 0xffffffff);
         }
     }
-    /* Indices beyond 2^32 are elements of their own. */
+    /* Indices beyond 2^32 are distinct elements. */
     qd_rng_normal(key, INT64_C(1) << 34, 4, 0.02, part);
     assert_memory_not_equal(part, all, 4 * sizeof part[0]);
 }
@@ -98,7 +98,7 @@ static void uniform_numbers(void **state)
     for (uint64_t i = 0; i < 1000; i++) {
         uint64_t bound = UINT64_C(0xfedcba9876543210), draw = qd_rng_below(key, i, bound);
         assert_true(draw < bound);
-        /* The high word of the product, checked with the compiler's own wide type. */
+        /* The high word of the multiplication, checked with the compiler's own wide type. */
         uint32_t words[4];
         qd_philox4x32(key, i, 0, words);
         __extension__ typedef unsigned __int128 wide;

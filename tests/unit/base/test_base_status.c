@@ -1,4 +1,4 @@
-/* The error record: message, context, trace, threads, and what happens when it overflows. */
+/* The error record: message, context, trace, threads, and overflow. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -45,7 +45,7 @@ static void message_and_trace(void **state)
     assert_int_equal(with_cleanup(-3, &cleaned), QD_IO);
     assert_int_equal(cleaned, 2);
     assert_string_equal(qd_error_message(), "value -3 is negative; it must be 0 or more");
-    /* Innermost first, one place per line. */
+    /* Innermost first, one location per line. */
     const char *first = strstr(qd_error_trace(), "inner"), *second = strstr(qd_error_trace(), "outer");
     const char *third = strstr(qd_error_trace(), "with_cleanup");
     assert_non_null(first);
@@ -66,7 +66,7 @@ static void prefix_and_replace(void **state)
     assert_string_equal(qd_error_message(), "[rank 1: run.yaml:3: bad] rank 1: run.yaml:3: bad");
 }
 
-/* A failure that is kept comes back whole, whatever fails meanwhile. */
+/* A saved error is restored completely, whatever fails meanwhile. */
 static void keeping(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void overflow(void **state)
     (void)state;
     char long_text[5001];
     for (size_t i = 0; i < 5000; i += 2)
-        memcpy(long_text + i, "\xc3\xa9", 2); /* two bytes each: a cut must not split one */
+        memcpy(long_text + i, "\xc3\xa9", 2); /* two bytes each: truncation must not split one */
     long_text[5000] = '\0';
     QD_FAIL(QD_USAGE, "x%s", long_text);
     size_t length = strlen(qd_error_message());

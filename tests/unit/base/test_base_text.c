@@ -1,4 +1,4 @@
-/* Amounts and lines as people read them. */
+/* Formatting of amounts and lines for people. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* The pool: each range once, on any number of threads, awake or asleep, and what it costs to wake
- * it.
+/* The thread pool: each range runs once, on any number of threads, awake or asleep, and the cost of
+ * waking it.
  * ctest: processors 2 */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,9 +21,9 @@
 typedef struct tally {
     int64_t count, grain;
     int threads;
-    unsigned char *visits; /* plain bytes: a range that ran twice at once is a race for the sanitizer */
+    unsigned char *visits; /* plain bytes: a range that runs twice concurrently is a race for the sanitizer */
     _Atomic int wrong;
-    int64_t delay_item; /* runs for a while; -1: none */
+    int64_t delay_item; /* takes a while; -1: none */
 } tally;
 
 static void visit(void *context, int64_t begin, int64_t end, int thread)
@@ -77,7 +77,7 @@ static void step(void *context, int64_t begin, int64_t end, int thread)
         link->to[i] = link->from[(i + 1) % 256] + 1.0;
 }
 
-/* Each job reads what other threads wrote in the one before: hand-over in both directions. */
+/* Each job reads what other threads wrote in the previous one: visibility in both directions. */
 static void jobs_see_each_others_results(void **state)
 {
     (void)state;
@@ -153,13 +153,13 @@ static void idle_pools_sleep(void **state)
     usleep(200000);
     double used = process_cpu() - start;
     assert_true(used < 0.05);
-    /* A job far too short to wake anyone for does not wait for the sleepers. Generous: the machine
-     * may be busy. */
+    /* A job far too short to wake a thread for does not wait for the sleepers. The limit is
+     * generous: the machine may be busy. */
     start = qd_clock_now();
     for (int i = 0; i < 1000; i++)
         qd_pool_for(pool, 8, 1, nothing, NULL);
     double each = (qd_clock_now() - start) / 1000;
-    print_message("a job of nothing on 4 threads: %.1f us\n", 1e6 * each);
+    print_message("an empty job on 4 threads: %.1f us\n", 1e6 * each);
     assert_true(each < 2e-3);
     qd_pool_destroy(pool);
 }

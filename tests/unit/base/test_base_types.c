@@ -1,4 +1,4 @@
-/* Element types, slices, and who moves how many bytes. */
+/* Data types, slices, and the traffic of collectives. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,7 +51,7 @@ static void slices_cover_everything(void **state)
         }
     }
     int64_t offset, length;
-    qd_slice(INT64_C(1) << 61, 7, 6, &offset, &length); /* no overflow on the way */
+    qd_slice(INT64_C(1) << 61, 7, 6, &offset, &length); /* no overflow in between */
     assert_int_equal(offset + length, INT64_C(1) << 61);
 }
 
@@ -76,8 +76,8 @@ static void bytes_moved(void **state)
         int size;
         int64_t bytes;
     } rows[] = {
-        {QD_COLL_ALL_REDUCE, 10, QD_F32, 4, 4 * 3 * 40},                /* direct: everyone reads everyone */
-        {QD_COLL_ALL_REDUCE, 1 << 20, QD_F32, 4, INT64_C(2) * 3 << 22}, /* sliced: there and back */
+        {QD_COLL_ALL_REDUCE, 10, QD_F32, 4, 4 * 3 * 40},                /* direct: every rank reads from every other */
+        {QD_COLL_ALL_REDUCE, 1 << 20, QD_F32, 4, INT64_C(2) * 3 << 22}, /* sliced: reduce-scatter and all-gather */
         {QD_COLL_ALL_REDUCE, 1 << 20, QD_BF16, 1, 0},                   /* alone */
         {QD_COLL_REDUCE_SCATTER, 1001, QD_F32, 3, 2 * 4004},
         {QD_COLL_ALL_GATHER, 1001, QD_BF16, 3, 2 * 2002},

@@ -1,5 +1,5 @@
-/* Hostile configurations: deep, huge, self-referring, binary, mutated. None may crash, hang or eat
- * memory.
+/* Hostile configurations: deep, huge, self-referencing, binary, mutated. None may crash, hang or
+ * exhaust memory.
  * ctest: not under thread: nothing here has threads */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -28,7 +28,7 @@ static qd_status count_leaf(void *context, const qd_yaml_leaf *leaf)
     return QD_OK;
 }
 
-/* Reads and expects a verdict within a second and 64 MiB. */
+/* Parses the text and expects a result within a second and 64 MiB. */
 static qd_status read_text(const char *text, size_t length, int *leaves)
 {
     struct rusage before, after;
@@ -39,7 +39,7 @@ static qd_status read_text(const char *text, size_t length, int *leaves)
     qd_status status = qd_yaml_read("hostile", text, length, count_leaf, &count);
     assert_true(qd_clock_now() - start < 5.0);
     getrusage(RUSAGE_SELF, &after);
-    assert_true(after.ru_maxrss - before.ru_maxrss < 256 * 1024); /* KiB; sanitizers take their share */
+    assert_true(after.ru_maxrss - before.ru_maxrss < 256 * 1024); /* KiB; sanitizers need more */
     assert_true(status == QD_OK || (status == QD_USAGE && qd_error_message()[0] != '\0'));
     if (leaves)
         *leaves = count;
@@ -134,7 +134,7 @@ static void binary(void **state)
     }
 }
 
-/* Random changes of a good file, and random words of YAML's grammar. */
+/* Random changes of a valid file, and random tokens of YAML's grammar. */
 static void mutated(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void truncated(void **state)
     int leaves;
     assert_int_equal(read_text(good, sizeof good - 1, &leaves), QD_OK);
     assert_int_equal(leaves, 3);
-    /* A byte-order mark is fine. */
+    /* A byte order mark is fine. */
     assert_int_equal(read_text("\xef\xbb\xbf"
                                "a: 1\r\nb: 2\r\n",
                                15, &leaves),

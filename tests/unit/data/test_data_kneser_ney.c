@@ -1,5 +1,4 @@
-/* The trigram model against a reference that counts by looking at everything, and against the sum
- * of 1. */
+/* The trigram model against a brute-force reference, and that its probabilities sum to 1. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +16,7 @@
 
 enum { V = 6, N = 400, START = V };
 
-/* The definition, in whole tables: c3[u][v][w], n[v][w], m[w]. */
+/* The definition, as dense tables: c3[u][v][w], n[v][w], m[w]. */
 typedef struct reference {
     double c3[V + 1][V + 1][V], n[V + 1][V], m[V];
     double discounts[3][3]; /* of m, n, c3 */
@@ -82,7 +81,7 @@ static double reference_probability(const reference *r, int u, int v, int w)
     return level(r->c3[u][v], r->discounts[2], w, p);
 }
 
-/* Uneven, so that some trigrams are frequent and many never come. */
+/* Skewed, so that some trigrams are frequent and many never occur. */
 static int32_t uneven(qd_philox_key key, uint64_t i, int64_t vocab)
 {
     uint64_t a = qd_rng_below(key, 2 * i, (uint64_t)vocab), b = qd_rng_below(key, 2 * i + 1, (uint64_t)vocab);
@@ -128,7 +127,7 @@ static void equals_the_definition(void **state)
                 }
         qd_kn_destroy(model);
     }
-    assert_true(modified); /* not always the fall-back for small texts */
+    assert_true(modified); /* not always the fallback for small texts */
 }
 
 static void sums_to_one(void **state)
@@ -138,7 +137,7 @@ static void sums_to_one(void **state)
     int32_t *tokens = malloc(COUNT * sizeof *tokens);
     qd_philox_key key = qd_rng_key(3, "sum");
     for (uint64_t i = 0; i < COUNT; i++)
-        tokens[i] = uneven(key, i, VOCAB - 20); /* twenty that never come */
+        tokens[i] = uneven(key, i, VOCAB - 20); /* twenty tokens never occur */
     qd_kn *model;
     assert_int_equal(qd_kn_create(VOCAB, &model), QD_OK);
     assert_int_equal(qd_kn_add(model, tokens, COUNT / 2), QD_OK);
@@ -164,7 +163,7 @@ static void sums_to_one(void **state)
     free(tokens);
 }
 
-/* What the model is for: text with structure costs less than its single tokens do. */
+/* The purpose of the model: text with structure costs less than its unigrams. */
 static void learns_structure(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The sampler: every window of an epoch exactly once, mixtures by weight, nothing that depends on
- * who asks. */
+/* The sampler: every window of an epoch exactly once, mixtures by weight, independent of the rank
+ * that asks. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -80,8 +80,8 @@ static void shares(void **state)
         assert_int_equal(bounds[s + 1] - bounds[s], 1);
 }
 
-/* Over the whole run each source's samples are its epochs, one after another, each window once in
- * each. */
+/* Over the whole run the samples of each source are its epochs, one after another, with each window
+ * once in each. */
 static void mixtures_lose_and_repeat_nothing(void **state)
 {
     (void)state;
@@ -108,7 +108,7 @@ static void mixtures_lose_and_repeat_nothing(void **state)
             assert_true(times[s][w] == seen[s] / windows[s] || times[s][w] == seen[s] / windows[s] + 1);
         free(times[s]);
     }
-    /* The order inside a block is mixed: no long run of one source where the shares are even. */
+    /* The order inside a block is mixed: no long run of one source if the shares are even. */
     static const double even[] = {1, 1};
     qd_mixture_bounds(even, 2, bounds);
     const qd_mixture two = {.seed = 4, .sources = 2, .windows = windows, .bounds = bounds};

@@ -1,5 +1,5 @@
 /* Data sets: files, folders, shards and mixtures as samples; documents, held-out windows, the
- * cache, refusals. */
+ * cache, errors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@
 
 enum { SEQ = 16 };
 
-/* Bytes, and 256 after each document. Counts what it is asked to encode. */
+/* Bytes, and 256 after each document. Counts the bytes it encodes. */
 static _Atomic int64_t encoded_bytes;
 
 static qd_status encode_counting(void *context, int thread, const char *text, size_t length, qd_tokens *out)
@@ -66,7 +66,7 @@ static void refused(qd_data_options options, qd_status status, const char *why)
         fail_msg("'%s' does not say '%s'", qd_error_message(), why);
 }
 
-/* A text in which every window is different from every other. */
+/* A text in which all windows are distinct. */
 static char *numbered_text(int64_t bytes)
 {
     char *text = malloc((size_t)bytes + 32);
@@ -87,7 +87,7 @@ static sample fill_one(qd_batch_source source, int64_t index)
     return s;
 }
 
-/* Which window of the text these tokens are; -1: none. */
+/* The window of the text with these tokens; -1: none. */
 static int64_t window_of(const char *text, int64_t bytes, const sample *s)
 {
     for (int64_t w = 0; (w + 1) * SEQ < bytes; w++) {
@@ -120,7 +120,7 @@ static void an_epoch_has_each_window_once(void **state)
             assert_int_equal(seen[window]++, 0);
         }
     }
-    /* Asked for at once or one by one, by whichever rank: the same. */
+    /* Requested together or one at a time, by any rank: the same. */
     int32_t tokens[8 * SEQ], targets[8 * SEQ], starts[8 * SEQ];
     assert_int_equal(source.fill(source.context, 58, 8, SEQ, tokens, targets, starts), QD_OK);
     for (int i = 0; i < 8; i++) {
@@ -198,7 +198,7 @@ static void a_folder_is_its_text_in_order(void **state)
     qd_data_close(data);
 }
 
-/* The definition: tokens one after another, and for each the document it belongs to. */
+/* The definition: concatenated tokens, and for each the document it belongs to. */
 static void check_documents(qd_data *data, const int32_t *stream, const int *document, bool mask)
 {
     qd_batch_source source = qd_data_source(data);
@@ -251,8 +251,7 @@ static void documents_do_not_see_each_other(void **state)
         check_documents(data, stream, document, mask);
         qd_data_close(data);
     }
-    /* Shards of any size give the same, also where a document goes on in the next one or in the one
-     * after. */
+    /* Shards of any size give the same, also if a document continues in the next one or two. */
     static const int64_t sizes[] = {7, 64, 100000};
     for (int i = 0; i < 3; i++) {
         char name[32];
@@ -380,7 +379,8 @@ static void shards_must_fit(void **state)
     o.encoder = &encoder;
     refused(o, QD_USAGE, "another tokenizer (0000000000000008) than data.tokenizer (000000000000002a)");
 
-    /* A damaged shard: named when verified, and never a token outside the vocabulary when not. */
+    /* A damaged shard is reported if verified; otherwise no token outside the vocabulary is
+     * returned. */
     size_t size;
     unsigned char *bytes = scratch_read(b, &size);
     bytes[128 + 20 * 2 + 1] = 0x7f; /* token 20 */
@@ -394,7 +394,7 @@ static void shards_must_fit(void **state)
     assert_int_equal(source.fill(source.context, 0, 2, SEQ, room, room + 2 * SEQ, room + 4 * SEQ), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "damaged.qds: token 20 is 32532, outside the vocabulary of 256"));
     qd_data_close(data);
-    /* The magic destroyed: still a shard by its name, and refused as one. */
+    /* With a damaged magic it is still a shard by name, and refused as one. */
     bytes[0] = 'x';
     refused(options_for(scratch_write(state, "magic.qds", bytes, size)), QD_CORRUPT, "magic.qds: not a token shard");
     free(bytes);
@@ -422,7 +422,7 @@ static void text_becomes_tokens_once(void **state)
     o.encoder = &encoder;
     o.cache = scratch_path(state, "cache/below");
     encoded_bytes = 0;
-    /* Four ranks at once. */
+    /* Four ranks concurrently. */
     opening ranks[4];
     pthread_t threads[4];
     for (int i = 0; i < 4; i++) {
@@ -443,7 +443,7 @@ static void text_becomes_tokens_once(void **state)
     assert_int_equal(encoded_bytes, 30000);
     qd_data_close(open_data(o));
     assert_int_equal(encoded_bytes, 30000);
-    /* In memory, the same tokens. */
+    /* The same tokens in memory. */
     qd_data_options plain = o;
     plain.cache = NULL;
     qd_data *data = open_data(plain);
@@ -451,7 +451,7 @@ static void text_becomes_tokens_once(void **state)
     assert_memory_equal(&s, &first, sizeof s);
     qd_data_close(data);
     assert_int_equal(encoded_bytes, 60000);
-    /* Other text or another tokenizer: made anew. */
+    /* Other text or another tokenizer: encoded again. */
     text[17] = '!';
     scratch_text(state, "cached.txt", text);
     qd_data_close(open_data(o));
@@ -459,7 +459,7 @@ static void text_becomes_tokens_once(void **state)
     encoder.hash = 43;
     qd_data_close(open_data(o));
     assert_int_equal(encoded_bytes, 120000);
-    /* A shard of the cache that was damaged is named, and what to do about it. */
+    /* A damaged shard of the cache is named, with the remedy. */
     DIR *dir = opendir(o.cache);
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir));)
@@ -478,8 +478,8 @@ static void text_becomes_tokens_once(void **state)
     free(text);
 }
 
-/* The trigram loss is that of the definition: counts of the training tokens, the targets of the
- * held-out windows. */
+/* The trigram loss by definition: counts of the training tokens, targets of the held-out
+ * windows. */
 static void trigram_loss(void **state)
 {
     char text[3001];
@@ -511,9 +511,9 @@ static void trigram_loss(void **state)
     qd_kn_destroy(model);
     qd_data_close(data);
 
-    /* With documents: targets that begin one are not scored, nor do contexts reach across. */
+    /* With documents: targets that begin one are not scored, and contexts do not cross them. */
     o.document_mask = true;
-    o.documents.separator = "aaa"; /* never a line of this text */
+    o.documents.separator = "aaa"; /* not a line of this text */
     data = open_data(o);
     qd_trigram_report same;
     assert_int_equal(qd_data_trigram(data, &same), QD_OK);
@@ -550,7 +550,7 @@ static void a_text_that_becomes_shorter_is_named(void **state)
     assert_int_equal(qd_data_read(data, 0, 40, 8, tokens), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "live.txt: ends before byte 40: it has shrunk"));
     qd_data_close(data);
-    /* Another file in its place is not the one that is read. */
+    /* A file that was replaced is not read as the original. */
     scratch_text(state, "live.txt", "a text that is saved anew while it is read, and a text that is saved anew while it is read");
     ok(qd_data_open_bytes(path, 8, 1, &data));
     scratch_text(state, "other.txt", "short");

@@ -1,5 +1,5 @@
-/* Shards: what is written is read; every damaged byte, every cut and every lie in a header is
- * refused by name, and so is a disk that fails.
+/* Shards: what is written is read back; every damaged byte, every truncation and every inconsistent
+ * header field is refused by name, and so are disk errors.
  * ctest: wrap pread */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -103,7 +103,7 @@ static void empty_documents_leave_no_trace(void **state)
 {
     const char *path = scratch_path(state, "a.qds");
     const int32_t tokens[] = {1, 2, 3};
-    const int64_t documents[] = {0, 0, 2, 2, 3}; /* the last has no token at all */
+    const int64_t documents[] = {0, 0, 2, 2, 3}; /* the last has no tokens */
     write_shard(path, 10, tokens, 3, documents, 5);
     qd_shard shard;
     assert_int_equal(qd_shard_open(path, true, 1, &shard), QD_OK);
@@ -174,11 +174,11 @@ static void damaged_bodies_are_found(void **state)
         assert_non_null(strstr(qd_error_message(), "checksum"));
         bytes[at] ^= (unsigned char)(1 << i % 8);
     }
-    /* The place is named. */
+    /* The position is reported. */
     bytes[SHARD_HEADER_BYTES + SHARD_CHUNK_BYTES + 3] ^= 1;
     assert_int_equal(qd_shard_view("x.qds", bytes, size, true, THREADS, &shard), QD_CORRUPT);
     assert_non_null(strstr(qd_error_message(), "bytes 1048704 to 2097279 is wrong (chunk 1 of 3)"));
-    /* Without verification it is not looked for. */
+    /* Without verification the damage is not detected. */
     assert_int_equal(qd_shard_view("x.qds", bytes, size, false, THREADS, &shard), QD_OK);
     free(bytes);
 }
@@ -189,7 +189,7 @@ static void every_cut_is_found(void **state)
     unsigned char *bytes = some_shard(state, 1000, &size);
     qd_shard shard;
     for (size_t length = 0; length < size; length += length < 200 || length > size - 100 ? 1 : 9973) {
-        /* A copy of that length, so that the sanitizer sees what is read beside it. */
+        /* A copy of exactly that length, so that the sanitizer sees accesses outside it. */
         unsigned char *cut = malloc(length ? length : 1);
         memcpy(cut, bytes, length);
         assert_int_equal(qd_shard_view("x.qds", cut, length, true, 1, &shard), QD_CORRUPT);
@@ -203,7 +203,7 @@ static void every_cut_is_found(void **state)
     free(bytes);
 }
 
-/* Makes all checksums right again after a change. */
+/* Recomputes all checksums after a change. */
 static void seal(unsigned char *bytes)
 {
     shard_header *h = (shard_header *)bytes;
@@ -232,30 +232,30 @@ static void right_checksums_do_not_excuse_nonsense(void **state)
     unsigned char *bytes = some_shard(state, 1000, &size);
     const shard_header good = *(shard_header *)bytes;
     shard_header *h = (shard_header *)bytes;
-#define LIE(field, value, why)                                                                                         \
-    do {                                                                                                               \
-        *h = good;                                                                                                     \
-        h->field = (value);                                                                                            \
-        refused_with(bytes, size, why);                                                                                \
+#define WRONG(field, value, why)                  \
+    do {                                          \
+        *h = good;                                \
+        h->field = (value);                       \
+        refused_with(bytes, size, why);           \
     } while (0)
-    LIE(version, 2, "version 2");
-    LIE(token_bytes, 3, "tokens of 3 bytes");
-    LIE(token_bytes, 4, "offsets");
-    LIE(vocab, 0, "vocabulary of 0");
-    LIE(vocab, 65537, "vocabulary of 65537");
-    LIE(vocab, UINT64_MAX, "vocabulary");
-    LIE(token_count, 0, "empty");
-    LIE(token_count, UINT64_MAX, "do not fit");
-    LIE(token_count, UINT64_C(1) << 63, "do not fit");
-    LIE(document_count, UINT64_MAX, "do not fit");
-    LIE(document_count, good.document_count + 1, "offsets");
-    LIE(chunk_bytes, 0, "chunks of 0");
-    LIE(chunk_bytes, UINT64_MAX, "chunks of");
-    LIE(chunk_bytes, UINT64_MAX - 7, "offsets");
-    LIE(documents_offset, good.documents_offset - 8, "offsets");
-    LIE(table_offset, UINT64_MAX, "offsets");
-    LIE(file_bytes, size + 8, "truncated");
-    LIE(reserved[0], 1, "reserved");
+    WRONG(version, 2, "version 2");
+    WRONG(token_bytes, 3, "tokens of 3 bytes");
+    WRONG(token_bytes, 4, "offsets");
+    WRONG(vocab, 0, "vocabulary of 0");
+    WRONG(vocab, 65537, "vocabulary of 65537");
+    WRONG(vocab, UINT64_MAX, "vocabulary");
+    WRONG(token_count, 0, "empty");
+    WRONG(token_count, UINT64_MAX, "do not fit");
+    WRONG(token_count, UINT64_C(1) << 63, "do not fit");
+    WRONG(document_count, UINT64_MAX, "do not fit");
+    WRONG(document_count, good.document_count + 1, "offsets");
+    WRONG(chunk_bytes, 0, "chunks of 0");
+    WRONG(chunk_bytes, UINT64_MAX, "chunks of");
+    WRONG(chunk_bytes, UINT64_MAX - 7, "offsets");
+    WRONG(documents_offset, good.documents_offset - 8, "offsets");
+    WRONG(table_offset, UINT64_MAX, "offsets");
+    WRONG(file_bytes, size + 8, "truncated");
+    WRONG(reserved[0], 1, "reserved");
 #undef LIE
     *h = good;
     qd_shard shard;
@@ -312,8 +312,8 @@ ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
     return -1;
 }
 
-/* A disk that fails, and a file that is cut off while it is in use, are errors that name it, and no
- * SIGBUS. */
+/* Disk errors, and a file that is truncated while it is in use, are errors that name the file, not
+ * a SIGBUS. */
 static void disks_that_fail(void **state)
 {
     const char *path = scratch_path(state, "failing.qds");
@@ -346,8 +346,7 @@ static void disks_that_fail(void **state)
     free(tokens);
 }
 
-/* More shards than the process may have open files. One that was replaced in the meantime is
- * noticed. */
+/* More shards than the process may open. One that was replaced in the meantime is detected. */
 static void more_files_than_descriptors(void **state)
 {
     enum { SHARDS = 100, TOKENS = 50 };
@@ -377,7 +376,7 @@ static void more_files_than_descriptors(void **state)
     snprintf(first, sizeof first, "%s", scratch_path(state, "many-0.qds"));
     write_shard(scratch_path(state, "new.qds"), 1000, (int32_t[]){1}, 1, documents, 1);
     assert_int_equal(token_at(&shards[0], 0), 0);
-    for (int s = 1; s < 60; s++) /* the first has not been used for longest */
+    for (int s = 1; s < 60; s++) /* the first is the least recently used */
         token_at(&shards[s], 0);
     assert_int_equal(rename(scratch_path(state, "new.qds"), first), 0);
     assert_int_equal(qd_shard_tokens(&shards[0], 0, 1, &token), QD_CORRUPT);

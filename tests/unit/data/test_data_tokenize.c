@@ -1,5 +1,5 @@
-/* Text to shards: the same for any number of threads, whole or not at all, documents where they
- * belong. */
+/* Text to shards: the same for any number of threads, complete or not at all, documents in the
+ * right places. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -79,7 +79,7 @@ static qd_tokenize_options options_for(const char *const *inputs, int count, con
     return o;
 }
 
-/* The tokens of a folder of shards, with the document starts marked by adding VOCAB. */
+/* The tokens of a folder of shards, with document starts marked by adding VOCAB. */
 static int32_t *read_folder(const char *folder, int64_t shards, int64_t *count)
 {
     int32_t *tokens = NULL;
@@ -165,7 +165,7 @@ static void threads_change_nothing(void **state)
         assert_int_equal(now, report.total.tokens);
         assert_int_equal(report.shards, (now + 999) / 1000);
         if (!first) {
-            /* And it is what encoding the whole text at once gives. */
+            /* The result equals encoding the whole text at once. */
             first = tokens;
             count = now;
             assert_int_equal(tokens[0], whole.ids[0] + VOCAB);
@@ -210,8 +210,8 @@ static void separators(void **state)
     expect(o.output, report.shards, expected, sizeof expected / sizeof expected[0]);
 }
 
-/* Bytes may be cut anywhere, but a separator must not be: it stands on the border of the pieces
- * here. */
+/* Bytes may be cut anywhere, but not inside a separator: here it is on the boundary of the
+ * pieces. */
 static void separators_on_the_border(void **state)
 {
     enum { PIECE = 1 << 20 };
@@ -236,7 +236,7 @@ static void separators_on_the_border(void **state)
 
 static void lines_of_json(void **state)
 {
-    /* Some editors put a mark before the text. */
+    /* Some editors write a byte order mark before the text. */
     const char *inputs[] = {scratch_text(state, "j/a.jsonl",
                                          "\xef\xbb\xbf{\"id\": 1, \"text\": \"one\\ntwo\"}\n\n"
                                          "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}\n"
@@ -255,7 +255,7 @@ static void lines_of_json(void **state)
         {"{\"text\": \"a\"}\n\n{\"txt\": \"b\"}\n", "bad.jsonl (line 3): 'text' is missing"},
         {"{\"text\": 5}\n", "bad.jsonl (line 1): 'text' must be a string"},
         {"[1]\n", "bad.jsonl (line 1)"},
-        {"{\"text\": \"a\"}\n\xef\xbb\xbf{\"text\": \"b\"}\n", "bad.jsonl (line 2)"}, /* in the middle it is none */
+        {"{\"text\": \"a\"}\n\xef\xbb\xbf{\"text\": \"b\"}\n", "bad.jsonl (line 2)"}, /* in the middle of a file it is not a mark */
     };
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         const char *bad[] = {scratch_text(state, "j/bad.jsonl", rows[r].text)};
@@ -288,15 +288,15 @@ static void whole_or_not_at_all(void **state)
     o.progress = stop_at_once;
     assert_int_equal(qd_tokenize_files(&o, &report), QD_INTERRUPTED);
     assert_int_equal(access(o.output, F_OK), -1);
-    /* What a killed process left is no obstacle and does not get in. */
+    /* Files of a killed process are no obstacle and are not included. */
     scratch_text(state, "w-out.partial/shard-00007.qds", "rest");
     o.progress = NULL;
-    o.output = scratch_path(state, "w-out/"); /* with a slash at its end, as people type it */
+    o.output = scratch_path(state, "w-out/"); /* with a trailing slash, as users type it */
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
     assert_int_equal(report.shards, 1);
     assert_int_equal(access(scratch_path(state, "w-out/shard-00000.qds"), F_OK), 0);
     assert_int_equal(access(scratch_path(state, "w-out/shard-00007.qds"), F_OK), -1);
-    /* Never into a folder that holds something. */
+    /* Never into a non-empty folder. */
     assert_int_equal(qd_tokenize_files(&o, &report), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "not empty"));
 
@@ -315,7 +315,7 @@ static void whole_or_not_at_all(void **state)
     assert_int_equal(qd_tokenize_files(&o, &report), QD_USAGE);
 }
 
-/* Text with no place to cut is cut in the end, between characters. */
+/* Text without a place to cut is eventually cut between characters. */
 static void text_without_line_ends(void **state)
 {
     enum { BYTES = 40 << 20 };
@@ -329,7 +329,7 @@ static void text_without_line_ends(void **state)
     assert_int_equal(report.total.documents, 1);
     assert_int_equal(report.total.bytes, BYTES / 3 * 3);
     assert_true(report.total.tokens >= 3 && report.total.tokens <= 6); /* a token per piece, and the end */
-    /* All whole pieces are alike when each holds whole characters. */
+    /* All complete pieces are equal if each contains whole characters. */
     int64_t count;
     int32_t *tokens = read_folder(o.output, report.shards, &count);
     assert_int_equal(tokens[0] - VOCAB, tokens[1]);

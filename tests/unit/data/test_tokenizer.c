@@ -1,5 +1,5 @@
-/* Tokenizer: encoding and decoding with small vocabularies made here, files both ways, training,
- * damaged files. The comparison with other tokenizers on much text is tools/tokenizer_oracle.py. */
+/* Tokenizer: encoding and decoding with small vocabularies, files both ways, damaged files.
+ * tools/tokenizer_oracle.py compares with other tokenizers on much text. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@
 #define GPT2_PRE "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":true}"
 #define HEAD     "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\"normalizer\":null,"
 #define DECODER  "\"decoder\":{\"type\":\"ByteLevel\"},"
-/* a b c, then ab, abc, and the space's character with a b. */
+/* a b c, then ab, abc, and the character of the space followed by a b. */
 #define VOCAB    "\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"\\u0120\":3,\"ab\":4,\"abc\":5,\"\\u0120a\":6}"
 #define MERGES   "\"merges\":[[\"a\",\"b\"],[\"ab\",\"c\"],[\"\\u0120\",\"a\"]]"
 #define SMALL                                                                                                        \
@@ -73,7 +73,7 @@ static void small_vocabulary(void **state)
     /* The lower rank wins: "ab" before " a". */
     expect(tokenizer, "c ab", NULL, 3, (int32_t[]){2, 3, 4});
     expect(tokenizer, "c aab", NULL, 3, (int32_t[]){2, 6, 4});
-    expect(tokenizer, "xaxbx", NULL, 1, (int32_t[]){4}); /* bytes without a token are lost, as in `tokenizers` */
+    expect(tokenizer, "xaxbx", NULL, 1, (int32_t[]){4}); /* bytes without a token are dropped, as in `tokenizers` */
     expect(tokenizer, "", NULL, 0, NULL);
     qd_encode_options options = qd_encode_options_default();
     options.special = QD_SPECIAL_ALLOW;
@@ -144,7 +144,7 @@ static void byte_characters(void **state)
     assert_int_equal(qd_character_to_byte(0x144), -1);
 }
 
-/* Every line is a file that `tokenizers` might write and that we do not take, with the field that
+/* Every line is a file that `tokenizers` might write but that is not supported, with the field that
  * the message names. */
 static void refuses_by_name(void **state)
 {
@@ -207,7 +207,7 @@ static void refuses_by_name(void **state)
 static void old_and_other_forms(void **state)
 {
     (void)state;
-    /* merges as strings, as older versions wrote them; members in another order; a Sequence with a
+    /* Merges as strings, as older versions wrote them; members in another order; a Sequence with a
      * Split. */
     qd_tokenizer *tokenizer = load(
         "{\"model\":{\"merges\":[\"#version: 0.2\",\"a b\",\"ab c\"]," VOCAB ",\"ignore_merges\":true,\"dropout\":0.000e0}," DECODER
@@ -216,7 +216,7 @@ static void old_and_other_forms(void **state)
     expect(tokenizer, "abc ab", NULL, 3, (int32_t[]){4, 2, 4}); /* the space falls between the matches */
     expect(tokenizer, "\xff" "ab\xf0\x9f", NULL, 1, (int32_t[]){4});
     qd_tokenizer_destroy(tokenizer);
-    /* unknown bytes, fused and not */
+    /* Unknown bytes, fused and not. */
     for (int fuse = 0; fuse < 2; fuse++) {
         char text[1024];
         snprintf(text, sizeof text, "{\"model\":{\"unk_token\":\"c\",\"fuse_unk\":%s," VOCAB "," MERGES "}," DECODER
@@ -233,7 +233,7 @@ static void old_and_other_forms(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* Whatever happens to a file, it is read or refused; never more. */
+/* However a file is damaged, it is read or refused. */
 static void damaged_files(void **state)
 {
     (void)state;
@@ -298,15 +298,15 @@ static void tiktoken_files(void **state)
     assert_int_equal(qd_tokenizer_size(tokenizer), 50257);
     assert_int_equal(qd_tokenizer_special(tokenizer, "<|endoftext|>"), 50256);
     assert_null(qd_tokenizer_bytes(tokenizer, 300, &(size_t){0}));
-    /* The same when it was written as tokenizer.json. */
+    /* The same after it was saved as tokenizer.json. */
     qd_strbuf saved = {0};
     qd_tokenizer *again;
     assert_int_equal(qd_tokenizer_save_text(tokenizer, &saved), QD_OK);
     assert_int_equal(qd_tokenizer_load_text("again", saved.data, saved.length, NULL, &again), QD_OK);
     expect(again, "abcdab", NULL, 2, (int32_t[]){258, 256});
     assert_int_equal(qd_tokenizer_special(again, "<|endoftext|>"), 50256);
-    /* A run compares the hash of what it saved with that of the file it was given: written once
-     * more, it must be the same. */
+    /* A run compares the hash of what it saved with that of the given file: saving it again must
+     * give the same hash. */
     qd_strbuf resaved = {0};
     assert_int_equal(qd_tokenizer_save_text(again, &resaved), QD_OK);
     assert_string_equal(resaved.data, saved.data);
@@ -314,8 +314,8 @@ static void tiktoken_files(void **state)
     qd_tokenizer_destroy(again);
     qd_strbuf_free(&saved);
     qd_tokenizer_destroy(tokenizer);
-    /* "abc" is no merge of two tokens of lower rank: still found as tiktoken finds it, but no
-     * tokenizer.json can say it. */
+    /* "abc" is not a merge of two tokens of lower rank: it is still found as in tiktoken, but
+     * tokenizer.json cannot express it. */
     const char *const odd[] = {"abc", "bc"};
     tokenizer = load_ranks(2, odd, "cl100k_base");
     expect(tokenizer, "abc", NULL, 1, (int32_t[]){256});
@@ -361,8 +361,7 @@ static void damaged_ranks(void **state)
     qd_strbuf_free(&file);
 }
 
-/* tiktoken's treatment of bytes that are not UTF-8: from the last piece before them on nothing is
- * cut. */
+/* tiktoken's treatment of invalid UTF-8: from the last piece before it on nothing is split. */
 static void broken_text(void **state)
 {
     (void)state;
@@ -380,8 +379,8 @@ static void broken_text(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* A heap for long pieces, a search for short ones: the same merges. Pieces of a million bytes end
- * soon. */
+/* A heap for long pieces, a scan for short ones: the same merges. Pieces of a million bytes are
+ * fast. */
 static void long_pieces(void **state)
 {
     (void)state;
@@ -437,7 +436,7 @@ static void long_pieces(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* Any bytes come back, in all patterns, also when the word cache starts anew many times. */
+/* Any bytes survive a round trip, in all patterns, also if the word cache is cleared many times. */
 static void round_trips(void **state)
 {
     (void)state;

@@ -26,8 +26,8 @@ static qd_status note(void *context, size_t offset, size_t length, bool matched)
     return QD_OK;
 }
 
-/* Characters of all classes, ends of classes, and what engines treat differently. PCRE2 10.42 knows
- * Unicode 14: none here is younger. */
+/* Characters of all classes, boundaries of classes, and characters that engines treat differently.
+ * PCRE2 10.42 has Unicode 14: none here is newer. */
 static const uint32_t characters[] = {
     ' ', ' ', '\n', '\r', '\t', 0x0b, 0x85, 0xa0, 0x2003, 0x2028, 0x3000, 0x180e, 0x200b, 'a', 'b', 's', 'S', 't', 'T', 'l', 'L',
     'e', 'R', 'v', 'd', 'M', '\'', '\'', 0x17f, 0x2019, '0', '7', '9', 0x663, 0xbd, 0x2167, 0x3007, 'A', 'Z', 0xc9, 0xe9, 0x1c5,
@@ -67,8 +67,8 @@ static void compare(qd_pattern pattern, const qd_regex *regex, qd_regex_state *s
     assert_true(at == end);
 }
 
-/* Every third text has few characters, so that all short combinations come up. broken: one byte is
- * changed, to one that makes no letter younger than PCRE2. */
+/* Every third text has few characters, so that all short combinations occur. broken: one byte is
+ * changed, to one that makes no letter newer than PCRE2's Unicode. */
 static void random_texts(qd_pattern pattern, const qd_regex *regex, qd_regex_state *state, int broken)
 {
     qd_philox_key key = qd_rng_key(7, broken ? "broken" : "whole");
@@ -102,7 +102,7 @@ static void patterns_equal_their_expressions(void **status)
         assert_int_equal(qd_regex_create("test", source, strlen(source), &regex), QD_OK);
         random_texts(pattern, regex, state, 0);
         random_texts(pattern, regex, state, 1);
-        /* each character alone, and between letters */
+        /* Each character alone, and between letters. */
         uint8_t text[16];
         for (size_t j = 0; j < sizeof characters / sizeof *characters; j++) {
             compare(pattern, regex, state, text, put(text, characters[j]));
@@ -116,13 +116,13 @@ static void patterns_equal_their_expressions(void **status)
     qd_regex_state_destroy(state);
 }
 
-/* How tiktoken and `tokenizers` cut, in their words. */
+/* Splits of tiktoken and `tokenizers`. */
 static void known_pieces(void **status)
 {
     (void)status;
     static const struct {
         qd_pattern pattern;
-        const char *text; /* pieces end at '|', which is not part of it */
+        const char *text; /* pieces end at '|', which is not part of the text */
     } cases[] = {
         {QD_PATTERN_GPT2, "Hello| world|'s| 123456|  | x|!!|\n|\n|a|   "},
         {QD_PATTERN_GPT2, "DON|'|T| don|'t"},
@@ -194,16 +194,16 @@ static qd_status show(void *context, size_t offset, size_t length, bool matched)
     return QD_OK;
 }
 
-/* Expressions that PCRE2 would read in another way as they stand, and others that must stay as they
- * are. Pieces as the package `tokenizers` 0.23 (Oniguruma) cuts them; "~" marks gaps between
- * matches. */
+/* Expressions that PCRE2 would interpret differently if they were not translated, and others that
+ * must stay unchanged. Pieces as the package `tokenizers` 0.23 (Oniguruma) splits them; "~" marks
+ * gaps between matches. */
 static void reads_expressions_as_oniguruma(void **status)
 {
     (void)status;
     static const struct {
         const char *regex, *text, *pieces;
     } cases[] = {
-        {"\\p{Han}+", "\u4e2d\u3001\u6587a", "\u4e2d|~\u3001|\u6587|~a"}, /* by script, not by its extensions */
+        {"\\p{Han}+", "\u4e2d\u3001\u6587a", "\u4e2d|~\u3001|\u6587|~a"}, /* by script, not by script extensions */
         {"\\P{Han}+", "\u4e2d\u3001a", "~\u4e2d|\u3001a"},
         {"[\\s\\S]", "\u180ea", "\u180e|a"},
         {"[^\\S\\n]+", "a \u3000\n\tb", "~a| \u3000|~\n|\t|~b"},
@@ -235,7 +235,7 @@ static void reads_expressions_as_oniguruma(void **status)
     qd_regex_state_destroy(state);
 }
 
-/* What Oniguruma and PCRE2 read differently, or may. */
+/* Constructs that Oniguruma and PCRE2 interpret differently, or may. */
 static void refuses_what_engines_read_differently(void **status)
 {
     (void)status;

@@ -1,5 +1,5 @@
-/* Training: the rules by hand on small texts, the same result with any number of threads and
- * chunks, bad input named. */
+/* Tokenizer training: the rules by hand on small texts, the same result for any number of threads
+ * and chunks, errors for bad input. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -51,8 +51,7 @@ static void expect_token(const qd_tokenizer *tokenizer, int32_t id, const char *
 static void learns_by_count_then_id(void **state)
 {
     (void)state;
-    /* " bc" twice, "ab" three times, "cd" three times: equal counts are decided by the lower
-     * ids. */
+    /* " bc" twice, "ab" three times, "cd" three times: ties are resolved by the lower ids. */
     const char *text = "ab ab ab cd cd cd bc bc";
     qd_tokenizer_training training = qd_tokenizer_training_default();
     training.all_bytes = false;
@@ -67,7 +66,7 @@ static void learns_by_count_then_id(void **state)
     assert_int_equal(qd_tokenizer_size(tokenizer), 10);
     assert_int_equal(qd_tokenizer_special(tokenizer, "</s>"), 1);
     qd_tokenizer_destroy(tokenizer);
-    /* A limit of the token's length, and of the vocabulary. */
+    /* Limits on the token length and on the vocabulary. */
     training.max_token = 3;
     tokenizer = train(training, write_file("count", text, strlen(text)));
     assert_int_equal(qd_tokenizer_size(tokenizer), 9);
@@ -95,8 +94,8 @@ static void bytes_first(void **state)
     qd_tokenizer_destroy(tokenizer);
 }
 
-/* Text that is longer than a chunk, with long lines and without any: threads change nothing, and
- * whole files are cut as encoding cuts them. */
+/* Text longer than a chunk, with long lines and without line ends: threads change nothing, and
+ * whole files are split as in encoding. */
 static void threads_and_chunks(void **state)
 {
     (void)state;
@@ -129,8 +128,8 @@ static void threads_and_chunks(void **state)
             qd_tokenizer_destroy(tokenizer);
         }
         assert_string_equal(saved[0].data, saved[1].data);
-        /* The third of the whole files has another spelling, which PCRE2 matches, in one part: all
-         * but it is the same. */
+        /* The third of the whole files has another spelling, which PCRE2 matches, in one part:
+         * everything else is equal. */
         const char *models[2] = {strstr(saved[0].data, "\"model\""), strstr(saved[2].data, "\"model\"")};
         assert_string_equal(models[0], models[1]);
         for (int i = 0; i < 3; i++)
@@ -139,7 +138,7 @@ static void threads_and_chunks(void **state)
     free(text);
 }
 
-/* Lines that separate documents belong to none, so nothing is learnt from them. */
+/* Separator lines belong to no document, so nothing is learned from them. */
 static void separators_are_passed_over(void **state)
 {
     (void)state;
@@ -249,15 +248,15 @@ static void bad_input_is_named(void **state)
     refuse(other, path, "other bytes");
 }
 
-/* Of a .jsonl file only the texts are learnt from, in lines of any length and over the bounds of
- * chunks. */
+/* From a .jsonl file only the texts are learned, with lines of any length and across chunk
+ * boundaries. */
 static void lines_of_objects(void **state)
 {
     (void)state;
     qd_tokenizer_training training = qd_tokenizer_training_for_run(600);
     training.special_count = 0;
     qd_strbuf objects = {0}, plain = {0};
-    qd_strbuf_puts(&objects, "\xef\xbb\xbf"); /* some editors do */
+    qd_strbuf_puts(&objects, "\xef\xbb\xbf"); /* byte order mark, as some editors write it */
     for (int i = 0; i < 40000; i++) {
         const char *word = i % 3 ? "tea" : "caf\xc3\xa9";
         qd_strbuf_printf(&objects, "%s{\"id\": %d, \"text\": \"the \\\"%s\\\"\\n\", \"other\": [\"zzzz\"]}\n%s", i % 5 ? "" : " ", i,

@@ -1,4 +1,4 @@
-/* The report's arithmetic and what its page is made of. */
+/* The report's arithmetic and the contents of its page. */
 #include "report/intern.h"
 #include "report/report_impl.h"
 
@@ -56,7 +56,7 @@ static void test_intern(void **state)
     qd_intern_destroy(table);
 }
 
-/* Two ranks, one of which stands for three: 2 s each, of which 1 s computes and 1 s communicates,
+/* Two ranks, one of which represents three: 2 s each, of which 1 s computes and 1 s communicates,
  * half of it hidden. */
 static const qd_report_rank two[] = {{.rank = 0, .stands_for = 1}, {.rank = 7, .label = "</script>", .stands_for = 3}};
 static const char *const streams[] = {"compute", "communication"};
@@ -91,7 +91,7 @@ static const qd_report_timeline timeline = {
 static void expect(const char *html, const char *part)
 {
     if (!strstr(html, part))
-        fail_msg("the page should hold %s", part);
+        fail_msg("the page should contain %s", part);
 }
 
 static void test_page(void **state)
@@ -106,7 +106,7 @@ static void test_page(void **state)
     expect(html.data, "\"world\":4,\"weight\":4");
     expect(html.data, "{\"rank\":0,\"seconds\":2,\"compute\":1.25,\"communication\":1,\"exposed\":0.5,\"idle\":0.25}");
     expect(html.data, "{\"rank\":1,\"seconds\":2,\"compute\":1,\"communication\":1,\"exposed\":0.5,\"idle\":0.5}");
-    /* Four ranks of one call each; 4000 bytes are the sum of all four. */
+    /* Four ranks with one call each; 4000 bytes are the sum of all four. */
     expect(html.data, "{\"kind\":\"gather\",\"group\":\"dp\",\"count\":4,\"seconds\":4,\"least\":1,\"most\":1,\"bytes\":4000,\"exposed\":2,"
                       "\"hidden\":2}");
     expect(html.data,

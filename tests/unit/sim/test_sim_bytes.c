@@ -1,6 +1,6 @@
-/* What the simulator charges for is what the step program counts: on links of one byte per second
- * and without latency, the seconds of every exchange, inside modules and between them, are the
- * bytes that a rank sends. Runs count the same bytes: tests/equiv. */
+/* The simulator charges for what the step program counts: on links of one byte per second without
+ * latency, the seconds of every exchange, inside modules and between them, equal the bytes that a
+ * rank sends. tests/equiv checks that runs send the same bytes. */
 #include "sim/step.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@
 
 static bool op_seen[QD_OP_KIND_COUNT], action_seen[QD_ACTION_KIND_COUNT];
 
-/* Links of these rates, in bytes per second, and nothing else that takes time. */
+/* Links of these rates, in bytes per second; nothing else takes time. */
 static qd_cluster links(const qd_options *o, double inside, double across)
 {
     qd_cluster c;
@@ -34,8 +34,8 @@ static qd_cluster links(const qd_options *o, double inside, double across)
     return c;
 }
 
-/* Of a collective, from all ranks of the world: what a ring moves, however small it is (runs send
- * small sums directly). */
+/* Bytes of a collective over all ranks: what a ring moves, however small (runs send small sums
+ * directly). */
 static double counted(qd_coll_kind kind, int64_t count, qd_dtype dtype, int size, int world, int64_t bytes)
 {
     int64_t whole = count * (int64_t)qd_dtype_size(dtype);
@@ -65,8 +65,8 @@ static double inside_seconds(const qd_step *step, const qd_step_stage *stage, co
     return seconds;
 }
 
-/* both: all links at one byte per second; near, far: those inside nodes and across them, the others
- * without end. */
+/* both: all links at one byte per second; near, far: only those inside nodes or across them, the
+ * others infinitely fast. */
 static void compare_inside(const char *words, const qd_step *both, const qd_step *near, const qd_step *far, int s, int action)
 {
     const qd_program *p = both->stages[s].program;
@@ -78,12 +78,12 @@ static void compare_inside(const char *words, const qd_step *both, const qd_step
         const qd_op_exchange *x = &op->exchange;
         if (!qd_op_runs(op, qd_action_phases(a)) || !qd_op_communicates(op))
             continue;
-        if (x->uneven && x->count == 0) { /* extra rounds of rows for experts, which an even load does not need */
+        if (x->uneven && x->count == 0) { /* extra dispatch rounds for expert rows, which an even load does not need */
             op_seen[op->kind] = true;
             continue;
         }
         qd_coll_kind kind = qd_op_collective(op->kind);
-        /* An all-to-all uses both kinds of links at a time. */
+        /* An all-to-all uses both kinds of links concurrently. */
         double seconds = kind != QD_COLL_ALL_TO_ALL
                              ? inside_seconds(both, &both->stages[s], a, at)
                              : inside_seconds(near, &near->stages[s], a, at) + inside_seconds(far, &far->stages[s], a, at);
@@ -164,8 +164,8 @@ static void every_exchange(void **state)
         check(cases[i]);
 }
 
-/* Nothing that sends is left out above. An op that sends is one whose name the table of collectives
- * knows, and all-reduce. */
+/* No kind of exchange is missing above. An op that sends is one whose name is in the table of
+ * collectives, or all-reduce. */
 static void none_is_left_out(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The event engine: order, dependencies, messages, meetings, shared links, standstill; pipelines
+/* The event engine: order, dependencies, messages, meetings, shared links, deadlocks; pipelines
  * against their formulas. */
 #include "sim/engine.h"
 
@@ -47,8 +47,8 @@ static void streams_and_dependencies(void **state)
     qd_sim_result_free(&r);
 }
 
-/* Two transfers over one link take as long together as one after the other; one that begins later
- * gets half from then on. */
+/* Two transfers over one link take as long together as sequentially; one that starts later gets
+ * half the link from then on. */
 static void links_are_shared(void **state)
 {
     (void)state;
@@ -61,18 +61,19 @@ static void links_are_shared(void **state)
     qd_sim_problem problem = {.participants = &who, .count = 1};
     qd_sim_result r;
     ok(qd_sim_run(&problem, &r));
-    double first = 1.0 / 0.75;              /* computation beside the transfer */
+    double first = 1.0 / 0.75;              /* computation overlapped with the transfer */
     about(r.times[1].end, first);
     about(r.times[0].end, first + 2.0 * (4.0 - first)); /* alone until then, then half the link */
     about(r.times[2].end, 8.0);
-    /* computation: three quarters while the first transfer runs, full speed afterwards */
+    /* Computation: three quarters of its speed while the first transfer runs, full speed
+     * afterwards. */
     double slow = r.times[0].end - first;
     about(r.times[3].end, r.times[0].end + 10.0 - 0.75 * slow);
     qd_sim_result_free(&r);
 }
 
-/* Four items that each want one of two cores get half of one; when two have ended, the others get
- * all of theirs. What takes no core is not slowed down. */
+/* Four items that each demand one of two cores get half a core; when two have ended, the others get
+ * a full one. Items without cores are not slowed. */
 static void cores_are_shared(void **state)
 {
     (void)state;
@@ -104,7 +105,7 @@ static void messages_and_meetings(void **state)
     a[1].dep_count = 1;
     a[1].sends = 0;
     b[0].awaits = 0;
-    a[2].meets = b[1].meets = 0; /* begin and end together, the longer one decides */
+    a[2].meets = b[1].meets = 0; /* start and end together; the longer one decides */
     qd_sim_participant who[] = {{a, 3, deps}, {b, 2, NULL}};
     qd_sim_problem problem = {.participants = who, .count = 2, .messages = 1, .meetings = 1};
     qd_sim_result r;
@@ -147,7 +148,7 @@ static void standstill_is_explained(void **state)
     qd_sim_result_free(&r);
 }
 
-/* Meetings in different order on two participants never happen. */
+/* Meetings in different order on two participants deadlock. */
 static void crossed_meetings(void **state)
 {
     (void)state;
@@ -162,8 +163,8 @@ static void crossed_meetings(void **state)
     qd_sim_result_free(&r);
 }
 
-/* GPipe and 1F1B over p stages and m micro-batches: (m + p - 1)(f + b), so that the bubble is (p -
- * 1)/m of the work. */
+/* GPipe and 1F1B over p stages and m micro-batches: (m + p - 1)(f + b), so the bubble is (p - 1)/m
+ * of the work. */
 static double pipeline(int stages, int micros, bool one_f_one_b, double f, double b)
 {
     int per = 2 * micros;
@@ -176,7 +177,7 @@ static double pipeline(int stages, int micros, bool one_f_one_b, double f, doubl
             qd_sim_item *i = &items[s * per + at++];
             *i = item(0, fwd ? f : b);
             int mb = fwd ? forward++ : backward++;
-            /* messages: forward out of stage s at 2 (s m + mb), backward out of it at the next */
+            /* Messages: forward out of stage s at 2 (s m + mb), backward out of it at the next. */
             i->sends = 2 * (s * micros + mb) + !fwd;
             if (fwd && s > 0)
                 i->awaits = 2 * ((s - 1) * micros + mb);
@@ -207,8 +208,8 @@ static void bubbles(void **state)
                 about(pipeline(stages[i], micros[j], kind, 1.0, 2.0), (micros[j] + stages[i] - 1) * 3.0);
 }
 
-/* A million items, so that the size of a run is no worry: it takes about a second without
- * optimisation. */
+/* A million items, to show that the size of a run does not matter: about a second without
+ * optimization. */
 static void large(void **state)
 {
     (void)state;

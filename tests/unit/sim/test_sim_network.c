@@ -1,4 +1,4 @@
-/* Collective costs against closed forms, products against the peak, clusters as they are read. */
+/* Collective costs against closed forms, GEMMs against the peak, and the built-in clusters. */
 #include "sim/cost.h"
 #include "sim/network.h"
 #include "spec/config/config.h"
@@ -46,7 +46,7 @@ static qd_span span_of(const qd_cluster *c, int world, int tp, int dp, qd_axis a
     return qd_span_of_group(c, &mesh, qd_group_whole(&mesh, QD_AXIS_BIT(axis)), 0);
 }
 
-/* Every built-in cluster can be read; those with figures that are not public say which. */
+/* Every built-in cluster can be read; those with figures that are not public name them. */
 static void presets(void **state)
 {
     (void)state;
@@ -101,7 +101,7 @@ static void large_messages(void **state)
     qd_span node = span_of(&c, 8, 8, 1, QD_AXIS_TP), all = span_of(&c, 64, 1, 64, QD_AXIS_DP), rails = span_of(&c, 64, 8, 8, QD_AXIS_DP);
     near(qd_network_seconds(&c, QD_COLL_ALL_GATHER, bytes, &node), bytes * 7 / 8 / c.node_bandwidth, 0.001);
     near(qd_network_seconds(&c, QD_COLL_ALL_REDUCE, bytes, &node), 2 * bytes * 7 / 8 / c.node_bandwidth, 0.001);
-    /* Between nodes eight cards carry eight rings. */
+    /* Between nodes eight network cards carry eight rings. */
     near(qd_network_seconds(&c, QD_COLL_REDUCE_SCATTER, bytes, &all), bytes * 63 / 64 / (8 * c.network_bandwidth), 0.001);
     near(qd_network_seconds(&c, QD_COLL_ALL_REDUCE, bytes, &rails), 2 * bytes * 7 / 8 / c.network_bandwidth, 0.001);
     near(qd_network_seconds(&c, QD_COLL_ALL_TO_ALL, bytes, &rails), bytes * 7 / 8 / c.network_bandwidth, 0.001);
@@ -122,7 +122,7 @@ static void small_messages(void **state)
     assert_true(tree < ring);
 }
 
-/* What was measured: 8 H100 all-reduce 1 GiB at 466 GB/s of bus bandwidth, gather at 361; 8 A100 at
+/* Measurements: 8 H100 all-reduce 1 GiB at 466 GB/s of bus bandwidth, gather at 361; 8 A100 at
  * 229. */
 static void measured(void **state)
 {
@@ -135,8 +135,8 @@ static void measured(void **state)
     near(gib * 1.75 / qd_network_seconds(&a, QD_COLL_ALL_REDUCE, gib, &node), 229e9, 0.05);
 }
 
-/* A torus: both directions of each dimension carry a gather; an all-to-all is held back by the
- * middle of the widest. */
+/* A torus: both directions of each dimension carry a gather; an all-to-all is limited by the
+ * bisection of the widest. */
 static void torus(void **state)
 {
     (void)state;
@@ -151,7 +151,7 @@ static void torus(void **state)
          fmax(bytes * 255 / 256 / (4 * link), bytes / 2 / (256 * c.slice_bandwidth)), 0.001);
 }
 
-/* Products: large ones near the best, small ones limited by tiles and waves, thin ones by
+/* GEMMs: large ones are close to the best rate, small ones limited by tiles and waves, thin ones by
  * memory. */
 static void products(void **state)
 {

@@ -1,5 +1,5 @@
-/* Whole steps: measured ones on an H200, memory by the textbook, and how the simulator treats what
- * it is given. */
+/* Whole steps: measured ones on an H200, memory by formula, and the simulator's treatment of its
+ * settings. */
 #include "sim/step.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static void near(const char *what, double a, double b, double tolerance)
         fail_msg("%s: %.6g is not within %.1f %% of %.6g", what, a, 100.0 * tolerance, b);
 }
 
-/* Tokens per second and memory that were measured (docs/performance.md). */
+/* Measured tokens per second and memory (docs/performance.md). */
 static void h200(void **state)
 {
     (void)state;
@@ -72,7 +72,7 @@ static void zero_memory(void **state)
     }
 }
 
-/* The sum of what the compute stream does and waits for is the step. */
+/* Computation and waiting of the compute stream add up to the step. */
 static void times_add_up(void **state)
 {
     (void)state;
@@ -85,13 +85,14 @@ static void times_add_up(void **state)
     near("sum", sum, r.step_seconds, 0.03);
     assert_true(r.mfu > r.mfu_causal && r.hfu > r.mfu_causal);
     assert_true(r.loss_count == QD_SIM_LOSSES);
-    /* Products, attention and the rest lie inside the time that computes. */
+    /* GEMMs, attention and the rest are part of the compute time. */
     double parts = r.product_seconds + r.attention_seconds + r.memory_seconds + r.optimizer_seconds + r.launch_seconds;
     assert_true(parts <= r.compute_seconds * 1.0001);
 }
 
 /* Optimizer state in host memory: 12 bytes per parameter each way over the link, of which the first
- * chunks hide behind the norm and the two directions behind each other; and so much less memory. */
+ * chunks overlap with the norm and the two directions with each other; and as much less device
+ * memory. */
 static void offload(void **state)
 {
     (void)state;
@@ -111,7 +112,7 @@ static void offload(void **state)
     near("one way after the other", waiting.step_seconds - plain.step_seconds, 2.0 * bytes / 49e9, 0.05);
 }
 
-/* What does not fit is said, and the planner finds what does. */
+/* A layout that does not fit is reported, and the planner finds one that does. */
 static void planning(void **state)
 {
     (void)state;
@@ -129,7 +130,7 @@ static void planning(void **state)
         assert_true(plan.choices[i].fits && plan.choices[i].memory_bytes <= (int64_t)80 << 30);
         assert_true(i == 0 || plan.choices[i].step_seconds >= plan.choices[i - 1].step_seconds);
     }
-    /* The choice, put into the configuration, takes the time that the plan says. */
+    /* The choice, applied to the configuration, takes the planned time. */
     ok(qd_plan_apply(&plan.choices[0], o));
     qd_simulation *s;
     ok(qd_simulate(o, &s));
@@ -143,9 +144,9 @@ static void planning(void **state)
     qd_options_destroy(o);
 }
 
-/* What software does shows: attention with the scores in memory takes longer and more memory;
- * biases of experts are passes of their own; where experts are cut, libraries send a row across
- * nodes once, our program to every rank that has a part. */
+/* The effect of software: attention with the scores in memory takes longer and more memory; expert
+ * biases are separate passes; if experts are sharded, libraries send a row across nodes once, our
+ * program to every rank that has a part. */
 static void software(void **state)
 {
     (void)state;
@@ -181,8 +182,8 @@ static void refuse(const char *words, const char *part)
     qd_options_destroy(o);
 }
 
-/* What would have no effect is refused: nodes that ranks do not fill, biases where no software adds
- * them. */
+/* Settings without effect are refused: nodes that ranks do not fill, biases that no software
+ * adds. */
 static void nothing_is_passed_over(void **state)
 {
     (void)state;
@@ -194,8 +195,7 @@ static void nothing_is_passed_over(void **state)
 #undef EXPERTS
 }
 
-/* A machine of two cores in round figures, but for those of parts of attention and of being
- * late. */
+/* A machine of two cores with round figures, except for parts of attention and lateness. */
 static qd_sim_report on_machine(const char *parts, const char *late, const char *words)
 {
     char text[640];
@@ -227,22 +227,22 @@ static double computing(const qd_sim_report *r)
     return r->product_seconds + r->attention_seconds + r->memory_seconds + r->optimizer_seconds;
 }
 
-/* Ranks on processors: threads of one rank are slower together, ranks that outnumber the cores take
- * turns and fill each other's bubbles, products are slower with few rows, and meeting inside blocks
- * costs time. */
+/* Ranks on CPUs: threads of one rank are slower together, ranks that outnumber the cores are
+ * time-sliced and fill each other's bubbles, GEMMs are slower with few rows, and synchronization
+ * inside blocks costs time. */
 static void processors(void **state)
 {
     (void)state;
     qd_sim_report one = on_processors("parallel.ranks=1"), two = on_processors("parallel.ranks=2"),
                   four = on_processors("parallel.ranks=4");
-    near("products of two ranks", two.product_seconds, 0.8 * one.product_seconds, 1e-6);
+    near("GEMMs of two ranks", two.product_seconds, 0.8 * one.product_seconds, 1e-6);
     near("two ranks", two.step_seconds, computing(&two), 0.05);
     near("four ranks", four.step_seconds, 2.0 * computing(&four), 0.05);
     qd_sim_report pp = on_processors("parallel.ranks=2 parallel.pp=2"), both = on_processors("parallel.ranks=4 parallel.pp=2");
     assert_true(pp.bubble_seconds > 0.08 * pp.step_seconds);
     assert_true(both.step_seconds < 0.97 * pp.step_seconds);
     qd_sim_report tp = on_processors("parallel.ranks=2 parallel.tp=2");
-    /* In each micro-batch every block is met in at least four times. */
+    /* In each micro-batch every block synchronizes at least four times. */
     assert_true(tp.step_seconds > computing(&tp) + 8 * 4 * 4 * 1e-3);
     qd_sim_report longer = on_processors("parallel.ranks=2 train.micro_batch=4");
     assert_true(longer.product_seconds < 0.95 * two.product_seconds);
@@ -250,7 +250,7 @@ static void processors(void **state)
 
 /* Parts of attention over 64 keys take as much longer as the file says; all ranks wait for the
  * slowest core, but stages of a pipeline have different work, and ranks that outnumber the cores
- * take turns. */
+ * are time-sliced. */
 static void processors_are_uneven(void **state)
 {
     (void)state;
@@ -272,8 +272,8 @@ static void processors_are_uneven(void **state)
     }
 }
 
-/* What computes beside an exchange inside a module is slower by up to 19 % of its rate, as beside
- * one between modules. */
+/* Computation that overlaps with an exchange inside a module is slower by up to 19 % of its rate,
+ * as with one between modules. */
 static void exchanges_slow_computation(void **state)
 {
     (void)state;
@@ -282,10 +282,10 @@ static void exchanges_slow_computation(void **state)
     assert_true(beside.attention_seconds > 1.02 * waiting.attention_seconds);
     assert_true(beside.attention_seconds < waiting.attention_seconds / 0.81 * 1.0001);
     assert_true(beside.step_seconds < waiting.step_seconds);
-    near("products, which nothing runs beside", beside.product_seconds, waiting.product_seconds, 0.01);
+    near("GEMMs, which do not overlap", beside.product_seconds, waiting.product_seconds, 0.01);
 }
 
-/* A machine's file without a figure is refused, and the key is named. */
+/* A machine file with a missing figure is refused, and the key is named. */
 static void processors_need_all_figures(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The checker: programs that match are passed, at any size; broken ones are refused with a
+/* The checker: matching programs pass, at any size; broken ones are refused with a
  * counter-example.
  * ctest: timeout 60 */
 #include "support/layout.h"
@@ -53,7 +53,7 @@ static void sound_programs_pass(void **state)
     for (size_t i = 0; i < LAYOUTS; i++) {
         built b = build(layouts[i]);
         ok(qd_check_programs(b.mesh, b.programs));
-        /* The same without folding: every rank a program of its own. */
+        /* The same without folding: a separate program for every rank. */
         const qd_program **single = QD_ARENA_NEW(b.arena, const qd_program *, b.config.world);
         for (int rank = 0; rank < b.config.world; rank++) {
             qd_program *copy = QD_ARENA_NEW(b.arena, qd_program, 1);
@@ -64,8 +64,6 @@ static void sound_programs_pass(void **state)
         qd_arena_destroy(b.arena);
     }
 }
-
-/* ---- broken programs ---- */
 
 typedef enum breakage { MISSING, RESIZED, RETYPED, REGROUPED, SWAPPED, CIRCLE, OP_RESIZED, BREAKAGES } breakage;
 static const char *const breakage_names[] = {"missing", "resized", "retyped", "regrouped", "swapped", "circle", "op resized"};
@@ -91,7 +89,7 @@ static qd_program *copy_program(const built *b, int rank)
     return copy;
 }
 
-/* A random action that communicates; SEND and RECV alone if `transfers`. */
+/* A random action that communicates; SEND and RECV only, if `transfers`. */
 static int pick(const qd_program *p, dice *d, bool transfers)
 {
     int count = 0, chosen = -1;
@@ -132,7 +130,7 @@ static bool break_circle(qd_program *p)
     }
     if (recv < 0)
         return false;
-    swap_calls(p, send, recv); /* waits for what can only come after what it has not sent */
+    swap_calls(p, send, recv); /* waits for what can only arrive after what it has not sent */
     p->actions[send].stream = QD_STREAM_COMPUTE;
     return true;
 }
@@ -158,7 +156,7 @@ static bool break_op(const built *b, qd_program *p, dice *d)
     return false;
 }
 
-/* Changes one program so that the step can no longer run; false: there is nothing of the kind to
+/* Changes one program such that the step can no longer run; false: there is nothing of that kind to
  * change. */
 static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
 {
@@ -195,8 +193,8 @@ static bool break_program(const built *b, qd_program *p, breakage how, dice *d)
     }
 }
 
-/* Buckets smaller than a block's experts: programs stand for ranks with other experts, in runs that
- * begin elsewhere. A run of other experts, or one that is shorter, is refused. */
+/* Buckets smaller than a block's experts: programs represent ranks with other experts, in runs that
+ * begin elsewhere. A run of other experts, or a shorter one, is refused. */
 static void runs_of_experts(void **state)
 {
     (void)state;
@@ -282,7 +280,7 @@ static void circles_are_told_as_such(void **state)
     qd_arena_destroy(b.arena);
 }
 
-/* Llama 3 405B on 16,384 ranks: a program for each stage, folded. */
+/* Llama 3 405B on 16,384 ranks: a program per stage, folded. */
 static void thousands_of_ranks_are_checked(void **state)
 {
     (void)state;
@@ -302,7 +300,7 @@ static void thousands_of_ranks_are_checked(void **state)
     qd_options_destroy(options);
 }
 
-/* With zero 3 parts of tensors differ from rank to rank, so that all ranks of dp are followed. */
+/* With zero 3 shards differ between ranks, so that all ranks of dp are checked. */
 static void ranks_with_other_parts_are_checked(void **state)
 {
     (void)state;
@@ -319,8 +317,8 @@ static void ranks_with_other_parts_are_checked(void **state)
     qd_options_destroy(options);
 }
 
-/* Memory is that of the rank that needs most, FLOPs are those of all: of 15 positions the second
- * rank of cp has 8, the first 7. */
+/* Memory is that of the rank that needs most, FLOPs are the total: of 15 positions the second rank
+ * of cp has 8, the first 7. */
 static void reports_look_at_all_ranks(void **state)
 {
     (void)state;
@@ -328,7 +326,7 @@ static void reports_look_at_all_ranks(void **state)
         SMALL "data.seq=15 parallel.ranks=2 parallel.cp=2",
         SMALL "data.seq=15 parallel.ranks=4 parallel.cp=2 parallel.pp=2",
         SMALL "model.ffn=37 parallel.ranks=3 parallel.zero=3 train.global_batch=6",
-        /* Rows to experts: ranks with one row more and one less say the same of an even load. */
+        /* Rows for experts: ranks with one row more or less agree about an even load. */
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4",
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.tp=2 parallel.ep=2 parallel.zero=1",
         SMALL "data.seq=15 train.micro_batch=1 model.experts=4 parallel.ranks=4 parallel.cp=2 parallel.ep=4 parallel.nodes=2 "

@@ -1,5 +1,5 @@
-/* The table of model fields (src/model/fields.h): it covers the structs, and what is made from it
- * loses no field: options, presets, equality, the saved configuration. */
+/* The table of model fields (src/model/fields.h): it covers the structs, and what is generated from
+ * it loses no field: options, presets, equality, the saved configuration. */
 #include "model/field_table.h"
 #include "support/layout.h"
 #include "train/run/run.h"
@@ -35,7 +35,7 @@ static size_t aligned(size_t at, size_t to)
     return (at + to - 1) / to * to;
 }
 
-/* Rows are in the order of the members and leave nothing between them but the padding of C. */
+/* Rows are in member order with nothing but padding between them. */
 static void rows_cover_the_model(void **state)
 {
     (void)state;
@@ -52,7 +52,7 @@ static void rows_cover_the_model(void **state)
     assert_int_equal(aligned(at, 8), sizeof(qd_model));
 }
 
-/* A model in which every field counts. */
+/* A model in which every field is relevant. */
 static qd_model full(void)
 {
     qd_model m = qd_model_default(QD_ARCH_LLAMA);
@@ -61,7 +61,7 @@ static qd_model full(void)
     return m;
 }
 
-/* Another value, which is in the limits of the option if there is one. */
+/* Another value, within the limits of the option if there is one. */
 static void change(const qd_model_field *f, qd_model *m)
 {
     if (f->kind == QD_FIELD_REAL)
@@ -123,8 +123,6 @@ static void presets_state_every_field(void **state)
     }
 }
 
-/* ---- through the options ---- */
-
 static qd_model resolved(const qd_options *options)
 {
     qd_config config;
@@ -132,7 +130,7 @@ static qd_model resolved(const qd_options *options)
     return config.model;
 }
 
-/* What a run folder keeps. */
+/* The configuration that a run folder stores. */
 static char *saved_text(const qd_options *options)
 {
     qd_config config;
@@ -145,7 +143,7 @@ static char *saved_text(const qd_options *options)
     return text;
 }
 
-/* As another start reads it. */
+/* The model that a resumed run reads from it. */
 static qd_model saved_and_loaded(const qd_options *options)
 {
     qd_options *again = layout_options("");
@@ -157,7 +155,7 @@ static qd_model saved_and_loaded(const qd_options *options)
     return m;
 }
 
-/* Finds a value that makes another valid model of the one that `words` describe, and follows it. */
+/* Finds a value that turns the model of `words` into another valid one, and follows it. */
 static bool option_counts(const qd_model_field *f, const char *words)
 {
     static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
@@ -194,8 +192,8 @@ static void options_go_through_the_saved_configuration(void **state)
             fail_msg("%s changes no model", f->option.key);
 }
 
-/* What an earlier version wrote for deepseek-tiny: it is read as the same model, and still
- * written. */
+/* The configuration that an earlier version wrote for deepseek-tiny is read as the same model, and
+ * still written. */
 static void older_folders_are_read(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* Every declared op and every kind of op has all its rules: lowering, gradient, placement, proof,
- * runner, cost. An op that is added without one of them, or that no program of this test holds,
- * fails here and is named. */
+ * runner, cost. An op that lacks one of them, or that no program of this test contains, fails here
+ * by name. */
 #include "nn/nn.h"
 #include "sim/cost.h"
 #include "spec/proof/proof.h"
@@ -17,14 +17,14 @@
 
 #include "support/ok.h"
 
-/* Which pass writes an op, and so which rules it needs. */
+/* The pass that writes an op, which determines the rules it needs. */
 typedef enum origin {
     NOWHERE,
     FORWARD,    /* lowered from a declaration: gradient and placement */
     GENERATION, /* lowered from a declaration, in generation only: placement */
     GRADIENT,   /* the gradient of an op: placement */
-    PLACEMENT,  /* written by rules of placement, for this rank alone */
-    EXCHANGES,  /* written by rules of placement, and moves values between ranks */
+    PLACEMENT,  /* written by placement rules, local to this rank */
+    EXCHANGES,  /* written by placement rules, moves values between ranks */
     FUSION,     /* several ops in one */
 } origin;
 
@@ -139,7 +139,7 @@ static void ops_have_all_rules(void **state)
     }
 }
 
-/* ---- programs that together hold every kind of op ---- */
+/* Programs that together contain every kind of op. */
 
 #define RUN "train.global_batch=16 train.micro_batch=2 run.threads=1 "
 #define LLAMA RUN "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=16 "
@@ -150,7 +150,7 @@ static void ops_have_all_rules(void **state)
 
 static const struct {
     const char *words, *device;
-    bool one_rank; /* training on the CPU, where nothing is exchanged: forward lists hold what was lowered, or fused from that */
+    bool one_rank; /* training on the CPU without exchanges: forward lists contain only lowered or fused ops */
     bool generation;
 } programs[] = {
     {LLAMA, "cpu", true, false},
@@ -218,7 +218,7 @@ static void programs_hold_every_op(void **state)
     qd_options_destroy(options);
     for (int k = 0; k < QD_OP_KIND_COUNT; k++)
         if (!seen[k])
-            fail_msg("no program of this test holds %s: add one that does", qd_op_name((qd_op_kind)k));
+            fail_msg("no program of this test contains %s: add one", qd_op_name((qd_op_kind)k));
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 /* The proof of gradients refuses wrong programs: finished programs of dense models and models with
- * experts are changed in one place, on all ranks alike, so that their communication still matches;
- * each is refused, naming what was changed. Among them is what users of other systems have
- * reported: gradients scaled by the degree of an axis, losses off by its logarithm, norms that
+ * experts are changed in one place, identically on all ranks, so that their communication still
+ * matches; each is refused, naming what was changed. The changes include bugs reported by users of
+ * other systems: gradients scaled by the degree of an axis, losses off by its logarithm, norms that
  * count parameters several times, gradients that are not summed over an axis. QUADRILLE_SHOW=1
  * shows the messages.
  * ctest: timeout 120 */
@@ -33,12 +33,11 @@
 typedef struct mutant {
     const char *words;
     mutation m;
-    const char *expected[3]; /* in the message; NULL: nothing more */
+    const char *expected[3]; /* parts of the message; NULL: none */
 } mutant;
 
 static const mutant mutants[] = {
-    /* ---- tensor parallelism: partial sums that are not reduced, reduced twice, or over other ranks
-     * ---- */
+    /* Tensor parallelism: partial sums that are not reduced, reduced twice, or over other ranks. */
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 1}, {"(add)", "'mlp_branch'", "axis tp"}},
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 2}, {"(norm.grad)", "'d_mlp_normed'", "axis tp: it is a partial sum"}},
@@ -65,7 +64,7 @@ static const mutant mutants[] = {
     {LLAMA TP2 "parallel.tp_overlap=2 ", {OP_DROP, "linear", "block.0", .nth = -1}, {"(reduce_scatter)", "'mlp_branch'", "rows"}},
     {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.attn.out.weight", .number = 0}, {"(linear)", "'attended'", "axis tp"}},
     {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.mlp_norm.weight", .number = 1}, {"(norm)", "'mlp_norm.weight'", "axis tp"}},
-    /* biases, and positions, on every rank of a partial sum */
+    /* Biases, and positions, on every rank of a partial sum. */
     {GPT2 TP2 PLAIN,
      {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},
      {"(linear)", "'attn.out.bias'", "2 of 2 ranks add it to a partial sum"}},
@@ -81,7 +80,7 @@ static const mutant mutants[] = {
     {GPT2 TP2,
      {OP_SLOT, "linear.dw", "block.0", .nth = 0, .number = QD_LINEAR_DW_BIAS_GRAD, .to = "-"},
      {"block.0", "mlp.down.bias", "no op computes its gradient"}},
-    /* the loss over a vocabulary that ranks share: off by log(tp) and the like */
+    /* The loss over a sharded vocabulary: off by log(tp) and the like. */
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "head", .nth = 0}, {"(loss.part)", "'row_max'", "axis tp: it is a partial maximum"}},
     {LLAMA TP2 PLAIN, {OP_DROP, "all_reduce", "head", .nth = 1}, {"(loss.grad)", "'row_sums'", "axis tp: it is a partial sum"}},
     {LLAMA TP2 PLAIN, {OP_REDUCE, "all_reduce", "head", .nth = 0}, {"(all_reduce)", "'row_max'", "axis tp"}},
@@ -92,7 +91,7 @@ static const mutant mutants[] = {
     {LLAMA TP2 PLAIN, {OP_TO, "loss.grad", "head", .nth = 0, .number = 1}, {"(loss.grad)", "'logits'", "used as token"}},
     {LLAMA TP2 PLAIN, {OP_TWICE, "loss.sum", "head", .nth = 0}, {"(loss.sum)", "'losses'", "a second time"}},
     {LLAMA TP2 PLAIN, {OP_ROWS, "linear.dw", "head", .nth = 0, .number = 1}, {"(linear.dw)", "count in the gradient", NULL}},
-    /* gradients of what tp replicates */
+    /* Gradients of parameters that tp replicates. */
     {LLAMA TP2,
      {ACTION_DROP, "reduce", "tp", .param = "block.0.attn_norm.weight", .nth = -1},
      {"squares", "block.0.attn_norm.weight, axis tp", "(of norm.grad)"}},
@@ -114,7 +113,7 @@ static const mutant mutants[] = {
     {LLAMA "parallel.ranks=4 parallel.tp=4 ",
      {ACTION_GROUP, "reduce", "tp ", .param = "block.0.attn_norm.weight", .nth = 0, .to = "tp (2)"},
      {"squares", "block.0.attn_norm.weight, axis tp", "never summed"}},
-    /* ---- data parallelism and ZeRO ---- */
+    /* Data parallelism and ZeRO. */
     {LLAMA "parallel.ranks=4 ",
      {ACTION_DROP, "reduce", "gradients[", .param = "block.0.attn.q.weight", .nth = 0},
      {"squares", "axis dp", "is never summed over that axis"}},
@@ -137,13 +136,13 @@ static const mutant mutants[] = {
      {"reduce", "axis dp", NULL}},
     {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_DROP, "gather", "block.1", .nth = 0}, {"forward", "block.1", "up to date"}},
     {LLAMA "parallel.ranks=4 parallel.zero=1 ", {ACTION_DROP, "gather", "head", .nth = 0}, {"forward", "head", "up to date"}},
-    /* exchanges that run beside computation and are not waited for */
+    /* Exchanges that overlap with computation and are not waited for. */
     {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "squares", "head", .nth = 0}, {"squares", "gradient of", "does not wait for action"}},
     {LLAMA "parallel.ranks=4 ", {ACTION_WAITS, "reduce", "gradients[", .nth = 0}, {"reduce", "gradient of", "does not wait for action"}},
     {LLAMA "parallel.ranks=4 parallel.zero=3 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "gather", "a parameter"}},
     {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "forward", "block.1 mb 0", .nth = 0}, {"forward", "recv", "what it reads"}},
     {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_WAITS, "send", "mb 1", .nth = 0}, {"send", "backward|forward", "what it sends"}},
-    /* micro-batches: each counts once */
+    /* Micro-batches: each counts once. */
     {LLAMA "parallel.ranks=2 ",
      {ACTION_OVERWRITE, "backward", "block.0 mb 0", .nth = 0},
      {"backward", "gradient of block.0", "nothing has set it to 0"}},
@@ -181,7 +180,7 @@ static const mutant mutants[] = {
     {LLAMA "parallel.ranks=2 parallel.cp=2 ", {ACTION_TWICE, "reduce", "loss", .nth = 0}, {"reduce", "axis cp", "multiplies it by 2"}},
     {LLAMA "parallel.ranks=2 parallel.pp=2 ", {ACTION_TWICE, "reduce", "loss", .nth = 0}, {"norm", "summed over pp 2 times", NULL}},
     {LLAMA TP2, {ACTION_GROUP, "reduce", "loss", .nth = 0, .to = "tp"}, {"reduce", "axis tp", "multiplies it by 2"}},
-    /* ---- the norm ---- */
+    /* The norm. */
     {LLAMA TP2, {NORM_REPEAT, "block.0.attn_norm.weight", .number = 1}, {"(norm)", "block.0.attn_norm.weight", "count the same elements"}},
     {LLAMA "parallel.ranks=4 parallel.tp=4 ",
      {NORM_REPEAT, "block.1.attn.k.weight", .number = 1},
@@ -199,7 +198,7 @@ static const mutant mutants[] = {
     {MOE EP2, {NORM_HOLDERS, "block.0.mlp.experts.7.gate.weight", .number = 1}, {"(norm)", "experts.7.gate.weight", "0 of its"}},
     {LLAMA "parallel.ranks=4 ", {ACTION_TWICE, "update", "block.0", .nth = 0}, {"gradient of block.0", "elements are applied", NULL}},
     {LLAMA "parallel.ranks=4 ", {ACTION_DROP, "update", "head", .nth = 0}, {"gradient of head", "0 of its", NULL}},
-    /* ---- pipelines and tied embeddings ---- */
+    /* Pipelines and tied embeddings. */
     {LLAMA "model.tied=true parallel.ranks=2 ", {ACTION_DROP, "add_tied", .nth = 0}, {"gradient of embed.tokens.weight", "terms", NULL}},
     {LLAMA "model.tied=true parallel.ranks=2 parallel.pp=2 ",
      {ACTION_DROP, "add_tied", .nth = 0},
@@ -216,7 +215,7 @@ static const mutant mutants[] = {
     {LLAMA "parallel.ranks=2 parallel.pp=2 parallel.schedule=gpipe ",
      {ACTION_BATCH, "recv", "mb 1", .nth = 0, .number = -1},
      {"micro-batch", NULL, NULL}},
-    /* ---- context parallelism ---- */
+    /* Context parallelism. */
     {LLAMA "parallel.ranks=2 parallel.cp=2 parallel.overlap=false ",
      {OP_DROP, "attention.part", "block.0", .nth = 1},
      {"(linear)", "'attended'", "incomplete"}},
@@ -247,7 +246,7 @@ static const mutant mutants[] = {
     {LLAMA "parallel.ranks=4 parallel.cp=2 ",
      {ACTION_GROUP, "reduce", "gradients[", .nth = 0, .to = "cp"},
      {"squares", "axis dp", "never summed"}},
-    /* ---- experts ---- */
+    /* Experts. */
     {MOE EP2,
      {ACTION_GROUP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0, .to = "dp×cp"},
      {"reduce", "experts.0", "not placed in one way|axis ep"}},
@@ -300,7 +299,7 @@ static const mutant mutants[] = {
 };
 enum { MUTANTS = sizeof mutants / sizeof *mutants };
 
-/* Every rank with a program of its own. */
+/* A separate program for every rank. */
 static qd_program **build(const char *words, qd_arena *arena, qd_options **options, int *world)
 {
     qd_config config;
@@ -313,7 +312,7 @@ static qd_program **build(const char *words, qd_arena *arena, qd_options **optio
     return programs;
 }
 
-/* One of the texts that '|' separates. */
+/* Whether the message contains one of the texts that '|' separates. */
 static bool says(const char *message, const char *texts)
 {
     char copy[200], *rest = copy;
@@ -353,8 +352,8 @@ static void mutants_are_refused(void **state)
     assert_int_equal(wrong, 0);
 }
 
-/* Leaving out any op of all ranks, or any action of one that computes or communicates, is refused
- * by the proof (what one stage sends to another: by the checker of communication). */
+/* Removing any op on all ranks, or any action that computes or communicates on one rank, is refused
+ * by the proof (messages between stages: by the communication checker). */
 static void everything_is_needed(void **state)
 {
     (void)state;
@@ -422,7 +421,7 @@ static void everything_is_needed(void **state)
     assert_true(dropped > 1000);
 }
 
-/* Names of values that are computed, or sent, again. */
+/* Whether two names are of the same value, recomputed or sent again. */
 static bool same_name(const char *a, const char *b)
 {
     char names[2][96];
@@ -435,8 +434,8 @@ static bool same_name(const char *a, const char *b)
     return strcmp(names[0], names[1]) == 0;
 }
 
-/* Each operand of each op becomes, on all ranks, any other value of the same shape: the backward
- * pass is then that of another forward pass, and is refused. */
+/* Each operand of each op is replaced, on all ranks, by any other value of the same shape: the
+ * backward pass then belongs to another forward pass, and is refused. */
 static void operands_are_the_right_ones(void **state)
 {
     (void)state;
@@ -490,7 +489,7 @@ static void operands_are_the_right_ones(void **state)
     assert_true(tried > 1000);
 }
 
-/* What `check` prints is what the proof has gone through. */
+/* `check` prints what the proof has covered. */
 static void check_proves(void **state)
 {
     (void)state;

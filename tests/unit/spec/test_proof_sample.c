@@ -1,6 +1,6 @@
-/* The proof of gradients has no false alarm: a seeded sample of layouts of all families, each rank
- * with its own program, and every fourth with the programs that `check` shares out.
- * QUADRILLE_LAYOUTS=2000 test_proof_sample takes more, QUADRILLE_SEED=2 others.
+/* The proof of gradients has no false alarms: a seeded sample of layouts of all families, each rank
+ * with its own program, and every fourth with the shared programs of `check`.
+ * QUADRILLE_LAYOUTS=2000 test_proof_sample tries more, QUADRILLE_SEED=2 others.
  * ctest: timeout 300 */
 #include "support/layout.h"
 #include "support/layout_sample.h"
@@ -40,7 +40,7 @@ static const layout_model models[] = {
      4, 8},
 };
 
-/* What the sampler does not vary. */
+/* Settings that the sampler does not vary. */
 static const char *const extras[] = {
     "",
     "run.device=cuda ",
@@ -61,7 +61,7 @@ static int64_t number(const char *name, int64_t otherwise)
     return text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-/* False: the layout cannot be. */
+/* False: the layout is not possible. */
 static bool prove(const char *words, bool folded, bool *refused)
 {
     qd_option_table table = qd_config_table();

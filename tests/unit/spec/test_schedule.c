@@ -60,10 +60,10 @@ static void interleaving_divides_the_bubble(void **state)
     for (int p = 1; p <= 8; p++)
         for (int v = 1; v <= 4; v++)
             for (int m = 1; m <= 24; m++) {
-                made x = make(QD_SCHEDULE_INTERLEAVED, p, v, m); /* also where m is no multiple of p */
+                made x = make(QD_SCHEDULE_INTERLEAVED, p, v, m); /* also if m is not a multiple of p */
                 if (m % p == 0) {
                     same(x.times.bubble, (p - 1.0) / (v * m + p - 1.0));
-                    /* 2 (p - 1) + (v - 1) p turns ahead, and one more in hand */
+                    /* 2 (p - 1) + (v - 1) p turns ahead, plus the current one. */
                     int ahead = 2 * (p - 1) + (v - 1) * p + 1, all = v * m;
                     assert_int_equal(qd_schedule_in_flight(x.s, 0), ahead < all ? ahead : all);
                 } else {
@@ -88,7 +88,7 @@ static void zero_bubble_schedules_do_better(void **state)
             }
             if (m >= p) /* (p - 1)(F + I - W) */
                 same(h1.times.makespan, 3.0 * m + p - 1.0);
-            if (m >= 2 * p - 1) /* only that rank r begins r turns of half a stage late */
+            if (m >= 2 * p - 1) /* only because rank r starts r turns of half a stage late */
                 same(v.times.makespan, 6.0 * m + p - 1.0);
             qd_arena_destroy(h1.arena);
             qd_arena_destroy(v.arena);
@@ -114,7 +114,7 @@ static void placement_is_round_robin_or_a_v(void **state)
     }
 }
 
-/* Evaluation: forward passes alone, as fast as stages and micro-batches allow. */
+/* Evaluation: forward passes only, as fast as stages and micro-batches allow. */
 static void forward_only_is_a_plain_pipeline(void **state)
 {
     (void)state;

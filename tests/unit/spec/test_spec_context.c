@@ -1,5 +1,5 @@
-/* Which positions a rank of cp holds: every position once, early and late chunks in balance, inputs
- * picked accordingly. */
+/* Which positions a rank of cp holds: every position once, early and late chunks balanced, inputs
+ * selected accordingly. */
 #include "spec/layout/context.h"
 #include "support/ok.h"
 
@@ -39,7 +39,7 @@ static void every_position_once(void **state)
     }
 }
 
-/* Keys that the rows of a rank see in all: the same on every rank, where chunks are even. */
+/* Total number of keys that the rows of a rank attend to: equal on all ranks if chunks are even. */
 static void work_is_balanced(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The pieces of all ranks cover every tensor once, whatever the number of ranks, and share the work
- * evenly. */
+/* The pieces of all ranks cover every tensor once, for any number of ranks, and balance the
+ * work. */
 #include "spec/config/config.h"
 #include "spec/layout/pieces.h"
 #include "support/layout.h"
@@ -55,7 +55,7 @@ static void every_element_once(void **state)
     for (int m = 0; m < 16; m++)
         for (int ranks = 1; ranks <= 9; ranks++) {
             char words[256];
-            int zero = m / 4, shard = zero == 3 && ranks % 2 == 0 ? ranks / 2 : -1; /* hybrid: two replicas of each part */
+            int zero = m / 4, shard = zero == 3 && ranks % 2 == 0 ? ranks / 2 : -1; /* hybrid: two replicas of each shard */
             snprintf(words, sizeof words, "%sdata.seq=4 train.global_batch=%d parallel.ranks=%d parallel.zero=%d parallel.dp_shard=%d",
                      models[m % 4], ranks, ranks, ranks > 1 ? zero : 0, ranks > 1 ? shard : -1);
             qd_config config = layout_config(words);
@@ -89,14 +89,13 @@ static void every_element_once(void **state)
                 }
             }
             assert_int_equal(tensors, planned);
-            if (zero == 0) /* parts of ZeRO are cut tensor by tensor */
+            if (zero == 0) /* ZeRO shards are cut tensor by tensor */
                 assert_true(c.most - c.least <= 2 * kinds[m % 4] * widest);
             qd_arena_destroy(arena);
         }
 }
 
-/* Rows and columns that ranks of tp share out, kv heads that several of them hold, norms that all
- * hold. */
+/* Rows and columns that tp shards, kv heads that several ranks hold, norms that all hold. */
 static void every_element_once_under_tp(void **state)
 {
     (void)state;
@@ -134,7 +133,7 @@ static void every_element_once_under_tp(void **state)
     }
 }
 
-/* A tensor of more than QD_PIECE_BYTES is cut, so that a reader of some rows checks little more
+/* A tensor of more than QD_PIECE_BYTES is split, so that a reader of some rows verifies little more
  * than those. */
 static void large_tensors_are_cut(void **state)
 {

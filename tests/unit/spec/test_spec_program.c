@@ -43,7 +43,7 @@ static void refused(const char *words, const char *expected)
     qd_options_destroy(options);
 }
 
-/* Stages are balanced by what a token costs: of 64 experts it meets four, which cost less than the
+/* Stages are balanced by cost per token: a token uses four of 64 experts, which cost less than the
  * dense MLPs of the first blocks. */
 static void stages_count_the_experts_a_token_meets(void **state)
 {
@@ -57,7 +57,7 @@ static void stages_count_the_experts_a_token_meets(void **state)
         dense += m->stage == 0 && m->layer >= 0 && m->layer < 4;
         experts += m->stage == 0 && m->layer >= 4;
     }
-    assert_int_equal(dense, 3); /* 3 x 115 k of 647 k elements; with all experts counted, all four and more */
+    assert_int_equal(dense, 3); /* 3 x 115 k of 647 k elements; with all experts counted it would be all four and more */
     assert_int_equal(experts, 0);
     qd_arena_destroy(arena);
 }
@@ -101,7 +101,7 @@ static void bad_layouts_are_refused(void **state)
     refused("parallel.reshard_after_forward=maybe", "must be true, false, or a number");
 }
 
-/* Tables and objects list ops and actions side by side. */
+/* Tables and objects list ops and actions together, so names must be unique. */
 static void rows_have_names_of_their_own(void **state)
 {
     (void)state;
@@ -128,8 +128,8 @@ static void operands_have_names(void **state)
     }
 }
 
-/* An op that is written without an operand that its kind needs, or with another kind's, is named;
- * what is optional may be absent. */
+/* An op with a missing required operand, or with an operand of another kind, is reported; optional
+ * ones may be absent. */
 static void ops_without_their_operands_are_refused(void **state)
 {
     (void)state;
@@ -168,7 +168,7 @@ static void presets_have_their_published_size(void **state)
     ok(qd_config_presets(true, &names));
     qd_mesh mesh;
     ok(qd_mesh_create(1, (const int[]){1, 1, 1, 1}, &mesh));
-    for (; *names; names++) { /* the ledger holds exactly the parameters of the formula */
+    for (; *names; names++) { /* the ledger has exactly the parameters of the formula */
         qd_model model;
         qd_arena *arena;
         qd_ledger *ledger;
@@ -185,8 +185,7 @@ static void presets_have_their_published_size(void **state)
     }
 }
 
-/* No two buffers that are alive at once overlap, all lie inside the dynamic area, and the peak is
- * reached. */
+/* No two live buffers overlap, all are inside the dynamic area, and the peak is reached. */
 static void check_plan(const char *words)
 {
     qd_arena *arena;
@@ -278,7 +277,7 @@ static void bf16_takes_16_bytes_per_parameter(void **state)
     }
 }
 
-/* A remainder has to remain, beside weights that the update can reach. */
+/* The split master needs low bits to store, and weights that the update can reach. */
 static void masters_are_not_split_in_vain(void **state)
 {
     (void)state;
@@ -296,15 +295,15 @@ static void masters_are_not_split_in_vain(void **state)
         ok(qd_arena_create(&arena));
         assert_int_not_equal(qd_config_build(&config, 0, arena, &p), QD_OK);
         assert_non_null(strstr(qd_error_message(), cases[i][1]));
-        config.strategy.training = false; /* who only reads the weights does not mind */
+        config.strategy.training = false; /* a reader of the weights does not need the master */
         qd_error_clear();
         ok(qd_config_build(&config, 0, arena, &p));
         qd_arena_destroy(arena);
     }
 }
 
-/* Of tensors and states of a rank, and the traffic of all: the figures of the ZeRO paper (7.5
- * billion parameters on 64 ranks), and the textbook's sums. */
+/* Bytes of tensors and state per rank, and the total traffic: the figures of the ZeRO paper (7.5
+ * billion parameters on 64 ranks) and the usual formulas. */
 static void stages_take_what_the_paper_says(void **state)
 {
     (void)state;
@@ -328,15 +327,14 @@ static void stages_take_what_the_paper_says(void **state)
                 strstr(report.traffic[i].name, "parameters") || strstr(report.traffic[i].name, "gradients") ? report.traffic[i].bytes : 0;
         assert_int_equal(moved, report.theory_bytes - report.kept_bytes + report.padding_bytes);
         assert_int_equal(report.padding_bytes, 0);
-        /* the head's norm is read by its backward pass at once; its matrix is the token table,
-         * gathered again */
+        /* The head's norm is read by its backward pass immediately; its matrix is the token table,
+         * which is gathered again. */
         assert_int_equal(report.kept_bytes, zero == 3 ? 63 * 2 * 2 * 4096 : 0);
         qd_options_destroy(options);
     }
 }
 
-/* 16Ψ, 4Ψ + 12Ψ/n, 2Ψ + 14Ψ/n, 16Ψ/n bytes with bf16, on every rank, also where rows do not
- * divide. */
+/* 16Ψ, 4Ψ + 12Ψ/n, 2Ψ + 14Ψ/n, 16Ψ/n bytes with bf16, on every rank, also if rows do not divide. */
 static void bytes_per_parameter(void **state)
 {
     (void)state;
@@ -363,7 +361,7 @@ static void bytes_per_parameter(void **state)
         }
 }
 
-/* Parts cover every row once, and a run's parts are one stretch of a sharded buffer. */
+/* Shards cover every row once, and a run's shards are contiguous in a sharded buffer. */
 static void parts_cover_all_rows(void **state)
 {
     (void)state;
@@ -395,7 +393,7 @@ static void parts_cover_all_rows(void **state)
     }
 }
 
-/* Programs that do not match are refused with both sides named. */
+/* Programs that do not match are refused, naming both sides. */
 static void checker_refuses_broken_programs(void **state)
 {
     (void)state;
@@ -432,7 +430,7 @@ static void checker_refuses_broken_programs(void **state)
     qd_arena_destroy(other_arena);
 }
 
-/* The memory plan refuses programs that use what is not there. */
+/* The memory plan refuses programs that use memory that is not allocated. */
 static void plan_refuses_broken_programs(void **state)
 {
     (void)state;
