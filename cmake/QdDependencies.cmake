@@ -1,5 +1,5 @@
-# Finds what the folders need. Each dependency is attached to the folder that uses it, so that a header that leaks into
-# another folder does not compile.
+# Finds the dependencies. Each is attached to the folder that uses it, so that including its headers
+# elsewhere does not compile.
 
 find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
@@ -14,7 +14,7 @@ if(QD_STATIC_DEPS)
     find_library(QD_STATIC_${module} lib${library}.a HINTS ${${module}_LIBDIR} REQUIRED)
     set_target_properties(PkgConfig::${module} PROPERTIES INTERFACE_LINK_LIBRARIES ${QD_STATIC_${module}})
   endforeach()
-  # Programs look for what has no .a file beside themselves, and for CUDA where it usually is.
+  # Libraries without an .a file are searched next to the program, CUDA in its usual folder.
   set(CMAKE_BUILD_RPATH "$ORIGIN/../lib;$ORIGIN/../../lib;/usr/local/cuda/lib64")
 endif()
 set(QD_BASE_LIBRARIES PkgConfig::YAML PkgConfig::JANSSON PkgConfig::XXHASH Threads::Threads m)
@@ -37,7 +37,7 @@ if(QD_TESTS)
   endif()
 endif()
 
-# CUDA: the compiler, cuBLASLt and cuDNN together, or none of it. NCCL comes on top.
+# CUDA: the compiler, cuBLASLt and cuDNN together, or none of it. NCCL is optional.
 set(QD_CUDA_FOUND OFF)
 set(QD_NCCL_FOUND OFF)
 if(NOT QD_CUDA STREQUAL "off")
@@ -45,7 +45,7 @@ if(NOT QD_CUDA STREQUAL "off")
   if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
     set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)
   endif()
-  # Machine code for the architectures below; the newest also as PTX, for later ones.
+  # Machine code for these architectures, and PTX of the newest for later ones.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 90-virtual CACHE STRING "GPU architectures")
   endif()
@@ -75,6 +75,6 @@ if(NOT QD_CUDA STREQUAL "off")
       set(QD_NCCL_FOUND ON)
     endif()
   elseif(QD_CUDA STREQUAL "on")
-    message(FATAL_ERROR "QD_CUDA=on, but this is missing:${missing}")
+    message(FATAL_ERROR "QD_CUDA=on, but these are missing:${missing}")
   endif()
 endif()

@@ -1,4 +1,4 @@
-# What `make install` puts where.
+# Installation: programs, libraries, headers, data and pkg-config files.
 foreach(target quadrille-static quadrille-shared quadrille-plan-static quadrille-plan-shared quadrille-program)
   if(TARGET ${target})
     list(APPEND QD_INSTALLED ${target})
@@ -11,7 +11,8 @@ install(TARGETS ${QD_INSTALLED}
 install(DIRECTORY include/quadrille DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN ".gitkeep" EXCLUDE)
 
-# Folders are found from where the .pc file lies: an installation can be moved, and made with another prefix than it was built for.
+# Paths are relative to the .pc file, so that an installation can be moved, or made with another
+# prefix than it was configured for.
 file(RELATIVE_PATH QD_PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" QD_PC_PREFIX "${QD_PC_PREFIX}")
 set(QD_PC_PRIVATE "")
@@ -20,7 +21,8 @@ if(QD_MPI_FOUND)
     string(APPEND QD_PC_PRIVATE " ${library}")
   endforeach()
 endif()
-# CUDA's run time is linked, and kernels are C++; cuBLASLt, cuDNN and NCCL are loaded when a run needs them (src/device/cuda/libraries.c).
+# The CUDA runtime is linked, and kernels are C++; cuBLASLt, cuDNN and NCCL are loaded on demand
+# (src/device/cuda/libraries.c).
 if(QD_CUDA_FOUND)
   get_target_property(cudart CUDA::cudart_static IMPORTED_LOCATION)
   string(APPEND QD_PC_PRIVATE " ${cudart} -lrt -ldl -lstdc++")

@@ -1,11 +1,12 @@
 # qd_module(NAME [PLAN] [RECURSE] [SOURCES …] [LIBRARIES …] [DEFINITIONS …] [OPTIONS …])
 #
-# One object library per folder. Without SOURCES: all *.c of the folder, with RECURSE also of its
-# sub-folders. PLAN: the folder is part of libquadrille-plan too. LIBRARIES gives their include paths
-# to this folder only, and links them into the libraries. A folder without sources makes no target.
+# One object library per folder. Without SOURCES: all *.c files of the folder, with RECURSE also of
+# its sub-folders. PLAN: the folder is part of libquadrille-plan too. LIBRARIES adds their include
+# paths to this folder only, and links them into the libraries. A folder without sources creates no
+# target.
 define_property(GLOBAL PROPERTY QD_OBJECTS BRIEF_DOCS "objects of libquadrille" FULL_DOCS "generator expressions")
 define_property(GLOBAL PROPERTY QD_PLAN_OBJECTS BRIEF_DOCS "objects of libquadrille-plan" FULL_DOCS "as QD_OBJECTS")
-define_property(GLOBAL PROPERTY QD_LIBRARIES BRIEF_DOCS "what libquadrille links" FULL_DOCS "targets")
+define_property(GLOBAL PROPERTY QD_LIBRARIES BRIEF_DOCS "libraries that libquadrille links" FULL_DOCS "targets")
 
 function(qd_module name)
   cmake_parse_arguments(ARG "PLAN;RECURSE" "" "SOURCES;LIBRARIES;DEFINITIONS;OPTIONS" ${ARGN})
@@ -32,21 +33,22 @@ function(qd_module name)
   endif()
 endfunction()
 
-# Instruction sets that *_isa.c files are compiled for; the run-time dispatch picks among the QD_ISA variants.
+# Instruction sets that *_isa.c files are compiled for; one of the QD_ISA variants is chosen at run
+# time.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(QD_ISA_LIST avx512 avx2 generic)
   set(QD_ISA_FLAGS_avx512 -march=skylake-avx512 -mprefer-vector-width=512)
   set(QD_ISA_FLAGS_avx2 -march=haswell)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
-  set(QD_ISA_LIST neon) # which every arm64 machine has
-  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # or gcc loads factors early and has no register left for a sum of a tile
+  set(QD_ISA_LIST neon) # present on every arm64 machine
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # otherwise gcc hoists loads and spills accumulators of a tile
     set(QD_ISA_FLAGS_neon -fno-schedule-insns)
   endif()
 else()
   set(QD_ISA_LIST generic)
 endif()
 
-# qd_isa_module(NAME [SOURCES …] …): as qd_module for the folder's *_isa.c files, once per instruction set.
+# qd_isa_module(NAME [SOURCES …] …): like qd_module, for *_isa.c files, once per instruction set.
 function(qd_isa_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;DEFINITIONS" ${ARGN})
   if(NOT ARG_SOURCES)
@@ -59,14 +61,14 @@ function(qd_isa_module name)
   endforeach()
 endfunction()
 
-# qd_libraries(): the static and shared libraries from what the modules left behind.
+# qd_libraries(): builds the static and shared libraries from the objects of all modules.
 function(qd_libraries)
   get_property(objects GLOBAL PROPERTY QD_OBJECTS)
   get_property(plan_objects GLOBAL PROPERTY QD_PLAN_OBJECTS)
   get_property(libraries GLOBAL PROPERTY QD_LIBRARIES)
   list(REMOVE_DUPLICATES libraries)
   set(kinds STATIC)
-  if(NOT QD_STATIC_DEPS) # some .a files cannot become part of a shared library
+  if(NOT QD_STATIC_DEPS) # some .a files cannot be linked into a shared library
     list(APPEND kinds SHARED)
   endif()
   foreach(kind ${kinds})
@@ -80,7 +82,7 @@ function(qd_libraries)
         VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
         ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
       target_include_directories(${library}-${suffix} INTERFACE ${PROJECT_SOURCE_DIR}/include)
-      if(kind STREQUAL "SHARED") # also what linked archives and C++ templates would add
+      if(kind STREQUAL "SHARED") # hides symbols of linked archives and C++ templates too
         target_link_options(${library}-${suffix} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map)
         set_property(TARGET ${library}-${suffix} PROPERTY LINK_DEPENDS ${PROJECT_SOURCE_DIR}/cmake/exports.map)
       endif()

@@ -1,4 +1,4 @@
-# What a person can choose, and the flags every target gets.
+# Build options, and the flags of every target.
 
 set(QD_MPI auto CACHE STRING "MPI backend: auto (if found), on or off")
 set_property(CACHE QD_MPI PROPERTY STRINGS auto on off)
@@ -30,13 +30,13 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 # Shared libraries export what the public headers declare with QD_API (include/quadrille/export.h).
-# Programs and tests that link the static libraries still reach every symbol.
+# Programs and tests that link the static libraries can still use every symbol.
 foreach(language C CXX CUDA)
   set(CMAKE_${language}_VISIBILITY_PRESET hidden)
 endforeach()
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 
-# Assertions stay on in releases: they state invariants and none sits in an inner loop.
+# Assertions stay enabled in release builds: they state invariants, and none is in an inner loop.
 set(CMAKE_C_FLAGS_RELEASE "-O2 -g")
 set(CMAKE_C_FLAGS_DEBUG "-O0 -g3")
 
@@ -45,10 +45,11 @@ if(QD_WERROR)
   list(APPEND QD_WARNINGS -Werror)
 endif()
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:${QD_WARNINGS}>")
-# Outside the kernels no product and sum are contracted, so that gcc, clang and other machines give the same bits.
-# -gz: static executables per test add up; the debug information compresses threefold.
+# Outside the kernels no multiply-add is contracted, so that results are bit-identical across
+# compilers and machines. -gz: each test is a static executable; debug information compresses
+# threefold.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-ffp-contract=off;-gz>")
-# Error traces and assertions name files from the repository's root.
+# Error traces and assertions name files relative to the root of the repository.
 add_compile_options("$<$<COMPILE_LANGUAGE:C>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")
 
 if(QD_SANITIZE STREQUAL "address")
