@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The first minutes: trains a tokenizer and a small Llama-style model on four local ranks, compares
-# it with a trigram model, and lets it speak. `make demo` builds the program and runs this; further
+# A first tour: trains a tokenizer and a small Llama-style model on four local ranks, compares it
+# with a trigram model, and generates text. `make demo` builds the program and runs this; extra
 # arguments are settings, for example --ranks 2.
 set -euo pipefail
 
 quadrille=${QUADRILLE:-$(dirname "$0")/../build/release/bin/quadrille}
 if ! quadrille=$(command -v "$quadrille"); then
-    echo "demo: ${QUADRILLE:-build/release/bin/quadrille} is not there; make demo builds it" >&2
+    echo "demo: ${QUADRILLE:-build/release/bin/quadrille} does not exist; make demo builds it" >&2
     exit 1
 fi
 quadrille=$(realpath "$quadrille")
@@ -30,13 +30,13 @@ say "That took $((SECONDS - begin)) s. What to try next"
 q=quadrille
 [ "$(command -v quadrille || true)" -ef "$quadrille" ] || q=${quadrille#"$PWD/"}
 next() { printf '  %s  # %s\n' "$1" "$2"; }
-next "$q generate runs/demo --prompt \"The LORD\" --seed 2" "other words"
-next "$q train examples/demo.yaml --ranks 2 --dir runs/two" "another number of ranks: the same losses, to rounding"
-next "$q verify examples/demo.yaml --against \"ranks=1 dp=1\"" "... and the proof"
-next "$q train examples/demo.yaml --steps 20 --trace --dir runs/t" "who does what when: runs/t/trace.json at ui.perfetto.dev"
+next "$q generate runs/demo --prompt \"The LORD\" --seed 2" "another sample"
+next "$q train examples/demo.yaml --ranks 2 --dir runs/two" "another number of ranks: the same losses up to rounding"
+next "$q verify examples/demo.yaml --against \"ranks=1 dp=1\"" "checks that: four ranks against one"
+next "$q train examples/demo.yaml --steps 20 --trace --dir runs/t" "a timeline of all ranks: open runs/t/trace.json at ui.perfetto.dev"
 if command -v mpirun >/dev/null; then
-    # Open MPI wants to be asked to run as root, and to run more ranks than there are cores; both
-    # are usual in containers.
+    # Open MPI needs flags to run as root and to run more ranks than cores; both are common in
+    # containers.
     flags=
     if mpirun --version 2>/dev/null | grep -q "Open MPI"; then
         [ "$(id -u)" != 0 ] || flags="--allow-run-as-root "
@@ -45,4 +45,4 @@ if command -v mpirun >/dev/null; then
     next "mpirun ${flags}-n 4 $q train examples/demo.yaml --dir runs/mpi" "the same under MPI"
 fi
 next "$q check examples/demo.yaml --print 0" "the step program of rank 0, action by action"
-echo "  docs/tutorial.md has the same for your own text; runs/demo/metrics.jsonl has every step"
+echo "  docs/tutorial.md shows the same with your own text; runs/demo/metrics.jsonl has every step"

@@ -1,7 +1,7 @@
-/* How long would a training step take on a cluster that is not here? The library's answer, in a
- * program of one's own:
+/* Simulates a training step on a cluster with the planning library:
  *
- *     cc simulate.c $(pkg-config --cflags --libs quadrille-plan) -o simulate && ./simulate h100 parallel.ranks=64 parallel.zero=1
+ *     cc simulate.c $(pkg-config --cflags --libs quadrille-plan) -o simulate
+ *     ./simulate h100 parallel.ranks=64 parallel.zero=1
  */
 #include <quadrille/config.h>
 #include <quadrille/sim.h>
