@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages that the build needs and the machine lacks. Asks nothing;
-# does nothing when all are present. Elsewhere it only says what is needed, when something is
-# missing.
+# Installs missing Debian or Ubuntu packages that the build needs, without prompting. Does nothing
+# if all are present. On other systems it only reports what is missing.
 #
-#   tools/bootstrap.sh [PACKAGE …]              these too
-#   tools/bootstrap.sh --if-possible PACKAGE…   these only, where they exist and can be installed; never fails
+#   tools/bootstrap.sh [PACKAGE …]              these packages too
+#   tools/bootstrap.sh --if-possible PACKAGE…   only these, if they can be installed; never fails
 set -u
 
 optional=""
@@ -58,7 +57,7 @@ if [ "$(id -u)" -ne 0 ]; then
         exit 0
     else
         echo "quadrille: missing packages: $missing" >&2
-        echo "They cannot be installed without root rights. As root: apt-get install $missing" >&2
+        echo "They cannot be installed without root privileges. As root: apt-get install $missing" >&2
         exit 1
     fi
 fi
@@ -72,11 +71,11 @@ apt() {
 updated=""
 install() {
     apt install --no-install-recommends "$@" && return
-    # The package lists of a fresh machine are empty or old.
+    # The package lists of a fresh machine are empty or outdated.
     [ -z "$updated" ] && updated=yes && apt update && apt install --no-install-recommends "$@"
 }
 
-if [ -n "$optional" ]; then # one by one: a package that this release lacks keeps no other away
+if [ -n "$optional" ]; then # one by one, so that a missing package does not block the others
     for package in $missing; do
         install "$package" || echo "quadrille: $package could not be installed; tests that need it are skipped"
     done

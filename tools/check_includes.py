@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks the include directions of docs/architecture.md and what library code must not call.
+"""Checks the include directions of docs/architecture.md, and calls that library code must not make.
 
-Prints one line per offence and exits with 1 when there is any.
+Prints one line per offence and exits with 1 if there is any.
 """
 import os
 import re
 import sys
 
-# What each folder of src/ may include besides itself and the public headers.
+# What each folder of src/ may include in addition to itself and the public headers.
 RUN_TIME = {"base", "model", "spec", "device", "comm", "nn", "parallel", "optim", "data", "ckpt"}
 ALLOWED = {
     "base": set(),
@@ -28,7 +28,7 @@ ALLOWED = {
     "bench": RUN_TIME | {"train"},
 }
 
-# Headers of libraries that belong to one place only.
+# Headers of libraries that may be included in one place only.
 CONTAINED = [
     (re.compile(r"^mpi\.h$"), ("src/comm/mpi/",)),
     (re.compile(r"^(cuda|cublas|cudnn|nccl|nvml)"), ("src/device/cuda/", "src/comm/nccl/")),
@@ -36,13 +36,13 @@ CONTAINED = [
     (re.compile(r"^jansson"), ("src/base/", "tests/")),
 ]
 
-# Library code returns statuses; it does not print, end the process or read the environment.
+# Library code returns statuses; it does not print, exit or read the environment.
 FORBIDDEN_CALLS = re.compile(
     r"(?<![\w.>])(printf|vprintf|puts|putchar|perror|exit|_exit|_Exit|quick_exit|abort|getenv|secure_getenv)\s*\(")
 STANDARD_STREAM = re.compile(r"\bf(?:printf|puts|write|flush|putc)\s*\([^;]*\b(stdout|stderr)\b")
 CALLS_ALLOWED = {
     "getenv": ("src/train/launch/launch.c", "src/train/run/cache_folder.c"),
-    # A child process that could not exec has nobody to return to.
+    # A child process whose exec failed has no caller to return to.
     "_exit": ("src/train/launch/launch.c", "src/train/run/cache_folder.c"),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
@@ -50,7 +50,7 @@ MOST_LINES = 800
 
 
 def without_comments_and_strings(text):
-    """The code of a C file with comments and literals blanked, line breaks kept."""
+    """The code of a C file with comments and literals blanked; line breaks are kept."""
     pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
     return pattern.sub(lambda m: "\n" * m.group(0).count("\n") if m.group(0)[0] == "/" else '""', text)
 
@@ -64,7 +64,7 @@ def sources(root, folders):
 
 
 def check_include(root, path, quoted, target):
-    """Returns what is wrong with one include, or None."""
+    """The problem with one include, or None."""
     for pattern, places in CONTAINED:
         if pattern.match(target) and not path.startswith(places):
             return f"<{target}> belongs in {' and '.join(places)} only"

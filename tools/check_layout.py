@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks what holds for the layout of every source file: lines of at most 140 columns (160 in Python), files of at most 800 lines,
-no tabs, no spaces at the end of a line, a newline at the end of the file. Statements are laid out by hand; .clang-format is for editors.
+"""Checks the layout of every source file: lines of at most 140 columns (160 in Python), files of at
+most 800 lines, no tabs, no trailing spaces, a newline at the end of the file. Statements are laid out
+by hand; .clang-format is for editors.
 
-Prints one line per offence and exits with 1 when there is any.
+Prints one line per offence and exits with 1 if there is any.
 """
 import os
 import subprocess
@@ -13,7 +14,7 @@ COLUMNS = {".c": 140, ".h": 140, ".cu": 140, ".cuh": 140, ".py": 160, ".sh": 140
 
 
 def sources(root):
-    """What git knows of; in a folder without git, as a release is, everything but what was built."""
+    """The files git tracks; in a folder without git, such as a release, all files except build outputs."""
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True)
     if listed.returncode == 0:
         return listed.stdout.splitlines()
@@ -26,14 +27,14 @@ def offences(columns, text):
     if lines[-1] != "":
         yield len(lines), "no newline at the end of the file"
     if len(lines) - 1 > LINES:
-        yield LINES + 1, f"the file has {len(lines) - 1} lines, the most are {LINES}"
+        yield LINES + 1, f"the file has {len(lines) - 1} lines, the limit is {LINES}"
     for number, line in enumerate(lines, 1):
         if len(line) > columns:
-            yield number, f"{len(line)} columns, the most are {columns}"
+            yield number, f"{len(line)} columns, the limit is {columns}"
         if "\t" in line:
             yield number, "a tab"
         if line != line.rstrip():
-            yield number, "spaces at the end"
+            yield number, "trailing spaces"
 
 
 def main():

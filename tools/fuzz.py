@@ -3,9 +3,10 @@
 
   tools/fuzz.py --build build/fuzz --runs 1000000 [--only NAME …]
 
-Each target starts from tests/fuzz/seeds/NAME and what earlier runs found (BUILD/corpus/NAME), with the words of
-tests/fuzz/NAME.dict. --runs 0 only tries the seeds and that corpus. A target fails when it crashes, takes more than
---timeout seconds for an input, or more than 1 GiB of memory; the input is then left in BUILD and named. Exit status 1 when one failed.
+Each target starts from tests/fuzz/seeds/NAME and the corpus of earlier runs (BUILD/corpus/NAME), with
+the dictionary tests/fuzz/NAME.dict. --runs 0 only replays the seeds and that corpus. A target fails
+if it crashes, takes more than --timeout seconds for an input, or more than 1 GiB of memory; the input
+is then saved in BUILD and named. The exit status is 1 if one failed.
 """
 import argparse
 import concurrent.futures
@@ -15,14 +16,14 @@ import subprocess
 import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), ".."))
-# Short histories of allocations, few freed blocks kept: more runs per second. To look into a
-# failure, run the target by hand.
+# Short allocation histories and a small quarantine: more runs per second. To investigate a failure,
+# run the target by hand.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=3:quarantine_size_mb=32", "UBSAN_OPTIONS": "print_stacktrace=1"}
 LIMITS = ["-max_len=8192", "-rss_limit_mb=1024", "-verbosity=0", "-print_final_stats=1"]
 
 
 def run(build, name, runs, timeout):
-    """(executions, seconds of the processor, MiB at most, output, exit status)"""
+    """(executions, CPU seconds, peak MiB, output, exit status)"""
     corpus = os.path.join(build, "corpus", name)
     seeds = os.path.join(ROOT, "tests", "fuzz", "seeds", name)
     words = os.path.join(ROOT, "tests", "fuzz", name + ".dict")
@@ -43,8 +44,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", default="build/fuzz")
     parser.add_argument("--runs", type=int, default=1000000)
-    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; more where the machine is busy")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="targets at a time")
+    parser.add_argument("--timeout", type=int, default=10, help="seconds for one input; raise it on a busy machine")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of targets to run concurrently")
     parser.add_argument("--only", nargs="+", help="names of targets")
     options = parser.parse_args()
     known = sorted(os.listdir(os.path.join(options.build, "fuzz")))

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes and checks the golden fixtures: small GPT-2 and Llama models, trained for 20 steps by PyTorch in float64.
+"""Writes and checks the golden fixtures: small GPT-2 and Llama models, trained for 20 steps by PyTorch
+in float64.
 
-    golden.py write         FOLDER [NAME ...]    make the fixtures (tests/golden/fixtures), or some of them
-    golden.py check         FOLDER    recompute everything from the stored weights and tokens, compare
+    golden.py write         FOLDER [NAME ...]    write the fixtures (tests/golden/fixtures), or some of them
+    golden.py check         FOLDER    recompute everything from the stored weights and tokens and compare
     golden.py transformers  FOLDER    the same comparison against Hugging Face's own models (needs `transformers`)
 
 Only this script needs PyTorch; the tests read the fixtures. A fixture is a safetensors file:
@@ -11,10 +12,10 @@ Only this script needs PyTorch; the tests read the fixtures. A fixture is a safe
     init.<parameter>       F32, initial weights; logical names, linear weights are (out, in)
     grad.<parameter>       F32, gradient of step 1 before clipping, computed in float64 and rounded once
     tokens, targets        I32 (steps, batch, seq)
-    doc_start              I32 (steps, batch, seq), packed documents only: where in its row a token's document begins
+    doc_start              I32 (steps, batch, seq), packed documents only: where a token's document begins in its row
     after.<parameter>      F32, Muon only: weights after 5 steps
-    losses, grad_norms     F64 (steps), float64 run; the norm is the one before clipping
-    losses_f32             F64 (steps), the same run in float32: how far rounding alone goes
+    losses, grad_norms     F64 (steps), float64 run; the norm is taken before clipping
+    losses_f32             F64 (steps), the same run in float32: the effect of rounding
 """
 import argparse
 import inspect
@@ -29,7 +30,7 @@ import torch
 import torch.nn.functional as F
 
 STEPS, BATCH = 20, 4
-AFTER = 5  # steps after which weights are kept
+AFTER = 5  # steps after which weights are saved
 OPTIMIZER = {"name": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
 MUON = {**OPTIMIZER, "name": "muon", "muon_momentum": 0.95, "muon_nesterov": True, "muon_steps": 5, "muon_lr": 5e-3, "lr": 3e-3,
         "muon_scale": "match_rms_adamw"}
@@ -47,9 +48,9 @@ def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
 
 # Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden;
 # max_seq may exceed seq. The base and original length of the scaled case put its frequencies in all
-# three regimes (kept, blended, divided). Adam hardly notices gradients that are all clipped alike:
-# one case has a limit that only some of its steps exceed. Muon's GPT-2 has no bias of q, k and v:
-# the key's gradient would be rounding alone, which Adam turns into weights.
+# three regimes (kept, blended, divided). Adam is insensitive to gradients that are all clipped
+# alike: one case has a limit that only some of its steps exceed. Muon's GPT-2 has no bias on q, k
+# and v: the key's gradient would be rounding noise, which Adam turns into weights.
 CASES = {
     "gpt2-tied": {**GPT2, **dims(2, 32, 4, 4, 8, 128, 61, 16, 24), "tied": True},
     "gpt2-untied-gelu": {**GPT2, **dims(3, 32, 2, 2, 16, 96, 97, 17, 17), "tied": False, "activation": "gelu"},
@@ -67,7 +68,7 @@ CASES = {
 }
 
 
-# ---- the models, in plain PyTorch ----
+# The models, in plain PyTorch.
 
 def parameter_shapes(c):
     """Logical name -> shape, in the order of the forward pass."""
@@ -185,14 +186,14 @@ def loss_of(c, p, tokens, targets, doc_start):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-# ---- data and training ----
+# Data and training.
 
 def initial_weights(c, rng):
-    """Larger than in practice, so that softmax, norms and activations are far from linear and clipping happens.
+    """Larger than in practice, so that softmax, norms and activations are far from linear and clipping occurs.
 
-    Without rotation the key bias has a gradient of exactly zero, so all that float32 gives is rounding noise, which the
-    comparison rule measures against 1e-3 of the RMS norm. A quieter attention keeps that noise (1e-6 by the rule) well
-    under the tests' 1e-5, while the gradients of q and k stay far above the 1e-3.
+    Without rotation the gradient of the key bias is exactly zero, so float32 gives only rounding noise,
+    which the comparison rule relates to 1e-3 of the RMS norm. Weaker attention keeps that noise (1e-6 by
+    the rule) well below the tests' 1e-5, while the gradients of q and k stay far above the 1e-3.
     """
     quiet = {} if c["position"] == "rope" else {"q": 0.5, "k": 0.5, "v": 0.15, "out": 0.15}
     init = {}
@@ -210,7 +211,7 @@ def initial_weights(c, rng):
 
 
 def make_data(c, rng):
-    """Noisy arithmetic progressions modulo the vocabulary: something to learn. Targets are the tokens one later."""
+    """Noisy arithmetic progressions modulo the vocabulary: something to learn. Targets are the next tokens."""
     shape = (STEPS, BATCH, c["seq"] + 1)
     seq = np.empty(shape, dtype=np.int32)
     seq[..., 0] = rng.integers(0, c["vocab"], shape[:2])
@@ -229,13 +230,13 @@ def make_data(c, rng):
 
 
 def muon_class():
-    """PyTorch's own Muon, its Newton-Schulz iteration in the matrices' type instead of bfloat16."""
+    """PyTorch's own Muon, with its Newton-Schulz iteration in the matrices' dtype instead of bfloat16."""
     import torch.optim._muon as module
     name = "_zeropower_via_newtonschulz"
     if not getattr(module, "in_own_type", False):
         source = inspect.getsource(getattr(module, name))
         if "torch.bfloat16" not in source:
-            sys.exit(f"{name} of PyTorch {torch.__version__} is another: this script does not know it")
+            sys.exit(f"{name} of PyTorch {torch.__version__} has changed: this script does not support it")
         exec(source.replace("torch.bfloat16", "grad.dtype"), vars(module))
         module.in_own_type = True
     return torch.optim.Muon
@@ -286,13 +287,13 @@ def run_ours(c, init, data, dtype):
     return train(c["optimizer"], p, lambda step: loss_of(c, p, *batch_of(data, step)))
 
 
-# ---- safetensors ----
+# Safetensors.
 
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
 
 
 def save(path, tensors, metadata):
-    # Wide types first, header padded to 8: every tensor is aligned to its element.
+    # Wide types first, header padded to 8 bytes: every tensor is aligned to its element size.
     order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
     header, offset = {"__metadata__": metadata}, 0
     for name in order:
@@ -322,7 +323,7 @@ def split(tensors, prefix):
     return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-# ---- Hugging Face ----
+# Hugging Face.
 
 def hf_state(c, ours):
     """Our tensors (weights or gradients) under Hugging Face's names and layouts."""
@@ -371,7 +372,7 @@ def hf_model(c):
         s = c["rope_scaling"]
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
-    # Llama has no bias on q, k and v alone; Qwen2 is the same model with it.
+    # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
     kind = "Qwen2" if c["qkv_bias"] else "Llama"
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
@@ -407,7 +408,7 @@ def run_hf(c, init, data):
     return train(c["optimizer"], named, step_loss)
 
 
-# ---- commands ----
+# Commands.
 
 def tensor_error(got, want):
     """Largest ‖a-b‖ / max(‖b‖, 1e-3 · RMS of all tensors' norms), and its tensor."""
@@ -459,7 +460,7 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         c = json.loads(metadata["config"])
         muon = c["optimizer"]["name"] == "muon"
         if runner is run_hf and muon:
-            print(f"--  {path.stem:18s} Hugging Face's models keep other matrices, which Muon would take as they are")
+            print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")
             continue
         losses, norms, grads, after = runner(c, split(tensors, "init."), tensors)
         want = {k: torch.tensor(v) for k, v in split(tensors, "grad.").items()}
@@ -486,10 +487,10 @@ def main():
     if args.command == "write":
         return write(args.folder, args.names)
     if args.command == "check":
-        # The fixture's gradients are rounded to float32: 1e-7 is all that can be asked of them.
+        # The fixture's gradients are rounded to float32, so 1e-7 is the best possible agreement.
         return check(args.folder, lambda c, init, data: run_ours(c, init, data, torch.float64), 1e-10, 1e-6)
-    # Hugging Face computes rotary angles, and RMSNorm in part, in float32 whatever the model's
-    # type.
+    # Hugging Face computes rotary angles, and part of RMSNorm, in float32 whatever the model's
+    # dtype.
     return check(args.folder, run_hf, 1e-5, 1e-5)
 
 

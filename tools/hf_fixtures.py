@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/huggingface/: tiny models as `transformers` saves them, with tokens and the logits it computes.
+"""Writes tests/golden/huggingface/: tiny models saved by `transformers`, with tokens and the logits it
+computes.
 
-Needs torch, transformers and tokenizers; run with a Python that has them. The test that reads the fixtures needs none of it.
-Each folder is what save_pretrained() wrote, and expected.safetensors: tokens (I32) and logits (F32, one row per token).
+Needs torch, transformers and tokenizers; the test that reads the fixtures does not. Each folder is the
+output of save_pretrained() plus expected.safetensors: tokens (I32) and logits (F32, one row per token).
 """
 import os
 import shutil
@@ -23,7 +24,7 @@ LLAMA = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "num_hidd
 SCALING = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
 
-# name: class, configuration, type on disk, size of a file, whether a tokenizer goes along
+# name: class, configuration, dtype on disk, file size, whether a tokenizer is included
 MODELS = {
     "gpt2-tied": (GPT2LMHeadModel, GPT2Config(**GPT2, activation_function="gelu_new"), torch.float32, None, False),
     "gpt2-untied-sharded": (GPT2LMHeadModel, GPT2Config(**{**GPT2, "n_inner": 24}, activation_function="gelu", layer_norm_epsilon=1e-6,
@@ -43,7 +44,7 @@ MODELS = {
     "qwen3-moe-mixed": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**{**LLAMA, "num_hidden_layers": 3}, head_dim=8, num_experts=4, num_experts_per_tok=2,
                                                             moe_intermediate_size=12, norm_topk_prob=False, mlp_only_layers=[0],
                                                             tie_word_embeddings=True), torch.float32, None, False),
-    # One layer with experts: there the load-balancing losses of both sides are the same function.
+    # With one layer of experts the load-balancing losses of both sides are the same function.
     "qwen3-moe-balanced": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**LLAMA, head_dim=8, num_experts=6, num_experts_per_tok=3,
                                                                moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[0],
                                                                router_aux_loss_coef=0.75, output_router_logits=True),
@@ -65,7 +66,7 @@ def byte_tokenizer():
 
 
 def their_names(kind, name, gradient):
-    """A gradient under the names that the files have: experts apart, gate and up apart."""
+    """A gradient under the names in the files: separate experts, separate gate and up."""
     mixtral = kind is MixtralForCausalLM
     if mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -83,10 +84,10 @@ def their_names(kind, name, gradient):
 
 
 def gradients(model, kind, tokens):
-    """Of the mean loss of each token's successor, in float64, and how far the choices of experts are from others. With
-    output_router_logits in the configuration, of the load-balancing loss too; "loss" is that of the tokens alone."""
+    """Gradients of the mean next-token loss, in float64, and the smallest margin of an expert choice. With
+    output_router_logits in the configuration they include the load-balancing loss; "loss" does not."""
     model = model.to(torch.float64)
-    model.config._experts_implementation = "eager"  # the grouped products of PyTorch are not for float64
+    model.config._experts_implementation = "eager"  # PyTorch's grouped GEMM does not support float64
     balanced = getattr(model.config, "output_router_logits", False)
     output = model(tokens[None, :-1], **({"output_router_logits": True} if hasattr(model.config, "num_experts_per_tok") else {}))
     loss = torch.nn.functional.cross_entropy(output.logits[0], tokens[1:])
@@ -108,7 +109,7 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
     shutil.rmtree(folder, ignore_errors=True)
     model = kind(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # initial values are too even: norms are 1, biases 0
+        for parameter in model.parameters():  # initial values are too uniform: norms are 1, biases 0
             parameter.add_(0.2 * torch.randn_like(parameter))
     model = model.to(dtype)
     options = {"max_shard_size": shard} if shard else {}
@@ -117,7 +118,7 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
         os.remove(os.path.join(folder, "generation_config.json"))
     if with_tokenizer:
         byte_tokenizer().save(os.path.join(folder, "tokenizer.json"))
-    model = kind.from_pretrained(folder, dtype=torch.float32).eval()  # what is on the disk, computed in fp32
+    model = kind.from_pretrained(folder, dtype=torch.float32).eval()  # the weights on disk, computed in fp32
     tokens = torch.randint(0, config.vocab_size, (TOKENS,))
     with torch.no_grad():
         logits = model(tokens[None]).logits[0]
@@ -125,7 +126,7 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
     if name in WITH_GRADIENTS:
         more, margin = gradients(model, kind, tokens)
         expected.update(more)
-        print(f"{name}: the closest choice of an expert was by {margin:.1e}")
+        print(f"{name}: the smallest margin of an expert choice is {margin:.1e}")
         assert margin > 1e-4
     save_file(expected, os.path.join(folder, "expected.safetensors"))
     size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))

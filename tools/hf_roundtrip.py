@@ -2,8 +2,9 @@
 """Exports models that this program trained and compares their logits with those of `transformers`.
 
 Usage: hf_roundtrip.py PROGRAM. Needs torch, transformers and safetensors. Prints a table and fails above 1e-4.
-For each model: a few steps of training, `quadrille convert` to fp32, AutoModelForCausalLM.from_pretrained, and both programs'
-logits on the same tokens (`quadrille eval --logits`). Where there is a tokenizer, AutoTokenizer must give the same tokens.
+For each model: a few steps of training, `quadrille convert` to fp32,
+AutoModelForCausalLM.from_pretrained, and both programs' logits on the same tokens (`quadrille eval
+--logits`). If there is a tokenizer, AutoTokenizer must give the same tokens.
 """
 import os
 import subprocess
@@ -56,7 +57,7 @@ def difference(program, folder, keys, shard_mb):
             text = file.read(4000)
         tokens = AutoTokenizer.from_pretrained(exported)(text)["input_ids"][:len(ours["tokens"])]
         if tokens != ours["tokens"].tolist():
-            sys.exit("transformers: the tokenizer gives other tokens")
+            sys.exit("transformers: the tokenizer gives different tokens")
     files = len([name for name in os.listdir(exported) if name.endswith(".safetensors")])
     return (theirs - ours["logits"]).abs().max().item(), ours["logits"].abs().max().item(), files
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes data/models.json, the presets of `model.preset`.
+"""Writes data/models.json, the presets of `model.preset`.
 
     presets.py make  SOURCE OUTPUT   from a list of published architectures (JSON), plus our own small models
-    presets.py check FILE            recompute the parameter counts and the rules of FILE
+    presets.py check FILE            recompute the parameter counts and check the rules of FILE
 
-Only `make` needs the source; the repository keeps the result, and `check` runs without it. data/README.md says what
-the fields mean.
+Only `make` needs the source; the repository contains the result, and `check` runs without it.
+data/README.md explains the fields.
 """
 import argparse
 import json
@@ -14,8 +14,8 @@ import sys
 LLAMA3_SCALING = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                   "original_max_seq": 8192}
 
-# What the source does not say and the models' public configurations do: (norm eps, rope base) by
-# name, else by family.
+# Values that are not in the source but in the models' public configurations: (norm eps, rope base)
+# by name, else by family.
 PUBLIC = {
     "gpt2": (1e-5, None), "gpt3": (1e-5, None), "mpt": (1e-5, None), "bloom": (1e-5, None),
     "llama": (1e-5, 10000.0), "llama2": (1e-5, 10000.0), "llama3": (1e-5, 500000.0), "llama4": (1e-5, 500000.0),
@@ -36,14 +36,14 @@ NOTES = {
 }
 NORMS = {"layernorm_bias": "layernorm", "layernorm": "layernorm_no_bias", "rmsnorm": "rmsnorm",
          "none_affine": "layernorm_plain"}
-# GPT-2 and its descendants use the tanh form; MPT calls torch.nn.GELU, the exact one.
+# GPT-2 and its descendants use the tanh approximation; MPT uses torch.nn.GELU, the exact form.
 GELU = {"mpt": "gelu"}
 QK_NORM = ("qwen3",)
 SINKS = ("gpt-oss",)
-# What an MLP computes -> matrices of (hidden, ffn) it has.
+# Activation -> number of (hidden, ffn) matrices in the MLP.
 ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3}
-# How experts are chosen, where it is not plain softmax over all of them. DeepSeek-V3's bias moves
-# by 0.001 per step and its sequence-wise loss has the coefficient 0.0001.
+# Routers other than plain softmax over all experts. DeepSeek-V3's bias changes by 0.001 per step,
+# and its sequence-wise loss has the coefficient 0.0001.
 DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "router_top_groups": 4, "router_bias_rate": 0.001,
                "aux_loss": 0.0001, "balance": "sequence"}
 ROUTERS = {"mixtral-8x7b": {"aux_loss": 0.02, "balance": "batch"}, "mixtral-8x22b": {"aux_loss": 0.02, "balance": "batch"},
@@ -66,7 +66,7 @@ def experts(count, topk, ffn, shared=0, dense=0, **router):
             "dense_layers": dense, "moe_layer_pattern": None, **router}
 
 
-# The vocabulary is that of raw bytes; a tokenizer brings its own.
+# The vocabulary is raw bytes; a tokenizer has its own.
 OWN = [
     own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
         kv_heads=2, head_dim=32, ffn=352, vocab=256),
@@ -122,7 +122,7 @@ def parameter_count(m):
 
 
 def obstacle(m):
-    """Why the trainer cannot run this model, or None. The first reason that applies."""
+    """The first reason why the trainer cannot run this model, or None."""
     reasons = [
         (m.get("mla"), "multi-head latent attention"),
         (m.get("attention_sinks"), "attention sinks"),
@@ -141,7 +141,7 @@ def obstacle(m):
 
 
 def convert(s):
-    """An architecture of the source as a preset."""
+    """Converts an architecture of the source to a preset."""
     family, added = s["family"], ["norm_eps"]
     eps, base = PUBLIC.get(s["name"], PUBLIC.get(family, (None, None)))
     activation = s["mlp"]
@@ -155,7 +155,7 @@ def convert(s):
         "activation": activation, "norm": NORMS[s["norm"]], "norm_eps": eps,
         "position": s["pos"], "rope_base": base if s["pos"] == "rope" else None,
         "rope_scaling": ROPE_SCALING.get(s["name"]), "tied": bool(s["tied_embeddings"]),
-        # In the source linear_bias covers q, k and v too; here the two are apart.
+        # In the source linear_bias includes q, k and v; here the two are separate.
         "qkv_bias": s["qkv_bias"] or s["linear_bias"], "linear_bias": s["linear_bias"],
         "sources": s["sources"], "notes": " ".join(filter(None, (s["notes"], NOTES.get(s["name"])))),
     }
@@ -205,7 +205,7 @@ def make(source, output):
             if m[ours] != s[theirs]:
                 print(f"{m['name']}: {ours} {m[ours]}, source {s[theirs]} ({m[ours] - s[theirs]:+d})")
     with open(output, "w", encoding="utf-8") as f:
-        # One preset per line: changes can be read, and the file stays short.
+        # One preset per line: diffs are readable, and the file stays short.
         f.write("[\n" + ",\n".join(json.dumps(m, ensure_ascii=False) for m in presets) + "\n]\n")
     return check(output)
 

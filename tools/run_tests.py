@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs the CTest tiers one after another and prints minutes and counts per tier.
 
-The last line is `N passed, N failed, N skipped`. The exit status is 1 when a test failed or could not be run.
+The last line is `N passed, N failed, N skipped`. The exit status is 1 if a test failed or could not
+be run.
 """
 import argparse
 import os
@@ -15,7 +16,7 @@ TIERS = ["unit", "plan", "ops", "dist", "equiv", "golden", "fault", "cli"]
 
 
 def run_tier(build, tier, jobs, seconds_left, extra):
-    """Returns (passed, failed names, reasons by name of skipped test) of one tier; None when it has no tests."""
+    """(passed, failed names, reasons by name of skipped test) of one tier; None if it has no tests."""
     junit = os.path.join(os.path.abspath(build), f"junit-{tier}.xml")
     if os.path.exists(junit):
         os.remove(junit)
@@ -29,7 +30,7 @@ def run_tier(build, tier, jobs, seconds_left, extra):
     try:
         subprocess.run(command, timeout=seconds_left)
     except subprocess.TimeoutExpired:
-        print(f"the {tier} tier was stopped: the time given with --minutes is over", flush=True)
+        print(f"the {tier} tier was stopped: the time limit of --minutes has passed", flush=True)
     passed, failed, skipped, seen = 0, [], {}, set()
     if os.path.exists(junit):
         for case in ElementTree.parse(junit).getroot().iter("testcase"):
@@ -39,7 +40,7 @@ def run_tier(build, tier, jobs, seconds_left, extra):
                 passed += 1
             elif (note := case.find("skipped")) is not None and "SKIP_RETURN_CODE" in note.get("message", ""):
                 said = re.search(r"^skipped: (.*)", case.findtext("system-out", ""), re.MULTILINE)
-                skipped[case.get("name")] = said.group(1) if said else "gave no reason"
+                skipped[case.get("name")] = said.group(1) if said else "no reason given"
             else:
                 failed.append(case.get("name"))
     failed += [name + " (not run)" for name in names if name not in seen]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws a captured terminal text as an SVG picture: tools/terminal_svg.py < text > picture.svg"""
+"""Renders captured terminal text as an SVG image: tools/terminal_svg.py < text > picture.svg"""
 import html
 import sys
 

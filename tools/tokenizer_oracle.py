@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Compares the tokenizer with the Python packages tiktoken and tokenizers: every token of every text must be equal.
+"""Compares the tokenizer with the Python packages tiktoken and tokenizers: every token of every text
+must be equal.
 
     python3 -m venv venv && venv/bin/pip install tiktoken tokenizers
     venv/bin/python tools/tokenizer_oracle.py --library build/release/lib/libquadrille.so --fetch
 
-Checks the classes of characters, encoding on a corpus of at least --megabytes (text and code of this machine, generated
-Unicode, broken UTF-8, random bytes), trained merges, files both ways, and measures speed. The vocabularies of gpt2,
-cl100k and o200k come from packages of the Python index (--fetch gets them into --vocabularies) and are never kept
-in the repository. --only takes some of: classes encode train files speed. Exit status 1 when anything differs.
+Checks character classes, encoding on a corpus of at least --megabytes (text and code of this machine,
+generated Unicode, invalid UTF-8, random bytes), trained merges, files both ways, and measures speed.
+The vocabularies of gpt2, cl100k and o200k come from packages of the Python index (--fetch downloads
+them into --vocabularies) and are never stored in the repository. --only selects some of: classes
+encode train files speed. The exit status is 1 if anything differs.
 """
 import argparse
 import base64
@@ -143,8 +145,7 @@ def report(what, differences, detail=""):
             print("     " + line)
 
 
-# --- the corpus
-# ------------------------------------------------------------------------------------------------------
+# The corpus.
 
 def local_documents(random_source, size):
     """Documents of text and code found on this machine, about `size` bytes."""
@@ -181,7 +182,7 @@ TRICKY = ["", " ", "\n", "  ", " \n ", "\r\n\r\n", "a  \n  ", "a  \n  b", "\t\t 
 
 
 def generated_documents(random_source, size):
-    """Unicode of all kinds, emoji, CJK, broken UTF-8 and random bytes: about `size` bytes."""
+    """Unicode of all kinds, emoji, CJK, invalid UTF-8 and random bytes: about `size` bytes."""
     for text in TRICKY:
         yield text.encode("utf-8", "surrogatepass")
     assigned = [chr(c) for c in range(0x20, 0x20000) if not 0xD800 <= c < 0xE000]
@@ -201,7 +202,7 @@ def generated_documents(random_source, size):
         else:
             weights = [random_source.random() ** 2 for _ in kinds[:5]] + [0.02]
             data = "".join(kind() for kind in random_source.choices(kinds[:5], weights[:5], k=count)).encode()
-            if shape <= 3:  # broken: bytes changed, lost and doubled
+            if shape <= 3:  # invalid: bytes changed, removed and duplicated
                 data = bytearray(data)
                 for _ in range(1 + len(data) // random_source.choice([20, 500])):
                     place = random_source.randrange(len(data))
@@ -224,11 +225,10 @@ def corpus(megabytes, seed):
     return documents
 
 
-# --- vocabularies
-# ----------------------------------------------------------------------------------------------------
+# Vocabularies.
 
 def fetch(folder):
-    """gpt2 from the package openai-whisper, the others from litellm: only their data files are taken out."""
+    """gpt2 from the package openai-whisper, the others from litellm: only their data files are extracted."""
     os.makedirs(folder, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder]
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "wheel", "setuptools"], check=True)
@@ -264,8 +264,7 @@ def tiktoken_of(name, path):
     return tiktoken.Encoding(name, pat_str=patterns[name], mergeable_ranks=ranks, special_tokens=specials)
 
 
-# --- the comparisons
-# -------------------------------------------------------------------------------------------------
+# The comparisons.
 
 def check_classes(library):
     characters = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
@@ -365,7 +364,7 @@ def check_tokenizers(library, documents, work):
         sample = extra + (documents if name == "llama3" else documents[::4])
         compare(f"tokenizers {name}", sample, lambda d: ours.encode(d, broken=REPLACE, special=ALLOW, frame=True),
                 lambda d: reference.encode(d.decode("utf-8", "replace")).ids)
-        # What we write, `tokenizers` reads and encodes the same.
+        # `tokenizers` reads what we write and encodes the same.
         again = os.path.join(work, name + "-again.json")
         ours.save(again)
         rewritten = Tokenizer.from_file(again)
@@ -375,9 +374,9 @@ def check_tokenizers(library, documents, work):
         compare(f"tokenizers {name}, special tokens as text", sample[::5], lambda d: ours.encode(d, broken=REPLACE),
                 lambda d: reference.encode(d.decode("utf-8", "replace"), add_special_tokens=False).ids)
         if name != "llama3":
-            # the added token "  wide " takes the spaces around it with it
+            # the added token "  wide " includes the spaces around it
             check_round_trip(f"tokenizers {name}", [d for d in documents[::4] if b"  wide " not in d], ours)
-    # No full alphabet, so bytes are lost or unknown; spaces put before; patterns of the user's own.
+    # Incomplete alphabet, so bytes are lost or unknown; a space prefix; custom patterns.
     small = hugging_face(None, 800, ["only a few letters here"] * 3, [], alphabet=False, prefix=True)
     small.save(os.path.join(work, "small.json"))
     ours_small = Ours.load(library, os.path.join(work, "small.json"))
@@ -401,7 +400,7 @@ def model_of(tokenizer):
 
 
 def differences_of(mine, theirs):
-    """Of two (vocabulary, merges)."""
+    """Differences of two (vocabulary, merges)."""
     differences = []
     if mine[1] != theirs[1]:
         at = next((i for i, (x, y) in enumerate(zip(mine[1], theirs[1])) if x != y), min(len(mine[1]), len(theirs[1])))
@@ -412,7 +411,7 @@ def differences_of(mine, theirs):
 
 
 def cjk_text(random_source, size):
-    """Chinese, Japanese and Korean characters in words of a Zipf-like frequency, so that there is something to merge."""
+    """Chinese, Japanese and Korean characters in words with Zipf-like frequencies, so that there is something to merge."""
     ranges = [range(0x4E00, 0x5500), range(0x3041, 0x3094), range(0x30A1, 0x30F7), range(0xAC00, 0xAD00)]
     words = ["".join(chr(random_source.choice(kind)) for _ in range(random_source.choice([1, 2, 2, 3, 4])))
              for kind in random_source.choices(ranges, [8, 3, 1, 2], k=20000)]
@@ -487,7 +486,7 @@ def check_training(library, documents, work):
 
 
 def check_files(library, documents, folder, work):
-    """A tiktoken file written as tokenizer.json encodes the same in `tokenizers`."""
+    """A tiktoken file saved as tokenizer.json encodes the same in `tokenizers`."""
     for name in ("gpt2", "cl100k_base", "o200k_base"):
         path = os.path.join(folder, name + ".tiktoken")
         if not os.path.exists(path):
@@ -550,7 +549,7 @@ def check_speed(library, work, repeats, megabytes):
 
         rates = {}
         for threads in (1, workers):
-            # its fastest call, on one core or on all; ours after it, in the same minute
+            # its fastest call, on one core or on all; ours right after it
             os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
             theirs = best_seconds(lambda: reference.encode_batch_fast(texts, add_special_tokens=False), repeats)
             mine = best_seconds(run_parallel if threads > 1 else lambda: run(ours.another(), data), repeats)
@@ -564,7 +563,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--library", default="build/release/lib/libquadrille.so")
     parser.add_argument("--vocabularies", default=os.path.join(tempfile.gettempdir(), "quadrille-vocabularies"))
-    parser.add_argument("--fetch", action="store_true", help="get the vocabularies from the Python index")
+    parser.add_argument("--fetch", action="store_true", help="download the vocabularies from the Python index")
     parser.add_argument("--megabytes", type=int, default=21)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
