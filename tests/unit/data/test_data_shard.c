@@ -198,7 +198,7 @@ static void every_cut_is_found(void **state)
     unsigned char *longer = calloc(1, size + 8);
     memcpy(longer, bytes, size);
     assert_int_equal(qd_shard_view("x.qds", longer, size + 8, true, 1, &shard), QD_CORRUPT);
-    assert_non_null(strstr(qd_error_message(), "follows"));
+    assert_non_null(strstr(qd_error_message(), "extra bytes"));
     free(longer);
     free(bytes);
 }
