@@ -162,7 +162,7 @@ class Simulate(program.ProgramTest):
         result = self.run_program("simulate", *RUN, "--cluster", "ascend-910b")
         self.assertEqual(result.returncode, 2)
         self.assertIn("accelerator.peak_tflops", result.stderr)
-        self.assertIn("built in are: a100", self.run_program("simulate", *RUN, "--cluster", "nowhere").stderr)
+        self.assertIn("built-in clusters: a100", self.run_program("simulate", *RUN, "--cluster", "nowhere").stderr)
 
     def test_published(self):
         """Rows that cannot be expressed are listed with a reason; a file that is no list of runs is refused."""
