@@ -45,7 +45,7 @@ typedef struct qd_processor {
  * invalid. */
 qd_status qd_processor_resolve(const qd_options *options, qd_processor *processor);
 
-/* For a run of so many ranks; threads 0: the cores are divided evenly. */
+/* Configures it for a run of `ranks` ranks; threads 0: the cores are divided evenly. */
 void qd_processor_set(qd_processor *p, int ranks, int threads);
 
 /* Seconds of one op that does not communicate. */
