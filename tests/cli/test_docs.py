@@ -1,5 +1,5 @@
-"""Every command of the documentation runs as printed, every link leads somewhere, and generated
-pages and drawings are up to date.
+"""Every command of the documentation runs as printed and writes below runs/ only, every link and
+path exists, and generated pages and drawings are up to date.
 
 Commands are blocks fenced as ```sh, and table cells that consist of a command, in the pages of the
 top folder and of docs. Those of a document run in order, in a scratch folder that looks like the
@@ -27,6 +27,8 @@ import architecture_map  # noqa: E402
 import reference  # noqa: E402
 
 CELL = re.compile(r"\|\s*`(quadrille [^`]+)`\s*(?=\|)")
+PATH = re.compile(r"`((?:bench|data|docs|examples|include|src|tests|tools)/[\w./*-]+)`")
+EXAMPLES = {"src/model/parallel.c"}  # the file that docs/adding-a-model.md tells the reader to write
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
@@ -106,6 +108,7 @@ class Docs(unittest.TestCase):
         with open(path, encoding="utf-8") as file:
             found = list(commands(file.read()))
         folder = self.scratch() if found else ""
+        before = set(os.listdir(folder)) if found else set()
         environment = {**plain_environment(), "PATH": os.path.join(folder, "build/release/bin") + ":" + os.environ["PATH"]}
         for line, command in found:
             where = f"{name}:{line}"
@@ -122,6 +125,8 @@ class Docs(unittest.TestCase):
             self.assertEqual(result.returncode, 0, f"{where}: {command}\n{result.stdout.decode(errors='replace')[-2000:]}"
                                                    f"{result.stderr.decode(errors='replace')[-2000:]}")
             print(f"{time.monotonic() - begin:6.1f} s  {where}", flush=True)
+        left = set(os.listdir(folder)) - before - {"runs"} if found else set()
+        self.assertFalse(left, f"{name}: its commands leave files that .gitignore does not list: {sorted(left)}")
         return len(found)
 
     def test_commands(self):
@@ -142,6 +147,14 @@ class Docs(unittest.TestCase):
                 self.assertTrue(os.path.exists(where), f"{os.path.basename(path)}: {target} is not there")
                 if anchor:
                     self.assertIn(anchor, anchors(where), f"{os.path.basename(path)}: {target} has no such heading")
+
+    def test_paths(self):
+        for path in documents():
+            with open(path, encoding="utf-8") as file:
+                text = FENCE.sub("", file.read())
+            for named in set(PATH.findall(text)) - EXAMPLES:
+                where = os.path.join(program.SOURCE, named)
+                self.assertTrue(glob.glob(where) or glob.glob(where + ".c"), f"{os.path.basename(path)}: {named} does not exist")
 
     def test_configuration_reference(self):
         with open(reference.PAGE, encoding="utf-8") as file:
