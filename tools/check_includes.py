@@ -22,7 +22,7 @@ ALLOWED = {
     "parallel": {"base", "model", "device", "spec", "nn", "comm"},
     "optim": {"base", "device"},
     "data": {"base", "model", "spec"},
-    "ckpt": {"base", "model", "spec", "comm", "device"},
+    "ckpt": {"base", "model", "spec"},
     "train": RUN_TIME,
     "app": RUN_TIME | {"train"},
     "bench": RUN_TIME | {"train"},

@@ -1,4 +1,4 @@
-"""quadrille convert: a trained model out and back, memory, and what is refused."""
+"""quadrille convert: a trained model exported and imported again, memory, and what is refused."""
 import json
 import os
 import resource
@@ -14,7 +14,7 @@ import program  # noqa: E402
 
 
 def sparse_model(folder, layers, hidden, ffn):
-    """A Llama folder whose weights are all zero and take no room on the disk. Returns the bytes of its tensors."""
+    """Writes a Llama folder whose weights are sparse zeros. Returns the bytes of its tensors."""
     os.makedirs(folder)
     config = {"model_type": "llama", "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": layers,
               "num_attention_heads": 8, "vocab_size": 256, "max_position_embeddings": 64, "tie_word_embeddings": True}
@@ -40,7 +40,7 @@ def sparse_model(folder, layers, hidden, ffn):
 
 
 def read_tensors(path):
-    """The header of a safetensors file, and the bytes behind it."""
+    """The header of a safetensors file, and the bytes after it."""
     with open(path, "rb") as file:
         length, = struct.unpack("<Q", file.read(8))
         return json.loads(file.read(length)), file.read()
@@ -131,7 +131,7 @@ class Convert(program.ProgramTest):
         self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
     def test_biases_of_zero_are_left_out(self):
-        """An imported Qwen3 with biases in attention has some of 0 in its MLP here. It goes back as it was."""
+        """An imported Qwen3 with attention biases gets MLP biases of 0, and exports unchanged."""
         self.fixture("qwen3", "biased", attention_bias=True)
         header, _ = read_tensors(self.path("biased/model.safetensors"))
         for layer in range(2):
@@ -153,7 +153,7 @@ class Convert(program.ProgramTest):
         self.one_line(self.run_program("convert", "sparse", "new"), 2, "attention_bias")
 
     def test_experts_are_exported_as_transformers_reads_them(self):
-        """Its configuration classes check types: 0 is no float."""
+        """Its configuration classes check types: 0 is not a float."""
         for preset in ("mixtral-tiny", "qwen3-moe-tiny"):
             for more, coefficient in ((["model.aux_loss=0"], 0.0), (["model.aux_loss=0.01", "model.balance=batch"], None)):
                 run = f"{preset}-{len(more)}"
@@ -173,7 +173,7 @@ class Convert(program.ProgramTest):
                     self.assertIn(f"aux_loss: {0.01 if coefficient is None else 0}", file.read())
 
     def test_absurd_sizes(self):
-        """Refused before anything is built from them, and nothing stays."""
+        """Refused before anything is built from them, and no file is left."""
         for i, (name, changes, part) in enumerate((
                 ("llama-untied-scaled", {"num_hidden_layers": 1000000}, "num_hidden_layers"),
                 ("llama-untied-scaled", {"num_hidden_layers": 100000}, "model.layers.2."),
@@ -187,7 +187,7 @@ class Convert(program.ProgramTest):
             self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
     def test_memory(self):
-        """Both ways take one tensor, not the model."""
+        """Both directions take the memory of one tensor, not of the model."""
         def peak(*arguments):
             process = subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL)
             _, status, usage = os.wait4(process.pid, 0)
@@ -206,7 +206,7 @@ class Convert(program.ProgramTest):
 
 
 if __name__ == "__main__":
-    # The sanitizers' own memory grows with what is used.
+    # The memory of sanitizers grows with that of the program.
     if program.SANITIZED:
         del Convert.test_memory
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

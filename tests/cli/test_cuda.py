@@ -1,4 +1,5 @@
-"""Training on a GPU against the CPU, against itself, and with several ranks. Skipped where there is no CUDA device.
+"""Training on a GPU against the CPU, repeated, and with several ranks. Skipped without a CUDA
+device.
 ctest: timeout 900
 ctest: processors 2
 """
@@ -37,8 +38,9 @@ class Cuda(GpuTest):
         self.assertLess(full[-1], full[0] - 1)
 
     def test_a_vocabulary_of_odd_size(self):
-        """GPT-2's 50,257 tokens: rows of logits are stored longer than they are, and bf16 GEMMs are cut into an aligned part and
-        the rest; in fp32 they are whole. With tp 2 a rank has 25,129 tokens or 25,128."""
+        """GPT-2's 50,257 tokens: rows of logits are padded, and bf16 GEMMs are split into an
+        aligned part and the rest; fp32 GEMMs are not split. With tp 2 a rank has 25,129 tokens or
+        25,128."""
         run = [*SMALL, "model.layers=2", "model.vocab=50257", "train.steps=10", "--device", "cuda", "run.gpu=0"]
         full = self.train("fp32", *run)
         self.close(self.train("fp32-tp", *run, "parallel.ranks=2", "parallel.tp=2"), full, 1e-5)

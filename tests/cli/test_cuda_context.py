@@ -1,5 +1,5 @@
-"""Ranks that share a GPU and the positions of each sequence, in every mode of context parallelism, against one rank; norms of queries
-and keys against the CPU. Skipped where there is no CUDA device.
+"""Context parallelism in every mode, with ranks that share a GPU, against one rank; norms of
+queries and keys against the CPU. Skipped without a CUDA device.
 ctest: timeout 900
 ctest: processors 8
 """
@@ -43,7 +43,7 @@ class Context(GpuTest):
         self.follow_one_rank("documents", [*RUN, *DOCUMENTS], ["cp2-ring", "cp2-gather", "cp2-ulysses", "cp4-ring"])
 
     def test_odd_sizes_follow_the_cpu(self):
-        """Positions that no tile divides, learned positions, dropout: what one rank of the CPU computes."""
+        """Positions that no tile divides, learned positions, dropout, against one CPU rank."""
         for name, extra in {"odd": [], "learned": ["model.arch=gpt2", "model.kv_heads=4"], "dropout": ["model.dropout=0.1"],
                             "recompute": ["train.recompute=full"]}.items():
             run = [*TINY, *extra]
@@ -53,7 +53,7 @@ class Context(GpuTest):
                     gpu = self.train(f"{name}-{layout}", *run, "--device", "cuda", "run.gpu=0", *LAYOUTS[layout])
                     self.close(gpu, cpu, 1e-4)
 
-    def test_same_bits_again(self):
+    def test_repeated_runs_are_bit_identical(self):
         for precision in ("fp32", "bf16"):
             for layout in ("cp2-ring", "cp2-gather"):
                 run = [*RUN, *LAYOUTS[layout], f"train.precision={precision}"]

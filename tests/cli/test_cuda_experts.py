@@ -1,4 +1,5 @@
-"""Models with experts on a GPU: against the CPU, and shared out over ranks. Skipped where there is no CUDA device.
+"""Models with experts on a GPU: against the CPU, and distributed over ranks. Skipped without a CUDA
+device.
 ctest: timeout 900
 ctest: processors 8
 """
@@ -13,7 +14,7 @@ SHAPE = ["model.layers=3", "model.hidden=64", "model.heads=4", "model.kv_heads=2
 MODELS = {
     "mixtral": ["model.preset=mixtral-tiny", *SHAPE],
     "qwen3": ["model.preset=qwen3-moe-tiny", *SHAPE],
-    # Sigmoid scores, biases, groups, a shared expert; experts that drop what exceeds their share.
+    # Sigmoid scores, biases, groups, a shared expert; experts with a capacity limit.
     "deepseek": ["model.preset=deepseek-tiny", *SHAPE],
     "deepseek-last": ["model.preset=deepseek-tiny", *SHAPE, "model.expert_capacity=1.2"],
     "deepseek-least": ["model.preset=deepseek-tiny", *SHAPE, "model.expert_capacity=1.2", "model.drop=least"],
@@ -45,7 +46,8 @@ class CudaExperts(gpu.GpuTest):
                 self.close(self.train(f"cuda-{name}", *run, "--device", "cuda"), cpu, 1e-4)
 
     def test_norms_in_bf16_follow_one_another(self):
-        """Of bf16 gradients the products themselves sum the squares where a rank has all experts; over ranks, and in fp32, they are summed apart."""
+        """Grouped GEMMs sum the squares of bf16 gradients where a rank has all experts; over ranks,
+        and in fp32, SQUARES sums them."""
         run = [*MODELS["mixtral"], *SGD, "train.micro_batch=1", "train.clip=0.1", "train.precision=bf16", "--device", "cuda", "run.gpu=0"]
         ways = {"one": [], "stages": ["parallel.ranks=2", "parallel.pp=2", "parallel.schedule=zb_h1"], "apart": ["parallel.ranks=2", "parallel.ep=2"],
                 "fp32": ["train.grad_dtype=fp32"]}
@@ -68,7 +70,8 @@ class CudaExperts(gpu.GpuTest):
                     check(self.train(f"{name}-{precision}", *run, *more, *layout), one)
 
     def test_dispatch_by_node_follows_flat_dispatch(self):
-        """Two "nodes" of two ranks, four of one, experts shared by two ranks; with room for all rows and in rounds."""
+        """Two "nodes" of two ranks, four of one, experts shared by two ranks; with buffer space for
+        all rows and in extra dispatch rounds."""
         roomy = ["parallel.expert_rows=8"]
         layouts = {"2x2": ["parallel.ep=4", "parallel.nodes=2", *roomy], "4x1": ["parallel.ep=4", "parallel.nodes=4", *roomy],
                    "etp2": ["parallel.ep=2", "parallel.etp=2", "parallel.nodes=2", *roomy],
@@ -84,13 +87,14 @@ class CudaExperts(gpu.GpuTest):
                     first = [self.metrics(way)[0] for way in ("node", "flat")]
                     self.assertLess(first[0]["dispatch_across_nodes_bytes"], first[1]["dispatch_across_nodes_bytes"])
                     if precision == "fp32" and name != "in rounds":
-                        # The same choices, so as many rows whose experts lie on other nodes; but
-                        # for one token or two between equal scores, because the two ways add a
+                        # The same choices, so the same number of rows for other nodes, except
+                        # for a token or two with equal scores, because the two dispatches add a
                         # token's results in different orders.
                         self.assertLessEqual(abs(first[0][across] - first[1][across]), 0.002 * first[1][across])
 
     def test_muon_and_replicas_follow_one_rank(self):
-        """Muon's matrices of experts, whole and cut by etp; replicas of sharded copies; groups that keep parameters between the passes."""
+        """Expert matrices under Muon, whole and sharded by etp; replicas of sharded copies; groups
+        that keep parameters between the passes."""
         muon = ["train.optimizer=muon", "train.lr=2e-3", "train.eps=1e-3"]
         layouts = {"ep2": [*muon, "parallel.ep=2"], "ep2 zero1": [*muon, "parallel.ep=2", "parallel.zero=1"],
                    "etp2 zero3": [*muon, "parallel.ep=2", "parallel.etp=2", "parallel.zero=3"],
@@ -104,7 +108,8 @@ class CudaExperts(gpu.GpuTest):
                 self.close(self.train("many", *run, *layout, "train.steps=10", "parallel.ranks=4", "--overwrite"), one, 1e-4)
 
     def test_all_tokens_choose_one_expert(self):
-        """A text of one letter: one rank receives everything, in rounds, the others nothing."""
+        """A text of one letter: one rank receives all rows, in extra dispatch rounds, the others
+        none."""
         text = self.write("a.txt", "a" * 20000)
         run = [*MODELS["mixtral"], "model.experts_per_token=1", *SGD, "train.steps=5", f"data.path={text}"]
         cpu = self.train("cpu", *run, "--device", "cpu")
@@ -114,7 +119,7 @@ class CudaExperts(gpu.GpuTest):
                                       f"parallel.ep={ranks}", "parallel.expert_rows=1", "train.micro_batch=1"), cpu, 1e-4)
 
     def test_experts_times_etp(self):
-        """The most that the kernels count apart, and one step beyond."""
+        """The largest number of experts that the kernels support, and one more."""
         many = [*MODELS["mixtral"], "model.experts=512", "model.expert_ffn=16", "train.steps=3", "--device", "cuda", "run.gpu=0"]
         one = self.train("one", *many)
         self.close(self.train("most", *many, "parallel.ranks=2", "parallel.etp=2"), one, 1e-4)

@@ -1,5 +1,5 @@
-"""Ranks that share a GPU: tensor, sequence and pipeline parallelism, ZeRO stages, Muon, each against one rank, and what their traces show.
-Skipped where there is no CUDA device.
+"""Ranks that share a GPU: tensor, sequence and pipeline parallelism, ZeRO stages, Muon, each
+against one rank, and their traces. Skipped without a CUDA device.
 ctest: timeout 900
 ctest: processors 8
 """
@@ -60,7 +60,8 @@ class Layouts(GpuTest):
                         self.near(many, one)
 
     def test_stages_of_zero_agree(self):
-        """Not to the bit as on the CPU: products are chosen by the alignment of their addresses too, which differs between stages."""
+        """Not to the bit as on the CPU: GEMM algorithms also depend on the alignment of addresses,
+        which differs between stages."""
         for precision in ("fp32", "bf16"):
             for ranks in (2, 4):
                 run = [*RUN, f"parallel.ranks={ranks}", f"train.precision={precision}"]
@@ -83,7 +84,7 @@ class Layouts(GpuTest):
             self.close(stage, gpu, 1e-5)
 
     def test_traces_show_communication_beside_computation(self):
-        """Gathers and reduce-scatters of ZeRO 3 run while the rank computes."""
+        """All-gathers and reduce-scatters of ZeRO 3 overlap with computation."""
         for ranks in (2, 4):
             self.train(f"trace-{ranks}", "model.preset=gpt2-124M", "data.tokenizer=bytes", "data.seq=512",
                        f"train.global_batch={4 * ranks}", "train.micro_batch=4", "train.precision=bf16", "train.steps=4",
@@ -100,7 +101,7 @@ class Layouts(GpuTest):
                     self.assertGreater(covered, 0.3 * total)
 
     def test_traces_without_overlap(self):
-        """Each exchange once, as on the CPU, and none of them beside computation."""
+        """Each exchange once, as on the CPU, and none overlaps with computation."""
         run = ["model.layers=3", "model.hidden=64", "model.heads=4", "data.seq=32", "train.global_batch=4", "train.micro_batch=1", "train.steps=2",
                "parallel.ranks=2", "parallel.zero=3", "parallel.overlap=false", "--trace"]
         found = {}

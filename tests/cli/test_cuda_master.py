@@ -1,4 +1,5 @@
-"""Master weights in two parts on a GPU: the losses of whole ones, less memory, checkpoints to the bit. Skipped where there is no CUDA device.
+"""Split master weights on a GPU: the losses of whole ones, less memory, bit-identical checkpoints.
+Skipped without a CUDA device.
 ctest: timeout 300
 ctest: processors 2
 """

@@ -1,7 +1,8 @@
-"""Optimizer state in host memory on a GPU: the same bits as on the device, less of its memory. Skipped where there is no CUDA device.
+"""Optimizer state in host memory on a GPU: bit-identical to state on the device, and less device
+memory. Skipped without a CUDA device.
 ctest: timeout 600
 ctest: serial
-It looks at how much of the GPU's memory is in use, by whomever.
+It reads the GPU memory in use, which other tests would change.
 """
 import json
 import os
@@ -41,7 +42,7 @@ class Offload(gpu.GpuTest):
             self.assertEqual(plain["planned_bytes"] - state, offload["planned_bytes"])
             for report in (plain, offload):
                 self.assertEqual(report["planned_bytes"], report["allocated_bytes"])
-            # From outside: what the driver says is in use, of all ranks.
+            # Measured outside the program: the driver's figure for all ranks.
             less = plain["device_bytes"] - offload["device_bytes"]
             self.assertLess(abs(less - ranks * state), 32 << 20, f"{less} bytes less in use, {ranks} x {state} in host memory")
 

@@ -1,8 +1,10 @@
-"""Every command of the documentation runs as printed.
+"""Every command of the documentation runs as printed and writes below runs/ only, every link and
+path exists, and generated pages and drawings are up to date.
 
-Blocks fenced as ```sh, and commands that fill a cell of a table, in the pages of the top folder and of docs, in their order,
-in a folder of their own per document that looks like the repository after `make build`. Targets of make must exist; what they
-do is tested elsewhere, but `make demo` leaves a short run, which later commands may use.
+Commands are blocks fenced as ```sh, and table cells that consist of a command, in the pages of the
+top folder and of docs. Those of a document run in order, in a scratch folder that looks like the
+repository after `make build`. Targets of make must exist; other tests run them, but `make demo` is
+replaced by a short run that later commands may use.
 ctest: timeout 300
 ctest: processors 2
 """
@@ -21,15 +23,18 @@ sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "suppor
 import program  # noqa: E402
 
 sys.path.insert(0, os.path.join(program.SOURCE, "tools"))
+import architecture_map  # noqa: E402
 import reference  # noqa: E402
 
 CELL = re.compile(r"\|\s*`(quadrille [^`]+)`\s*(?=\|)")
+PATH = re.compile(r"`((?:bench|data|docs|examples|include|src|tests|tools)/[\w./*-]+)`")
+EXAMPLES = {"src/model/parallel.c"}  # the file that docs/adding-a-model.md tells the reader to write
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 
 
 def commands(text):
-    """The commands of all sh blocks and cells, each with its line number. A line that ends in a backslash continues; a block
-    with a here-document is one command."""
+    """The commands of all sh blocks and cells, each with its line number. A line that ends in a
+    backslash continues; a block with a here-document is one command."""
     end = 0
     for match in FENCE.finditer(text):
         yield from cells(text, end, match.start())
@@ -77,7 +82,7 @@ def anchors(path):
 
 
 def plain_environment():
-    """As in a fresh container: what the tests tell Open MPI, to run as root, is not there."""
+    """The environment of a fresh container: without the variables that let Open MPI run as root."""
     return {name: value for name, value in os.environ.items() if not name.startswith("OMPI_")}
 
 
@@ -103,6 +108,7 @@ class Docs(unittest.TestCase):
         with open(path, encoding="utf-8") as file:
             found = list(commands(file.read()))
         folder = self.scratch() if found else ""
+        before = set(os.listdir(folder)) if found else set()
         environment = {**plain_environment(), "PATH": os.path.join(folder, "build/release/bin") + ":" + os.environ["PATH"]}
         for line, command in found:
             where = f"{name}:{line}"
@@ -119,6 +125,8 @@ class Docs(unittest.TestCase):
             self.assertEqual(result.returncode, 0, f"{where}: {command}\n{result.stdout.decode(errors='replace')[-2000:]}"
                                                    f"{result.stderr.decode(errors='replace')[-2000:]}")
             print(f"{time.monotonic() - begin:6.1f} s  {where}", flush=True)
+        left = set(os.listdir(folder)) - before - {"runs"} if found else set()
+        self.assertFalse(left, f"{name}: its commands leave files that .gitignore does not list: {sorted(left)}")
         return len(found)
 
     def test_commands(self):
@@ -140,13 +148,26 @@ class Docs(unittest.TestCase):
                 if anchor:
                     self.assertIn(anchor, anchors(where), f"{os.path.basename(path)}: {target} has no such heading")
 
+    def test_paths(self):
+        for path in documents():
+            with open(path, encoding="utf-8") as file:
+                text = FENCE.sub("", file.read())
+            for named in set(PATH.findall(text)) - EXAMPLES:
+                where = os.path.join(program.SOURCE, named)
+                self.assertTrue(glob.glob(where) or glob.glob(where + ".c"), f"{os.path.basename(path)}: {named} does not exist")
+
     def test_configuration_reference(self):
         with open(reference.PAGE, encoding="utf-8") as file:
             self.assertEqual(file.read(), reference.page(program.PROGRAM),
                              "docs/configuration.md is not what the option table says: run tools/reference.py")
 
+    def test_map(self):
+        with open(architecture_map.FILE, encoding="utf-8") as file:
+            self.assertEqual(file.read(), architecture_map.picture(),
+                             "docs/images/architecture.svg is out of date: run tools/architecture_map.py")
+
     def test_demo(self):
-        """All of the demo but its length, from another folder, and a second time over the first."""
+        """A short demo, from another folder, and a second time over the first run."""
         folder = self.scratch()
         for _ in range(2):
             result = subprocess.run(["bash", os.path.join(folder, "examples/demo.sh"), "train.steps=4", "train.warmup=1"], cwd="/",
@@ -158,7 +179,7 @@ class Docs(unittest.TestCase):
         self.assertTrue(os.path.exists(os.path.join(folder, "runs/demo/checkpoints/step-000000000004")))
         hints = [line for line in text.splitlines() if "  # " in line]
         self.assertGreater(len(hints), 4)
-        for hint in hints:  # each is a command as it stands
+        for hint in hints:  # each hint is a complete command
             command = hint.split("  # ")[0]
             if " train " in command:
                 command += " train.steps=2 train.warmup=1"

@@ -65,8 +65,8 @@ class Errors(program.ProgramTest):
         self.refuse(self.small("train.micro_batch=3"), "train.micro_batch")
         self.refuse(self.small("train.global_batch=1G"), "train.micro_batch", "train.global_batch, which counts sequences, not tokens")
         for command in ("train", "check", "schedule"):
-            # The program of 1,000,000,000 micro-batches would not fit; 1 layer of 3 modules has
-            # 133,333 at most.
+            # The step program of 1,000,000,000 micro-batches would not fit; with 1 layer (3
+            # modules) 133,333 do.
             more = ["train.micro_batch=1", "model.layers=1"]
             self.refuse([command, *self.small("train.global_batch=1G", *more)[1:]], "train.global_batch=1000000000",
                         "1000000000 micro-batches", "at most 133333", "train.micro_batch to 8000,", "sequences, not tokens")
@@ -85,7 +85,7 @@ class Errors(program.ProgramTest):
         self.refuse(self.small("train.steps=0"), "train.steps")
         self.refuse(self.small("run.trace=true"), "run.dir")
 
-    def test_the_same_with_local_ranks_is_told_once(self):
+    def test_the_same_with_local_ranks_is_reported_once(self):
         self.refuse(self.small("parallel.ranks=4", "train.global_batch=6"), "train.global_batch")
         self.refuse(["train", *program.SMALL, "parallel.ranks=4", "data.path=nowhere.txt"], "nowhere.txt")
 

@@ -1,4 +1,5 @@
-"""Models with experts on eight local ranks: a DeepSeek-V3-shaped one as its paper trains it, in small, and a Mixtral-shaped one.
+"""Models with experts on eight local ranks: a small DeepSeek-V3-shaped one with the recipe of its
+paper, and a Mixtral-shaped one.
 ctest: timeout 240
 ctest: processors 2
 """
@@ -22,14 +23,15 @@ class Experts(program.ProgramTest):
         return self.losses(folder)
 
     def test_deepseek(self):
-        """AdamW, biases instead of a large loss, groups of experts; pipeline, experts over the ranks of a stage, ZeRO-1."""
+        """AdamW, biases instead of a large loss, groups of experts; pipeline, experts over the
+        ranks of a stage, ZeRO-1."""
         losses = self.train("deepseek", "deepseek-tiny", "parallel.pp=2", "parallel.ep=4", "parallel.zero=1",
                             "parallel.schedule=dualpipe_v", "run.save_every=16")
         self.assertLess(losses[-1], 0.7 * losses[0])
-        # One rank evaluates what eight have trained, and goes on with a text.
+        # One rank evaluates what eight have trained, and continues a text.
         self.ok(self.run_program("eval", "deepseek", self.corpus))
         self.ok(self.run_program("generate", "deepseek", "--prompt", "the quick", "--tokens", "8", "--json"))
-        # It goes on with the same losses on other ranks.
+        # The run resumes with the same losses on other ranks.
         ends = []
         for layout in (("parallel.ranks=1",), ("parallel.ranks=4", "parallel.ep=2", "parallel.tp=2", "parallel.zero=3")):
             plain = ["parallel.pp=1", "parallel.ep=1", "parallel.zero=0", "parallel.dp=-1", "parallel.schedule=1f1b"]
@@ -46,7 +48,8 @@ class Experts(program.ProgramTest):
         self.assertLess(losses[-1], 0.7 * losses[0])
 
     def test_nodes(self):
-        """Rows that cross to each of two nodes once: the losses of flat dispatch, fewer bytes between the nodes, as many as are said."""
+        """Dispatch by node: the losses of flat dispatch, fewer bytes between the nodes, as many as
+        reported."""
         figures = []
         for dispatch in ("flat", "node"):
             losses = self.train(dispatch, "deepseek-tiny", "parallel.ep=8", "parallel.nodes=2",

@@ -1,5 +1,7 @@
-"""Worlds of two machines, of two ranks each: the bits of local ranks, mistakes that are one machine's, machines that fail.
-What happens here lies between processes, and their ends are timed: ctest: not under address, ctest: not under thread.
+"""Two machines made of namespaces, with two ranks each: bit-identical to local ranks, errors on one
+machine, machines that fail. Times of processes are checked, so it is left out of sanitizer builds.
+ctest: not under address
+ctest: not under thread
 ctest: timeout 180
 ctest: processors 2
 """
@@ -19,7 +21,7 @@ EXPERTS = ["model.arch=llama", "model.experts=4", "model.experts_per_token=2", "
 
 
 def rank_of(pid):
-    """Of a process that mpirun started; None for others, and for one that is gone."""
+    """The rank of a process that mpirun started; None for others, and for one that has ended."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = dict(item.split(b"=", 1) for item in file.read().split(b"\0") if b"=" in item)
@@ -60,7 +62,7 @@ class Machines(program.ProgramTest):
         self.same_as_local("experts", *EXPERTS, "parallel.dispatch=node", "parallel.nodes=2")
         self.same_as_local("sharded", "parallel.zero=3", "run.save_every=2")
         self.nothing_left()
-        # Goes on from what four ranks wrote, on three that lie unevenly.
+        # Resumes from what four ranks wrote, on three that are placed unevenly.
         more = [f"run.dir={self.path('sharded')}", "train.steps=6", "train.global_batch=12", "run.resume=true"]
         self.assertIn("alpha 0, beta 1 to 2", self.ok(self.train(*more, slots=(1, 2))).stdout)
         self.ok(self.run_program(*self.small(*more, f"run.dir={self.path('sharded')}-local", "--ranks", "3")))
@@ -84,7 +86,7 @@ class Machines(program.ProgramTest):
         self.told_once(self.train(f"run.dir={self.path('own/run')}"), 2, apart)
         subprocess.run(self.beta.enter("rm", self.path("own/run.yaml")), check=True)
         self.told_once(self.train(self.path("own/run.yaml")), 2, "rank 2 on host beta: ", "own/run.yaml: cannot be read")
-        # A run that would be replaced stays until the last machine has agreed.
+        # The run to be replaced stays until the last machine has agreed.
         for host, text in ((self.alpha, "In the beginning"), (self.beta, "And the earth was")):
             subprocess.run(host.enter("sh", "-c", "yes \"$1\" | head -c 20000 >$0/text", self.path("own"), text), check=True)
         self.ok(self.run_program(*self.small("train.steps=2", "run.save_every=2", f"run.dir={self.path('kept')}")))
@@ -97,7 +99,8 @@ class Machines(program.ProgramTest):
         self.nothing_left()
 
     def start(self):
-        """A run that would take hours, some steps after its start; its process, and the ranks' numbers here."""
+        """A run that would take hours, some steps after its start: its process, and the pids of its
+        ranks."""
         arguments = self.small("train.steps=100M", "train.schedule=constant", f"run.deadline={DEADLINE}", f"run.dir={self.path('run')}")
         command = [*self.network.mpirun((2, 2)), program.PROGRAM, *arguments]
         with open(self.path("errors"), "w", encoding="utf-8") as errors:
@@ -109,7 +112,7 @@ class Machines(program.ProgramTest):
         return run, ranks
 
     def ranks(self):
-        """Those that live, by rank."""
+        """The processes that are alive, by rank."""
         found = {rank_of(pid): pid for host in (self.alpha, self.beta) for pid in host.processes()}
         found.pop(None, None)
         return found
@@ -129,7 +132,7 @@ class Machines(program.ProgramTest):
         self.assertNotEqual(run.returncode, 0)
         self.nothing_left()
 
-    def test_stop_and_go_on(self):
+    def test_stop_and_resume(self):
         run, ranks = self.start()
         os.kill(ranks[2], signal.SIGUSR1)
         self.told_once(self.finish(run, 30), 75, "SIGUSR1: stopped after step", "with a checkpoint")
@@ -140,7 +143,8 @@ class Machines(program.ProgramTest):
         self.assertEqual(self.numbers("run"), self.numbers("whole"))
 
     def test_network_that_fails(self):
-        """The ranks end on both sides, and those beside mpirun say why. mpirun itself waits for the other machine."""
+        """The ranks end on both sides, and those next to mpirun report why. mpirun itself waits for
+        the other machine."""
         run, _ = self.start()
         self.beta.unplug()
         self.assertTrue(program.wait_until(lambda: not self.ranks(), 10 * DEADLINE), "ranks wait for ever")

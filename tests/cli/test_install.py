@@ -1,5 +1,5 @@
-"""What make install puts into a folder works there: the program, the libraries (shared and static), their headers and pkg-config
-files."""
+"""An installation works: the program, the libraries (shared and static), their headers and
+pkg-config files."""
 import os
 import shutil
 import subprocess
@@ -35,7 +35,7 @@ class Install(program.ProgramTest):
             self.call(COMPILER, "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", source, *flags, "-o", library)
             said = self.call("./" + library, *words, LD_LIBRARY_PATH=libraries)
             self.assertTrue(said.startswith(expected) and "does not fit" not in said, said)
-        # The same from the archives, with all that they need: in builds with CUDA its run time,
+        # The same from the archives, with their dependencies: in builds with CUDA its run time,
         # too. A library that is found as .so would hide what is missing.
         for file in os.listdir(libraries):
             if ".so" in file:

@@ -1,4 +1,4 @@
-"""Processes that a launcher started: how they find each other, and what happens when they cannot.
+"""Processes started by a launcher: how they find each other, and what happens when they cannot.
 ctest: timeout 120
 ctest: processors 2
 """
@@ -24,7 +24,7 @@ class Launchers(program.ProgramTest):
         return self.run_program(*self.small("train.steps=2", "run.dir=run", *more), environment={**step, **variables})
 
     def refused(self, part, *more, size=4, **variables):
-        """Rank 0 tells it, the others end with the same status, and there is no folder."""
+        """Rank 0 reports it, the others end with the same status, and no folder is created."""
         first, other = self.task(0, size, *more, **variables), self.task(1, size, *more, **variables)
         self.one_line(first, first.returncode, part)
         self.assertEqual((other.returncode, other.stderr), (first.returncode, ""))
@@ -77,7 +77,7 @@ class Machines(program.ProgramTest):
         self.assertEqual(sorted(name for name in os.listdir(self.folder) if name.startswith(".")), [])
 
     def test_run_folder_to_replace(self):
-        """A run that is to be replaced is still there when the new one cannot start."""
+        """The run to be replaced still exists when the new one cannot start."""
         for rank in "01":
             os.mkdir(self.path(f"{rank}/run"))
             self.write(f"{rank}/run/metrics.jsonl", '{"step":1}\n')

@@ -1,5 +1,5 @@
-"""The library's boundary: the shared libraries export the functions of the public headers and nothing else, and every header
-compiles by itself as C and as C++."""
+"""The library's boundary: the shared libraries export exactly the functions of the public headers,
+and every header compiles by itself as C and as C++."""
 import glob
 import os
 import re
@@ -17,7 +17,8 @@ HEADERS = sorted(os.path.relpath(path, INCLUDE) for path in glob.glob(os.path.jo
 
 
 def declarations(header):
-    """The statements of a header at the outermost level, without comments, preprocessor lines and bodies."""
+    """The statements of a header at the outermost level, without comments, preprocessor lines and
+    bodies."""
     with open(os.path.join(INCLUDE, header), encoding="utf-8") as file:
         text = file.read()
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)

@@ -1,5 +1,5 @@
-"""Under a limit of memory, a model trains sharded that does not train otherwise, and so does a long sequence that ranks
-share out.
+"""Under a memory limit, a model that does not fit trains when it is sharded, and so does a long
+sequence under context parallelism.
 ctest: timeout 400
 ctest: processors 2
 """
@@ -14,21 +14,20 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
 
-# 38 million parameters in 12 equal blocks: a block is small beside the whole.
+# 38 million parameters in 12 equal blocks: a block is small compared with the whole.
 MODEL = ["model.layers=12", "model.hidden=512", "model.heads=8", "data.seq=16", "train.global_batch=4", "train.steps=2",
          "run.threads=1", "parallel.ranks=4", "parallel.bucket_mb=4"]
 
 
-# Limit, and the line of /proc/PID/status that it is about. Ranks reserve address space that they
-# share, one rank alone does not: where the number of ranks differs, it is their own memory that
-# counts.
+# Limit, and the line of /proc/PID/status that it applies to. Several ranks reserve shared address
+# space, one rank does not: where the number of ranks differs, their own memory is limited.
 ADDRESSES = (resource.RLIMIT_AS, "VmPeak:")
 OWN = (resource.RLIMIT_DATA, "VmData:")
-NEVER_REACHED = 1 << 46  # a limit all the same: under one, ranks have their buffers in memory of their own
+NEVER_REACHED = 1 << 46  # still a limit: under one, ranks have their buffers in private memory
 
 
 def amount(pid, line_name):
-    """What a process has of it, in bytes; 0 when it is gone."""
+    """What a process uses of it, in bytes; 0 when it has ended."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii") as file:
             for line in file:
@@ -58,7 +57,7 @@ class MemoryLimit(program.ProgramTest):
                               preexec_fn=lambda: resource.setrlimit(kind[0], (limit, limit)))
 
     def highest(self, options, folder, kind):
-        """Trains with as much as it wants; the most a rank has had."""
+        """Trains without a limit; returns the largest use of a rank."""
         with subprocess.Popen(self.arguments(options, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                               preexec_fn=lambda: resource.setrlimit(kind[0], (NEVER_REACHED, NEVER_REACHED))) as run:
             highest = 0

@@ -1,4 +1,4 @@
-"""What the commands print and write is what the documentation says.
+"""What the commands print and write matches the documentation.
 ctest: timeout 240
 """
 import json

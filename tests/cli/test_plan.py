@@ -1,4 +1,5 @@
-"""plan, simulate and check as someone meets them who has never used them: words, widths, contradictions, what cannot be.
+"""plan, simulate and check as seen by a new user: wording, widths, contradictions, impossible
+requests.
 ctest: timeout 120
 """
 import json
@@ -36,14 +37,15 @@ class Plan(program.ProgramTest):
         self.assertEqual(lines[-1], "keys train.micro_batch=1 parallel.ranks=64 parallel.zero=1 parallel.bucket_mb=100")
 
     def test_keys_are_the_plan(self):
-        """Given as they are printed, they simulate to the same step."""
+        """The printed keys, passed as they are, simulate to the same step."""
         planned = json.loads(self.ok(self.run_program(*QUICK, "--json")).stdout)["choices"][0]
         keys = self.lines(*QUICK)[-1].split()[1:]
         step = json.loads(self.ok(self.run_program("simulate", *RUN, *keys, "--json")).stdout)
         self.assertAlmostEqual(planned["step_seconds"], step["step_seconds"], delta=1e-6)
 
     def test_reasons_are_true(self):
-        """Of a node nothing crosses slow links; what was given is not explained; a small model is not near the peak."""
+        """Within a node nothing crosses slow links; settings that were given are not explained; a
+        small model is not near the peak."""
         inside = "\n".join(self.lines("plan", *RUN, "--gpus", "8", "--pp", "2", "--tp", "4", "train.recompute=full"))
         self.assertIn("why  tp 4 stays inside the node", inside)
         self.assertNotIn("slow links", inside)
@@ -83,7 +85,7 @@ class Plan(program.ProgramTest):
                 self.one_line(self.run_program(*STEP, *more), 2, part)
 
     def test_a_plan_for_this_machine_can_be_trained(self):
-        """Keys of a cluster are no part of the run that is written."""
+        """Keys of the cluster are not written into the run."""
         cluster = self.write("cluster.yaml", "accelerator: {preset: h100}\nprocessor: {cores: 0}\nnode: {size: 8, bandwidth_gbs: 450}\n"
                                              "network: {bandwidth_gbs: 50}\n")
         self.ok(self.run_program("plan", *program.SMALL, "--cluster", cluster, "--gpus", "2", "--write", "run.yaml"))
@@ -108,7 +110,7 @@ class Plan(program.ProgramTest):
         self.assertRegex(lines[-1], r"^     256  train.global_batch \(128\) is less than")
 
     def test_terminals(self):
-        """Lines are never broken by the terminal, and a file gets them whole."""
+        """Lines never exceed the terminal, and a file gets whole lines."""
         for columns in (60, 80, 200):
             for arguments in (QUICK, [*QUICK, "--against", "tp=8"], STEP, [*STEP, "--pp", "4", "--draw"]):
                 with self.subTest(columns=columns, arguments=arguments):

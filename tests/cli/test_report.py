@@ -20,7 +20,7 @@ LARGE = int(os.environ.get("QD_REPORT_EVENTS", "120000"))
 
 
 def data_of(path):
-    """What the page carries."""
+    """The data of a page."""
     with open(path, encoding="utf-8") as file:
         text = file.read()
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL).group(1))
@@ -32,7 +32,8 @@ def numbers(text, kind):
 
 
 def spans(timeline):
-    """(rank, stream, name, step, micro-batch, bytes, axes, begin, seconds) of each event of a page's timeline."""
+    """(rank, stream, name, step, micro-batch, bytes, axes, begin, seconds) of each event of a
+    page's timeline."""
     begin, seconds = numbers(timeline["begin"], "d"), numbers(timeline["seconds"], "f")
     action, step = numbers(timeline["action"], "I"), numbers(timeline["step"], "I")
     for track in timeline["tracks"]:
@@ -44,7 +45,7 @@ def spans(timeline):
 
 
 def covered(intervals):
-    """Length of a union, the plain way: between neighbouring ends, is anything there?"""
+    """Length of a union of intervals, by checking each gap between neighbouring ends."""
     cuts = sorted({t for pair in intervals for t in pair})
     return sum(b - a for a, b in zip(cuts, cuts[1:]) if any(begin <= a and b <= end for begin, end in intervals))
 
@@ -80,7 +81,7 @@ class Report(RunTest):
             self.assertEqual(data["config"], file.read())
 
     def curves(self, data):
-        """Bit by bit what metrics.jsonl says."""
+        """Bit by bit the values of metrics.jsonl."""
         metrics = self.metrics("run")
         keys = {"loss": "loss", "learning rate": "lr", "gradient norm": "grad_norm", "speed": "tokens_per_second"}
         self.assertEqual([s["chart"] for s in data["series"]], list(keys))
@@ -144,7 +145,7 @@ class Report(RunTest):
                 self.assertAlmostEqual(share[key], value * 1e-6, delta=1e-7, msg=key)
 
     def seen(self, *layout):
-        """The timeline of two steps in which everything is sent that check counts, on every axis."""
+        """The timeline of two steps contains all traffic that check counts, on every axis."""
         self.ok(self.run_program(*self.small("train.steps=2", "run.dir=run", "--overwrite", "--trace", *layout)))
         plan = json.loads(self.ok(self.run_program("check", "run/config.yaml", "--json")).stdout)
         timeline = self.report()["measured"]
@@ -154,7 +155,8 @@ class Report(RunTest):
         return timeline
 
     def test_exchanges(self):
-        """Communication inside modules, tensor parallelism here, is seen beside that of the step program."""
+        """Communication inside modules, here of tensor parallelism, is shown next to that of
+        actions."""
         timeline = self.seen("parallel.ranks=4", "parallel.tp=2", "parallel.zero=1")
         with open(self.path("run/trace.json"), encoding="utf-8") as file:
             inside = [e for e in json.load(file)["traceEvents"] if "op" in e.get("args", {})]
@@ -181,7 +183,7 @@ class Report(RunTest):
             self.assertGreater(share["idle"], 0)
 
     def test_simulator(self):
-        """What `simulate` writes has the same names and, in a step, the same traffic as what was measured."""
+        """A simulated timeline has the names and, per step, the traffic of the measured one."""
         self.traced("train.steps=2", "train.global_batch=16")
         self.ok(self.run_program("simulate", "run/config.yaml", "--cluster", "h100", "--timeline", "simulated.json"))
         data = self.report("--simulated", "simulated.json")
@@ -255,7 +257,8 @@ class Page(RunTest):
             self.assertEqual(chrome.console, [])
 
     def test_heads_of_charts_are_whole(self):
-        """A long run has means to read off, more than a narrow window has room for beside the names: nothing is cut off or sticks out."""
+        """A long run has more figures than fit next to the names in a narrow window: nothing is cut
+        off or overflows."""
         self.ok(self.run_program(*self.small("run.dir=run", "train.steps=130")))
         self.report()
         with browser.Browser(width=1000) as chrome:
@@ -279,7 +282,7 @@ class Page(RunTest):
         return sum(everything[1::size]) / (len(everything) / size)
 
     def theme(self, chrome):
-        """The button goes from the system's choice, which is dark now, to light, dark and back."""
+        """The button cycles from the system's choice, dark here, to light, dark and back."""
         seen = []
         for _ in range(3):
             chrome.value("document.getElementById('theme').click()")
@@ -288,7 +291,7 @@ class Page(RunTest):
         self.assertNotEqual(seen[0], seen[1])
 
     def read_off(self, chrome):
-        """The head of a chart gives the value under the cursor, of all charts."""
+        """The head of each chart shows the value under the cursor."""
         x, y = chrome.value("(() => { scrollTo(0, 0); const b = document.querySelector('.chart svg').getBoundingClientRect(); "
                             "return [b.left + MARGIN.left + 1, b.top + 60]; })()")
         chrome.mouse("mouseMoved", x, y)
@@ -300,7 +303,8 @@ class Page(RunTest):
         self.assertIn(f"{first['loss']:.3f}", texts[0])
 
     def hand(self, chrome):
-        """Hovering names an action with its facts; the wheel zooms, dragging moves, buttons and keys go back."""
+        """Hovering names an action with its facts; the wheel zooms, dragging moves, buttons and
+        keys reset."""
         chrome.value("document.querySelector('#timeline .rows').scrollIntoView({block: 'center'})")
         place = chrome.value("""(() => {
             const box = view.canvas.getBoundingClientRect();
@@ -337,7 +341,7 @@ class Page(RunTest):
         self.assertGreater(window()[1] - window()[0], 1.2 * (before[1] - before[0]))
 
     def test_simulated(self):
-        """A second trace in which everything takes half as long, and that has an action of its own."""
+        """A second trace in which everything takes half as long, with one additional action."""
         events = self.traced()
         for event in events:
             event["ts"] *= 0.5
@@ -358,7 +362,7 @@ class Page(RunTest):
                 else:
                     self.assertAlmostEqual(ratio, 0.5, delta=1e-6)
                     self.assertAlmostEqual(simulated, measured / 2, delta=1e-8)
-            # One above the other on one scale, both from the beginning of their step.
+            # One above the other on one scale, both aligned to the start of their step.
             self.assertEqual(chrome.value("view.heads.filter(h => h.title).map(h => h.title)"), ["measured", "simulated"])
             edges = chrome.value("view.models.map(m => { const s = m.timeline.steps[m.chosen]; "
                                  "return [view.x(s.begin - m.origin), view.x(s.end - m.origin)]; })")
@@ -372,7 +376,8 @@ class Page(RunTest):
             self.assertEqual(chrome.value("view.heads.map(h => h.rank.label)"), ["rank 0", "rank 0", "rank 1", "rank 1"])
 
     def test_large(self):
-        """Many ranks and actions: what is looked at to draw a frame does not grow with them. And a page without any."""
+        """Many ranks and actions: the work to draw a frame does not grow with them. And a page
+        without any."""
         self.ok(self.run_program(*self.small("train.steps=1", "run.dir=run")))
         ranks = 64
         with open(self.path("large.json"), "w", encoding="utf-8") as file:

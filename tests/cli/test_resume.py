@@ -1,4 +1,5 @@
-"""Checkpoints of `quadrille train`: a run that was stopped or killed goes on with the same bits, on this or another layout.
+"""Checkpoints of `quadrille train`: a run that was stopped or killed resumes bit-identically, on
+this or another layout.
 """
 import json
 import os
@@ -46,11 +47,11 @@ class Resume(program.ProgramTest):
         with open(self.path(name), encoding="utf-8") as file:
             return file.read()
 
-    def test_goes_on_with_the_same_bits(self):
+    def test_resumes_bit_identically(self):
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=7", "run.keep=0")
-        # as if it had been stopped after step 23: later checkpoints are gone, later metrics are of
-        # steps that are repeated
+        # as if it had been stopped after step 23: later checkpoints are missing, and later metrics
+        # belong to steps that are repeated
         for step in (28, 30):
             shutil.rmtree(os.path.join(part, "checkpoints", f"step-{step:012d}"))
         kept = lines(part)[:23]
@@ -63,8 +64,8 @@ class Resume(program.ProgramTest):
     def test_what_was_derived_is_derived_again(self):
         part = self.path("part")
         self.train(f"run.dir={part}", "train.steps=10", "train.schedule=wsd", "train.warmup=0", "run.save_every=10")
-        # Not BASE: only what is said here is new. The decay is a fifth of all steps, and the
-        # micro-batch was that of another batch.
+        # Not BASE: only these settings are new. The decay is a fifth of all steps, and the
+        # micro-batch belonged to another batch size.
         self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=20", "train.global_batch=6"))
         rates = [json.loads(line)["lr"] for line in lines(part)]
         self.assertEqual(len(rates), 20)
@@ -90,7 +91,8 @@ class Resume(program.ProgramTest):
                       "config.yaml:", "remove one of them")
 
     def test_layout_is_kept_as_far_as_it_fits(self):
-        """The same number of ranks is the same layout; with another one, what still fits is kept and the rest goes."""
+        """The same number of ranks keeps the layout; with another number, degrees that still fit
+        are kept and the rest is dropped."""
         part = self.path("part")
         self.train("parallel.ranks=2", "parallel.pp=2", "parallel.layers=2,0", "parallel.schedule=gpipe", "train.micro_batch=2",
                    "train.steps=1", f"run.dir={part}", "run.save_every=1")
@@ -106,13 +108,14 @@ class Resume(program.ProgramTest):
         self.assertEqual(layout("train.steps=3", "--ranks", "2", "--dp", "2"), ["2", "1", "2", "", "2"])
         self.assertEqual(layout("train.steps=4", "--ranks", "1"), ["1", "1", "1", "", "2"])
         self.assertEqual(layout("train.steps=5", "--ranks", "8"), ["8", "1", "8", "", "1"])
-        if program.MPIRUN:  # its world counts, not how many ranks the run had
+        if program.MPIRUN:  # its world decides, not the number of ranks that the run had
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
             self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "4"])
 
     def test_what_was_left_open_stays_open(self):
-        """The saved configuration is what was asked for: another start may lay it out otherwise. Degrees that were asked for, or
-        filled in by an earlier version, make way for one that is given now."""
+        """The saved configuration holds the settings as given, so another start may use another
+        layout. Degrees that were given, or filled in by an earlier version, yield to one that is
+        given now."""
         self.train("--ranks", "4", "--dir", "run", "train.steps=1")
         step = 1
         for more, layout in ((["--tp", "2"], "dp 2 × tp 2: 4"), (["--pp", "2"], "pp 2 × tp 2: 4"), (["--dp", "4"], "dp 4: 4"),
@@ -135,7 +138,8 @@ class Resume(program.ProgramTest):
             self.assertIn("2 ranks", self.text("mpi.html"))
 
     def test_longer_context(self):
-        """Another length, rotary base and batch from a checkpoint on, as in the long-context phase of a model."""
+        """Another sequence length, rotary base and batch from a checkpoint on, as in a long-context
+        phase."""
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=15", "run.keep=0", "train.global_batch=8")
         result = self.ok(self.run_program("train", f"run.dir={part}", "--resume", "train.steps=36", "data.seq=96", "train.global_batch=4",
@@ -150,7 +154,8 @@ class Resume(program.ProgramTest):
             self.assertEqual(json.load(file)["next_sample"], 80 + 6 * 4)
 
     def test_what_changes_is_reported(self):
-        """Settings and data that are not what they were, wherever the change comes from: one line each, with both values."""
+        """Settings and data that have changed, wherever the change comes from: one line each, with
+        both values."""
         text = self.write("text.txt", "the quick brown fox jumps over the lazy dog\n" * 400)
         self.train("--dir", "run", f"data.path={text}", "train.steps=4", "parallel.ranks=2", "data.tokenizer=bytes")
 
@@ -219,7 +224,8 @@ class Resume(program.ProgramTest):
         self.assertEqual(len(losses(part)), 3)
 
     def test_a_folder_keeps_checkpoints_by_default(self):
-        """At the end, and by time; without a folder, or with run.save=false, the run says that none is kept."""
+        """At the end, and by time; without a folder, or with run.save=false, the run prints that
+        none is kept."""
         def steps(folder):
             return sorted(int(n[5:]) for n in os.listdir(os.path.join(folder, "checkpoints")) if n.startswith("step-"))
 
@@ -241,7 +247,8 @@ class Resume(program.ProgramTest):
         self.assertIn(f"step-{len(self.metrics('far')):012d}", kept)
 
     def test_a_checkpoint_of_another_run_is_not_used(self):
-        """The folder's name, the step in the manifest and the run's identity must agree, on all ranks."""
+        """The folder's name, the step in the manifest and the run's identity must agree, on all
+        ranks."""
         words = ["parallel.ranks=2", "train.steps=12", "run.save_every=4", "run.keep=0"]
         for folder, lr in (("a", 1e-3), ("b", 3e-3)):
             self.train(*words, "--dir", folder, f"train.lr={lr}", "train.schedule=constant")
@@ -255,7 +262,7 @@ class Resume(program.ProgramTest):
             self.assertRegex(result.stdout, f"a checkpoint was skipped: .*{name}: {why}")
             self.assertIn("after step 4\n", result.stdout)
             self.assertEqual(losses(self.path("a")), first)
-        # What identifies the run may be lost or damaged: then its checkpoints say it.
+        # The identity of the run may be lost or damaged: then its checkpoints provide it.
         ids = []
         for text in (None, "0123456789abcdef 0123456789abcdef\n"):
             with open(f"{one}/run-id", encoding="ascii") as file:
@@ -345,7 +352,7 @@ class Resume(program.ProgramTest):
             self.assertIn(f"  schedule: {saved[0]}\n", text)
             self.assertIn(f"  schedule_file: {saved[1]}\n", text)
 
-    def test_damage_is_told_and_passed_over(self):
+    def test_damage_is_reported_and_skipped(self):
         part = self.path("part")
         self.train("parallel.ranks=2", f"run.dir={part}", "run.save_every=10", "run.keep=0")
         with open(os.path.join(part, "checkpoints", "step-000000000030", "model-00000.safetensors"), "r+b") as f:

@@ -1,4 +1,4 @@
-"""Terminals that can little, outputs that are full, folders that are taken, results that cannot be kept.
+"""Rough conditions: limited terminals, full outputs, folders in use, results that cannot be saved.
 ctest: timeout 120
 """
 import fcntl
@@ -25,7 +25,8 @@ class RoughUse(program.ProgramTest):
         self.assertIn("\nstep 2/3", dumb)
 
     def test_lines_of_progress_fit_the_terminal(self):
-        """The bar goes first, then MFU, the norm, the speed and the time left; what remains is cut."""
+        """On a narrow terminal the bar is dropped first, then MFU, the norm, the speed and the time
+        left; the rest is truncated."""
         for columns, steps, begins in ((120, 3, r"\[.{16}\] step +1/3  loss .* norm .* MFU .* left"),
                                        (80, 3, r"step +1/3  loss .* tokens/s.* left"),
                                        (80, 10**9, r"step +\d+/1000000000  loss .* tokens/s  .* left"),
@@ -73,7 +74,7 @@ class RoughUse(program.ProgramTest):
         self.ok(self.run_program(*self.small("train.steps=2", "--dir", "taken", "--overwrite")))
 
     def test_a_folder_that_a_dying_run_still_holds(self):
-        """Ranks that were killed hold the lock until the system has taken their memory back."""
+        """Killed ranks hold the lock until the system has released their memory."""
         self.ok(self.run_program(*self.small("train.steps=2", "--dir", "run", "--save-every", "2")))
         for seconds, more in ((0.3, []), (1.5, ["--ranks", "2"])):
             with open(self.path("run/metrics.jsonl"), "a", encoding="utf-8") as held:
@@ -90,7 +91,7 @@ class RoughUse(program.ProgramTest):
         time.sleep(0.1)
         ended = [run for run in runs if run.poll() is not None]
         self.assertEqual(len(ended), 1)
-        self.assertIn(ended[0].returncode, (2, 75))  # it holds a run; or was just being made
+        self.assertIn(ended[0].returncode, (2, 75))  # it holds a run, or is just being created
         self.assertRegex(ended[0].communicate()[1], "^quadrille: run.dir: .*one.*\n$")
 
     def test_the_last_checkpoint_cannot_be_written(self):
@@ -103,8 +104,8 @@ class RoughUse(program.ProgramTest):
         self.assertNotIn("\nsaved ", result.stdout)
         self.assertEqual(len(self.metrics("kept")), 4)
 
-    def test_a_failure_on_the_way_is_told_as_it_is(self):
-        """Without what the ranks make of it among themselves; of several, with the one that failed."""
+    def test_a_failure_during_a_run_is_reported_as_it_is(self):
+        """Without the peers' own errors; of several ranks, with the one that failed."""
         os.mkdir(self.path("run"))
         os.symlink(program.TAKES_NO_TEXT, self.path("run/metrics.jsonl"))
         for ranks, begin in ((1, "quadrille: run/metrics.jsonl: "), (2, "quadrille: rank 0: run/metrics.jsonl: ")):
@@ -113,14 +114,14 @@ class RoughUse(program.ProgramTest):
 
     @unittest.skipIf(program.SANITIZED, "sanitizers end a program that asks for so much")
     def test_more_memory_than_the_machine_has(self):
-        """Refused before the plan is printed; what would fit is named."""
+        """Refused before the plan is printed, with settings that would fit."""
         wide = ["train", f"data.path={self.corpus}", "model.layers=1000", "model.hidden=65536", "model.heads=512", "data.seq=32",
                 "train.global_batch=1", "train.steps=1"]
         result = self.run_program(*wide)
         self.one_line(result, 1, "the ranks take up to", "TiB of memory together", "are free on this machine", "the plan needs",
                       "spread it over more machines", "run.memory_check=false")
         self.assertEqual(result.stdout, "")
-        # All the same: parameters alone take more than there are addresses.
+        # In any case: parameters alone exceed the address space.
         result = self.run_program(*wide, "run.memory_check=false")
         self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
         self.assertRegex(result.stdout, r"\nnote     the ranks take up to .* TiB of memory together, and .* are free on this machine\n")
@@ -144,7 +145,7 @@ class RoughUse(program.ProgramTest):
             self.assertNotEqual(result.returncode, 0)
             self.assertEqual(result.stdout, "")
 
-    def test_what_was_saved_is_told(self):
+    def test_what_was_saved_is_reported(self):
         result = self.ok(self.run_program(*self.small("train.steps=4", "--dir", "kept", "--save-every", "3")))
         self.assertIn("\nsaved    kept/checkpoints, the newest after step 4\n", result.stdout)
 
@@ -165,8 +166,8 @@ class RoughUse(program.ProgramTest):
             with self.subTest(arguments):
                 self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)
 
-    def test_measurements_show_that_they_go_on(self):
-        slow = ["bench", "step", "run.threads=1", "--warm-up", "0", "--repeat", "3"]  # seconds; quick ones show nothing
+    def test_measurements_show_progress(self):
+        slow = ["bench", "step", "run.threads=1", "--warm-up", "0", "--repeat", "3"]  # seconds; faster ones show nothing
         shown = self.on_terminal(*slow, TERM="xterm")
         self.assertRegex(shown, r"^\rmeasuring steps, 0\.\d s\x1b\[K(\r.*\x1b\[K)*\r\x1b\[Kcpu ")
         quick = ["bench", "step", *program.SMALL, "--warm-up", "0", "--repeat", "1"]

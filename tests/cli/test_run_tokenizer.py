@@ -1,4 +1,5 @@
-"""The tokenizer belongs to the run: what goes on with a run, or begins with its weights, cannot take another unnoticed.
+"""The tokenizer belongs to the run: a resumed run, or one that starts from its weights, cannot
+silently use another.
 """
 import os
 import shutil
@@ -11,7 +12,8 @@ import program  # noqa: E402
 
 
 class RunTokenizer(program.ProgramTest):
-    """Two tokenizers of the same size for the same text; each test has a copy of a run that made the first for itself."""
+    """Two tokenizers of the same size for the same text; each test has a copy of a run that trained
+    the first."""
 
     @classmethod
     def setUpClass(cls):
@@ -63,7 +65,7 @@ class RunTokenizer(program.ProgramTest):
         self.ok(self.run_program(*new, "--ranks", "2"))
         self.assertNotEqual(self.tokenizer("run"), self.kept)
         self.assertEqual([name for name in os.listdir(self.path("run")) if ".new." in name], [])
-        # What stands there now is of another text, or somebody else's: it is not taken for the
+        # The file there now belongs to another text, or to another program: it is not used as the
         # run's own.
         own = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.dir=run", "--overwrite"]
         self.ok(self.run_program(*own))
@@ -88,7 +90,7 @@ class RunTokenizer(program.ProgramTest):
         self.refused(["data.path=other-shards", "train.steps=3"], "other-shards/shard-00000.qds was made with another tokenizer (",
                      "than run/tokenizer.json (", "quadrille tokenize --tokenizer")
 
-    def test_a_tokenizer_that_is_missing_is_not_trained_anew(self):
+    def test_a_tokenizer_that_is_missing_is_not_trained_again(self):
         os.remove(self.path("run/tokenizer.json"))
         self.one_line(self.resume("train.steps=3"), 2, "run/tokenizer.json", "data.tokenizer")
         self.assertFalse(os.path.exists(self.path("run/tokenizer.json")))
@@ -108,13 +110,13 @@ class RunTokenizer(program.ProgramTest):
         self.assertEqual(self.tokenizer("run"), self.kept)
         shutil.copy(self.path("other.json"), self.path("named.json"))
         self.ok(self.resume("train.steps=5", "data.tokenizer=run/tokenizer.json"))
-        # The run is the one that was never stopped and never named a file.
+        # The result equals that of a run that was never stopped and never named a file.
         shutil.copytree(os.path.join(self.made, "run"), self.path("straight"), symlinks=True)
         for step in (3, 4, 5):
             self.ok(self.run_program("train", "--dir", "straight", "--resume", f"train.steps={step}"))
         self.assertEqual(self.numbers("run"), self.numbers("straight"))
 
-    def test_a_tokenizer_that_is_named_anew_must_be_the_one_of_the_run(self):
+    def test_a_tokenizer_that_is_named_again_must_be_that_of_the_run(self):
         self.refused(["data.tokenizer=other.json", "train.steps=3"], "other.json (", "run/tokenizer.json (", "another run")
         self.refused(["data.tokenizer=bytes", "train.steps=3"], "bytes (6279746573323536)", "run/tokenizer.json (")
         self.refused(["data.tokenizer=nowhere.json", "train.steps=3"], "nowhere.json", "leave it out")
@@ -126,7 +128,7 @@ class RunTokenizer(program.ProgramTest):
                       "data.tokenizer is not what it was")
         self.assertFalse(os.path.exists(self.path("bytes/tokenizer.json")))
 
-    def test_weights_that_know_other_tokens_are_told(self):
+    def test_weights_with_another_tokenizer_cause_a_warning(self):
         begin = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.weights=run"]
         for layout in ([], ["--ranks", "2"]):
             result = self.ok(self.run_program(*begin, "data.tokenizer=other.json", *layout))

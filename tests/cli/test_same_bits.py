@@ -1,4 +1,4 @@
-"""The same numbers, bit by bit, however the ranks are started.
+"""Runs are bit-identical however the ranks are started.
 ctest: timeout 240
 ctest: processors 2
 """

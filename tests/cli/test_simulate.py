@@ -1,4 +1,5 @@
-"""simulate, plan and bench simulator from the outside: figures, files, and the names of the trainer's trace."""
+"""simulate, plan and bench simulator as commands: figures, files, and the names of the trainer's
+trace."""
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ def events_of(path, rank):
 
 
 def names(path, rank):
-    """Of a rank's actions, in the order of its program, each followed by the exchanges inside it."""
+    """Names of a rank's actions, in the order of its program, each followed by the exchanges inside
+    it."""
     return [e["name"] for e in sorted(events_of(path, rank), key=lambda e: (e["args"]["action"], e["args"].get("op", -1)))]
 
 
@@ -49,8 +51,8 @@ class Simulate(program.ProgramTest):
             "pieces": ["--model", "llama-tiny", "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"],
             "cp": ["--model", "llama-tiny", "--ranks", "2", "--cp", "2"],
             "ep": ["--model", "mixtral-tiny", "--ranks", "2", "--ep", "2"],
-            # Room for less than the worst load: further rounds stand in the op list, and are no
-            # exchange of either trace.
+            # Buffer space for less than the worst load: extra dispatch rounds are in the op list,
+            # and are not exchanges of either trace.
             "rounds": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4"],
             "nodes": ["--model", "mixtral-tiny", "--ranks", "4", "--ep", "4", "parallel.nodes=2", "parallel.dispatch=node"],
         }
@@ -65,7 +67,8 @@ class Simulate(program.ProgramTest):
                 self.assertEqual(name != "zero", any("op" in e["args"] for e in events_of(path, 0)))
 
     def test_exchanges_inside_modules(self):
-        """They lie within their action, and what computation waits for them is what the report calls exposed."""
+        """They are within their action, and the time computation waits for them is reported as
+        exposed."""
         run = ["simulate", *RUN, "--cluster", "h100", "--ranks", "8", "--tp", "8", "train.micro_batch=1", "train.global_batch=2", "--zero", "1"]
         shares = []
         for more in ([], ["parallel.tp_overlap=4"]):
@@ -84,7 +87,8 @@ class Simulate(program.ProgramTest):
         self.assertLess(shares[1], 0.8 * shares[0])
 
     def test_ops_add_up(self):
-        """Seconds by op are those of the step: slowed down by exchanges beside them, and with the zeros of libraries."""
+        """Seconds by op are those of the step: slowed down by overlapping exchanges, and including
+        the memsets of libraries."""
         run = ["simulate", *RUN, "--ranks", "8", "--tp", "8", "parallel.tp_overlap=4", "train.micro_batch=1", "train.global_batch=2"]
         for profile in ("native", "fused", "modern"):
             r = self.answer(*run, "--cluster", "h100", f"software.profile={profile}")
@@ -94,7 +98,8 @@ class Simulate(program.ProgramTest):
             self.assertAlmostEqual(ops / parts, 1.0, delta=1e-6)
 
     def test_this_machine(self):
-        """What bench machine writes, simulate reads; memory is that of the run, ops have the names of bench step."""
+        """simulate reads what bench machine writes; memory is that of the run, ops have the names
+        of bench step."""
         model = ["model.arch=gpt2", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocab=64", "data.seq=32",
                  f"train.global_batch={2 * os.cpu_count()}", "train.micro_batch=1"]
         path = self.path("machine.yaml")
@@ -117,7 +122,8 @@ class Simulate(program.ProgramTest):
         self.one_line(self.run_program("bench", "step", *model, "--in-turn", self.path("none.yaml")), 2, "none.yaml")
 
     def test_any_configuration_of_this_machine(self):
-        """Parallelism is left out, the batch is one that the ranks can share, and products have room for narrow models; not for accelerators."""
+        """Parallelism is omitted, the batch is divisible by the ranks, and GEMM shapes cover narrow
+        models; not for accelerators."""
         run = ["bench", "machine", "model.arch=llama", "model.layers=2", "model.hidden=256", "model.heads=2", "model.ffn=32", "model.vocab=64",
                "data.seq=16", "train.micro_batch=2", f"train.global_batch={2 * os.cpu_count() + 1}", "parallel.pp=2", "parallel.layers=1,1",
                "parallel.schedule_file=schedule.txt", "parallel.virtual_stages=2", "parallel.etp=2", "parallel.nodes=3", "parallel.dispatch=node",
@@ -129,7 +135,7 @@ class Simulate(program.ProgramTest):
         self.one_line(self.run_program("simulate", *run[2:9], "--cluster", path, "software.attention=plain"), 2, "processor.attention")
 
     def test_machine_of_one_core(self):
-        """Its ranks exchange all the same, two on the core."""
+        """Its ranks still exchange, two on the core."""
         model = ["model.arch=gpt2", "model.layers=2", "model.hidden=64", "model.heads=2", "model.vocab=64", "data.seq=32", "train.global_batch=2"]
         path, cores = self.path("machine.yaml"), os.sched_getaffinity(0)
         os.sched_setaffinity(0, {min(cores)})
@@ -165,7 +171,8 @@ class Simulate(program.ProgramTest):
         self.assertIn("built-in clusters: a100", self.run_program("simulate", *RUN, "--cluster", "nowhere").stderr)
 
     def test_published(self):
-        """Rows that cannot be expressed are listed with a reason; a file that is no list of runs is refused."""
+        """Rows that cannot be expressed are listed with a reason; a file that is not a list of runs
+        is refused."""
         with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
             rows = [r for r in json.load(file) if r["id"].startswith(("foundry-mpt-7b", "llmc", "dgxc-maxtext"))]
         rows[0]["cluster"]["gpu"] = "abacus"
@@ -179,7 +186,7 @@ class Simulate(program.ProgramTest):
         self.assertEqual(self.run_program("bench", "simulator", "--against", self.write("bad.json", "{}")).returncode, 2)
 
     def test_published_counts(self):
-        """Counts that no run can have are named, not divided by; names are printed whole."""
+        """Impossible counts are named, not divided by; names are printed in full."""
         with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
             row = next(r for r in json.load(file) if r["id"] == "sc21-t1-18b")
         cases = [("config", "tp", 0), ("config", "tp", 0.5), ("config", "pp", 0), ("config", "vpp", -1), ("config", "cp", 1e300),
@@ -209,7 +216,8 @@ class Simulate(program.ProgramTest):
         self.assertEqual(set(r["exposed_seconds"]) | set(r["hidden_seconds"]), {"dp", "ep"})
 
     def test_accuracy(self):
-        """Core rows with short steps (the others take longer to simulate than a test should): what docs/simulator.md says of all."""
+        """Core rows with short steps (the others take too long for a test): the errors that
+        docs/simulator.md states for all."""
         def is_short(row):
             c = row["config"]
             return row["core"] and (c["pp"] or 1) * (c["num_microbatches"] or c.get("derived_num_microbatches") or 1) <= 300

@@ -1,4 +1,4 @@
-"""Text in, text out: eval, generate, tokenize, and training on what tokenize made.
+"""Text in, text out: eval, generate, tokenize, and training on token shards.
 ctest: timeout 300
 """
 import bz2
@@ -25,7 +25,8 @@ MODEL = ["model.layers=2", "model.hidden=32", "model.heads=2", "data.seq=32", "t
 
 
 def with_token(shard, index, token):
-    """A shard of two-byte tokens and one chunk with one token changed and all checksums right (docs/formats.md)."""
+    """A shard of two-byte tokens and one chunk with one token changed and all checksums right
+    (docs/formats.md)."""
     xxh3 = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
     xxh3.restype = ctypes.c_uint64
 
@@ -181,7 +182,7 @@ class Text(program.ProgramTest):
         report = self.json_of("generate", self.bytes_run, "--prompt", "the ", "--tokens", "100")
         self.assertEqual((report["tokens"], report["context"], report["prompt_tokens"]), (100, 32, 4))
         self.assertEqual(report["end"], "tokens")
-        # 28 fit, then 16 more each time; the last token is not read any more.
+        # 28 fit, then 16 more each time; the last token is not read.
         self.assertEqual(report["slides"], math.ceil((99 - 28) / 16))
         said = self.ok(self.run_program("generate", self.bytes_run, "--prompt", "the ", "--tokens", "100", "--temperature", "0"))
         self.assertIn("full", said.stderr)
@@ -202,14 +203,14 @@ class Text(program.ProgramTest):
 
     def test_json_holds_every_byte(self):
         self.write("prompt.txt", "In\0the")
-        # So hot that bytes come up evenly: 2,000 of 256 hold a NUL.
+        # A temperature so high that bytes are uniform: 2,000 draws of 256 contain a NUL.
         report = self.json_of("generate", self.bytes_run, "--prompt-file", "prompt.txt", "--tokens", "2000", "--temperature", "1000")
         self.assertEqual(report["prompt"], "In\0the")
         self.assertIn("\0", report["text"])
         self.assertGreater(len(report["text"]), 1000)
 
     def test_what_is_printed_is_utf8(self):
-        """Into a pipe as well, whatever bytes the model comes up with and wherever it stops."""
+        """Into a pipe as well, whatever bytes the model produces and wherever it stops."""
         for tokens in ("1", "2", "1500"):
             arguments = ["generate", self.bytes_run, "--prompt", "In the", "--tokens", tokens, "--temperature", "1000", "--seed", "4"]
             result = program.subprocess.run([program.PROGRAM, *arguments], capture_output=True, timeout=100, check=False)
@@ -220,7 +221,7 @@ class Text(program.ProgramTest):
         self.assertIn("\ufffd", text)
 
     def test_what_is_not_text(self):
-        """Compressed and binary files are named, with what to do, by all that reads text."""
+        """Compressed and binary files are named, with a remedy, by all commands that read text."""
         with open(self.text, "rb") as file:
             text = file.read(20000)
         zipped = io.BytesIO()
@@ -347,7 +348,7 @@ class Text(program.ProgramTest):
                             ["train", "data.path=shards/shard-00000.qds", *program.SMALL, "train.steps=1", "parallel.ranks=2"],
                             ["eval", self.bytes_run, "shards"]):
                 self.one_line(self.run_program(*command), 2, "shard-00000.qds", *parts)
-        # Without the checks at the start a wrong token is still found before it is used.
+        # Without the checks at the start a wrong token is still detected before it is used.
         with open(shard, "wb") as file:
             for index in range(0, 4000, 7):
                 sound = with_token(sound, index, 300)

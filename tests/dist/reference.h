@@ -1,5 +1,5 @@
-/* What the collectives must give, computed serially and independently of src/comm: inputs from a
- * hash, sums by a plain recursion over the ranks. Shared by the tests of this tier. */
+/* What collectives must give, computed serially and independently of src/comm: inputs from a hash,
+ * sums by a plain recursion over the ranks. Shared by the tests of this tier. */
 #ifndef QD_TEST_DIST_REFERENCE_H
 #define QD_TEST_DIST_REFERENCE_H
 
@@ -18,7 +18,8 @@ static inline uint64_t ref_hash(uint64_t a, uint64_t b, uint64_t c)
     return h ^ h >> 32;
 }
 
-/* Element i of rank's input: values of mixed size, so that another order of summation shows. */
+/* Element i of a rank's input: values of mixed magnitude, so that another order of summation
+ * shows. */
 static inline void ref_input(void *to, qd_dtype dtype, uint64_t salt, int rank, int64_t i)
 {
     uint64_t h = ref_hash(salt, (uint64_t)rank, (uint64_t)i);
@@ -106,10 +107,8 @@ static inline void ref_reduced(void *to, qd_dtype dtype, qd_reduce_op op, uint64
     }
 }
 
-/* ---- where a body's buffers lie ---- */
-
-/* What a run's text says: "" ordinary memory, "shared" that of qd_comm_alloc(), "mixed" one here
- * and the other there, differently on even and odd ranks. */
+/* The memory of a body's buffers, from the run's text: "" ordinary memory, "shared" memory of
+ * qd_comm_alloc(), "mixed" one of each, differently on even and odd ranks. */
 static inline bool ref_is_shared(const qd_comm *comm, const char *text, int which)
 {
     if (strcmp(text, "mixed") == 0) return (qd_comm_rank(comm) + which) % 2 == 0;

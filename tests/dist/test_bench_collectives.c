@@ -1,5 +1,5 @@
-/* The measurement of collectives: that it measures every operation, beside MPI's own where there is
- * MPI, and that it reports what goes wrong instead of hanging.
+/* The measurement of collectives covers every operation, next to MPI's own where there is MPI, and
+ * reports failures instead of hanging.
  * ctest: timeout 120
  * ctest: processors 2 */
 #include <quadrille/bench.h>
@@ -33,9 +33,9 @@ static bool mpi_here(void)
     return qd_mpi_built() && system("command -v mpirun >/dev/null 2>&1") == 0;
 }
 
-/* 4 B to 16 KiB in steps of four are 7 sizes. Where the message is cut in parts, the smallest are
- * rounded up to one element per rank: at 2 ranks 4 B becomes 8 B; at 4 ranks 4 B becomes 16 B,
- * which then comes once. */
+/* 4 B to 16 KiB in steps of four are 7 sizes. Where the message is split into parts, the smallest
+ * are rounded up to one element per rank: at 2 ranks 4 B becomes 8 B; at 4 ranks 4 B becomes 16 B,
+ * which is then measured once. */
 static int sizes_of(qd_coll_kind kind, int ranks)
 {
     switch (kind) {
@@ -72,7 +72,7 @@ static void expect_rows(const qd_bench_collectives_result *result, int ranks, bo
         if (row->kind == QD_COLL_BARRIER)
             continue;
         assert_true(first || row->bytes > last);
-        /* Nobody moves terabytes per second; nobody who moves anything moves nothing. */
+        /* Rates are neither zero nor terabytes per second. */
         assert_true(row->local_bandwidth > 1 && row->local_bandwidth < 1e12);
         last = row->bytes;
     }
@@ -94,7 +94,7 @@ static void test_ours_alone(void **state)
     assert_null(result.rows);
 }
 
-/* The bare copies stand beside operations that only copy, where processes may read each other's
+/* Bare copies are measured for operations that only copy, where processes may read each other's
  * memory. */
 static void test_copies_alone(void **state)
 {
@@ -179,8 +179,8 @@ int main(int argc, char **argv)
         return qd_bench_collectives_rank(argc - 2, argv + 2) == QD_OK ? 0 : 1;
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0)
         return 1;
-    /* For the ranks: Open MPI leaks at exit and takes locks of its own in two orders. Ours are
-     * checked elsewhere. */
+    /* For the ranks: Open MPI leaks at exit and takes its own locks in two orders. Other tests
+     * check ours. */
     setenv("ASAN_OPTIONS", "detect_leaks=0", 1);
     setenv("TSAN_OPTIONS", "detect_deadlocks=0", 1);
     const struct CMUnitTest tests[] = {

@@ -1,5 +1,4 @@
-/* Bytes are counted where they are copied, and their sum over the ranks is what qd_coll_bytes()
- * says. */
+/* Bytes are counted where they are copied, and their sum over the ranks equals qd_coll_bytes(). */
 #include "dist/reference.h"
 #include "support/ranks.h"
 
@@ -40,7 +39,7 @@ static qd_status body_bytes(qd_comm *world, void *arg)
     void *in = ref_take(world, text, 0, MOST * 8), *out = ref_take(world, text, 1, MOST * 8);
     qd_status status = QD_OK;
     for (int kind = 0; kind < QD_COLL_KIND_COUNT; kind++) {
-        if (kind == QD_COLL_SEND || (kind == QD_COLL_RECV && size == 1)) continue; /* receive stands for both */
+        if (kind == QD_COLL_SEND || (kind == QD_COLL_RECV && size == 1)) continue; /* receive counts for both */
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
             for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
                 qd_comm_stats stats;

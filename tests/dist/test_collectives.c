@@ -1,6 +1,5 @@
 /* Every operation, type and count pattern against a serial reference, on threads, processes and
- * MPI; and that the three give the same bits. Beside it runs the test of failures, which mostly
- * waits.
+ * MPI, which must be bit-identical. The test of failures, which mostly waits, may run concurrently.
  * ctest: timeout 400 */
 #include "dist/reference.h"
 #include "support/ranks.h"
@@ -13,11 +12,11 @@
 
 #include <cmocka.h>
 
-/* Buffers of a body: `in` and `out` with a guard behind, and a running hash of all results of this
- * rank. */
+/* Buffers of a body: `in` and `out` with a guard after each, and a running hash of all results of
+ * this rank. */
 typedef struct bench {
     qd_comm *comm;
-    const char *text; /* where buffers lie: see ref_take() */
+    const char *text; /* kind of memory: see ref_take() */
     int rank, size;
     uint64_t salt, hash;
     unsigned char *in, *out;
@@ -26,9 +25,9 @@ typedef struct bench {
 
 #define GUARD 64
 #define MOST_ELEMENTS 100003
-/* More bytes than any limit below which processes reach into each other's memory, or write past the
- * caches. Under the thread sanitizer, where the plain reference takes minutes at that size and
- * ranks are threads first of all, less. */
+/* More bytes than any limit below which processes reach into each other's memory or use
+ * non-temporal stores. Smaller under the thread sanitizer, where the plain reference takes minutes
+ * at that size and ranks are mostly threads. */
 #if defined(__SANITIZE_THREAD__)
 #define HUGE_ELEMENTS 300007
 #else
@@ -37,7 +36,9 @@ typedef struct bench {
 
 static qd_status bench_open(bench *b, qd_comm *comm, const char *text, int64_t most)
 {
-    *b = (bench){.comm = comm, .text = text, .rank = qd_comm_rank(comm), .size = qd_comm_size(comm), .salt = 1};
+    *b = (bench){.comm = comm, .text = text, .salt = 1};
+    b->rank = qd_comm_rank(comm);
+    b->size = qd_comm_size(comm);
     b->room = (most + 16) * 8;
     b->in = ref_take(comm, text, 0, b->room + GUARD);
     b->out = ref_take(comm, text, 1, b->room + GUARD);
@@ -65,7 +66,7 @@ static void clear(bench *b)
     memset(b->out, 0xa5, (size_t)b->room + GUARD);
 }
 
-/* Compares one element with what it must be, and hashes it. */
+/* Compares one element with the expected value, and hashes it. */
 static qd_status expect(bench *b, const char *what, qd_dtype dtype, int64_t i, const void *got, const void *want)
 {
     uint64_t word = ref_word(got, dtype), wanted = ref_word(want, dtype);
@@ -97,7 +98,7 @@ static qd_status expect_reduced(bench *b, const char *what, qd_dtype dtype, qd_r
     return QD_OK;
 }
 
-/* Nothing behind the result may have been written. */
+/* Nothing after the result may have been written. */
 static qd_status expect_guard(bench *b, const char *what, const unsigned char *end)
 {
     for (int i = 0; i < GUARD; i++)
@@ -183,8 +184,8 @@ static qd_status try_gather_scatter(bench *b, int64_t count, qd_dtype dtype, int
     return expect_guard(b, "scatter", element(b->out, dtype, length));
 }
 
-/* Segments dealt out in an order that is not the ranks': piece j of the buffer belongs to rank (j *
- * 3 + 1) % size, some pieces are empty, and some ranks may have none. */
+/* Segments in an order that differs from that of the ranks: piece j of the buffer belongs to rank
+ * (j * 3 + 1) % size, some pieces are empty, and some ranks may have none. */
 enum { PIECES = 11 };
 typedef struct deal {
     qd_segment segments[64][PIECES];
@@ -273,7 +274,7 @@ static qd_status try_all_to_all_v(bench *b, int64_t unit, qd_dtype dtype)
         out_offsets[b->size - 1 - r] = 0;
         sent += in_counts[r];
     }
-    for (int r = b->size - 1; r >= 0; r--) { /* another order than the ranks' on the receiving side */
+    for (int r = b->size - 1; r >= 0; r--) { /* the receiving side has another order than the ranks' */
         out_offsets[r] = received;
         received += out_counts[r];
     }
@@ -288,7 +289,7 @@ static qd_status try_all_to_all_v(bench *b, int64_t unit, qd_dtype dtype)
     return expect_guard(b, "uneven all-to-all", element(b->out, dtype, received));
 }
 
-/* Everybody passes data around a ring, large and small, blocking on one side. */
+/* All ranks pass data around a ring, large and small, with blocking calls on one side. */
 static qd_status try_messages(bench *b, int64_t count, qd_dtype dtype)
 {
     if (b->size == 1) return QD_OK;
@@ -337,7 +338,7 @@ static qd_status every_pattern(bench *b)
     return QD_OK;
 }
 
-/* Larger than every buffer on the way, and divisible by nothing. */
+/* Larger than every intermediate buffer, and without divisors. */
 static qd_status large_messages(bench *b)
 {
     const int64_t count = MOST_ELEMENTS;
@@ -375,7 +376,7 @@ static qd_status body_every(qd_comm *world, void *arg)
     return status;
 }
 
-/* Results that are written past the caches. */
+/* Results that are written with non-temporal stores. */
 static qd_status huge_messages(bench *b)
 {
     const int64_t count = HUGE_ELEMENTS;
@@ -400,14 +401,12 @@ static qd_status body_huge(qd_comm *world, void *arg)
     return status;
 }
 
-/* ---- groups ---- */
-
 static qd_status body_groups(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
     int rank = qd_comm_rank(world), size = qd_comm_size(world);
     uint64_t hash = 0;
-    /* More groups over the life of a world than it has room for at a time. */
+    /* More groups over the life of a world than it can hold at once. */
     for (int i = 0; i < 40; i++) {
         qd_comm *odd = NULL, *back = NULL, *inner = NULL;
         QD_TRY(qd_comm_split(world, i % 3 == 2 && rank == 0 ? -1 : rank % 2, rank, "parity", &odd));
@@ -440,8 +439,6 @@ static qd_status body_groups(qd_comm *world, void *arg)
     return QD_OK;
 }
 
-/* ---- asynchronous ---- */
-
 enum { FLIGHTS = 12, GROUPS = 3 };
 
 /* Many operations in flight on several communicators, started and waited for in an order that
@@ -464,8 +461,7 @@ static qd_status body_async(qd_comm *world, void *arg)
             for (int64_t i = 0; i < n; i++) ref_input(&in[g][f][i], QD_F32, (uint64_t)(g * 100 + f), rank, i);
         }
     for (int round = 0; round < 3; round++) {
-        /* A receive that waits for long must hold back nothing: it is posted first and sent
-         * last. */
+        /* A long-waiting receive must not delay anything: it is posted first and sent last. */
         float late_in[2000] = {0}, late_out[2000];
         qd_work *late = NULL;
         int next = (rank + 1) % size, previous = (rank + size - 1) % size;
@@ -476,7 +472,7 @@ static qd_status body_async(qd_comm *world, void *arg)
             for (int f = 0; f < FLIGHTS; f++)
                 QD_TRY(qd_comm_all_reduce(groups[g], in[g][f], out[g][f], sizes[(f + g) % 6], QD_F32, QD_SUM, &work[g][f]));
         }
-        /* A blocking call comes after the queued ones of its communicator. */
+        /* A blocking call runs after the queued operations of its communicator. */
         int32_t one = 1, sum = 0;
         QD_TRY(qd_comm_all_reduce(groups[2], &one, &sum, 1, QD_I32, QD_SUM, NULL));
         if (sum != size) return QD_FAIL(QD_DIFFERENT, "blocking sum is %d", sum);
@@ -517,8 +513,6 @@ static qd_status body_async(qd_comm *world, void *arg)
     return QD_OK;
 }
 
-/* ---- arguments ---- */
-
 static qd_status want_usage(qd_status got, const char *what)
 {
     if (got == QD_USAGE) return QD_OK;
@@ -539,10 +533,8 @@ static qd_status body_arguments(qd_comm *world, void *arg)
     return qd_comm_barrier(world, NULL); /* refused calls do not count as operations */
 }
 
-/* ---- shared memory ---- */
-
-/* Blocks do not overlap, are zero when they are new and when they are taken again, and go through
- * any operation. */
+/* Blocks do not overlap, are zeroed when allocated, also when reused, and work with every
+ * operation. */
 static qd_status body_memory(qd_comm *world, void *arg)
 {
     (void)arg;
@@ -563,7 +555,7 @@ static qd_status body_memory(qd_comm *world, void *arg)
         for (int i = 0; i < BLOCKS; i++)
             for (int64_t k = 0; k < lengths[i]; k++)
                 if (blocks[i][k] != i) return QD_FAIL(QD_DIFFERENT, "blocks %d and %d overlap", i, blocks[i][k]);
-        /* Ranks take different blocks, and a part from the middle. */
+        /* Ranks allocate different blocks, and use a part from the middle. */
         int32_t *mine = blocks[BLOCKS - 1 - rank % 2] + 1000 + rank;
         for (int k = 0; k < 60000; k++) mine[k] = rank + k;
         QD_TRY(qd_comm_all_reduce(world, mine, mine, 60000, QD_I32, QD_SUM, NULL));
@@ -585,7 +577,7 @@ static const qd_ranks_entry bodies[] = {
     {"every", body_every}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
     {"arguments", body_arguments}};
 
-/* Runs a body everywhere; the values of each size must not depend on the mode. */
+/* Runs a body in every mode; the values of each size must not depend on the mode. */
 static void run_everywhere(const char *body, const int *sizes, int count)
 {
     for (int i = 0; i < count; i++) {

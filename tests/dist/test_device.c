@@ -1,6 +1,6 @@
-/* Communicators on devices: buffers in device memory, work ordered by streams alone. Everything is
- * done twice, with host memory on the world and with device memory on its devices, and must give
- * the same bits. On the CPU, and on a GPU that all ranks share where there is one.
+/* Communicators for device memory, ordered by streams alone. Every operation runs twice, with host
+ * memory on the world and with device memory on its devices, and must be bit-identical. On the CPU,
+ * and on a GPU that all ranks share if there is one.
  * ctest: timeout 300 */
 #include "comm/device.h"
 #include "dist/reference.h"
@@ -27,7 +27,9 @@ typedef struct bench {
 
 static qd_status bench_open(bench *b, qd_comm *world, const char *kind)
 {
-    *b = (bench){.host = world, .rank = qd_comm_rank(world), .size = qd_comm_size(world), .salt = 1};
+    *b = (bench){.host = world, .salt = 1};
+    b->rank = qd_comm_rank(world);
+    b->size = qd_comm_size(world);
     qd_device_config config = qd_device_config_default();
     config.ordinal = b->rank;
     config.share = true;
@@ -63,7 +65,7 @@ typedef struct trial {
     bool lists, in_place;
 } trial;
 
-/* Uneven segments that leave gaps: rank r has two, of r + 1 and 3 hundredths of the buffer. */
+/* Uneven segments with gaps: rank r has two, of r + 1 and 3 hundredths of the buffer. */
 static void make_lists(int size, int64_t count, qd_segment (*parts)[2], qd_segment_list *lists)
 {
     int64_t at = 0, unit = count / 100;
@@ -75,7 +77,7 @@ static void make_lists(int size, int64_t count, qd_segment (*parts)[2], qd_segme
     }
 }
 
-/* In place: where the smaller buffer is the rank's own slice of the larger one, or both are one. */
+/* In place: the smaller buffer is the rank's own slice of the larger one, or both are the same. */
 static qd_status call(qd_comm *comm, const trial *t, void *in, void *out, qd_work **work)
 {
     int rank = qd_comm_rank(comm), size = qd_comm_size(comm), root = size - 1;
@@ -100,7 +102,7 @@ static qd_status call(qd_comm *comm, const trial *t, void *in, void *out, qd_wor
         int64_t counts[2][8], offsets[2][8], unit = t->count / 100;
         if (!t->lists) return qd_comm_all_to_all(comm, in, out, t->count / size, t->dtype, work);
         for (int p = 0; p < size; p++) {
-            counts[0][p] = unit * ((rank + 2 * p) % 3); /* to p; some pairs have nothing */
+            counts[0][p] = unit * ((rank + 2 * p) % 3); /* to p; some pairs exchange nothing */
             counts[1][p] = unit * ((p + 2 * rank) % 3);
             offsets[0][p] = 3 * unit * p;
             offsets[1][p] = 3 * unit * (size - 1 - p);
@@ -164,7 +166,7 @@ static qd_status every_trial(bench *b)
                 for (int reduce = QD_SUM; reduce <= (reduces ? QD_AVG : QD_SUM); reduce++)
                     for (int way = 0; way < 4; way++) {
                         trial t = {(qd_coll_kind)kind, counts[c], types[d], (qd_reduce_op)reduce, way & 1, way & 2};
-                        if (t.count == MOST && d > 1) continue; /* the same kernels, only more of it */
+                        if (t.count == MOST && d > 1) continue; /* the same kernels with more data */
                         if ((t.lists && (!listed || t.in_place)) || (t.in_place && !placed)) continue;
                         QD_TRY(run_trial(b, &t, (c + d) % 2));
                     }
@@ -172,9 +174,9 @@ static qd_status every_trial(bench *b)
     return QD_OK;
 }
 
-/* A ring of messages both ways, all in flight, forwarded without the host ever looking: after
- * `size` rounds every block is home. What was received is overwritten as soon as it is sent on:
- * only the order of the streams protects it. */
+/* A ring of messages in both directions, all in flight, forwarded without the host reading them:
+ * after `size` rounds every block has returned. A received block is overwritten as soon as it is
+ * sent on, so only stream order protects it. */
 static qd_status ring(bench *b)
 {
     int next = (b->rank + 1) % b->size, previous = (b->rank + b->size - 1) % b->size;
@@ -197,7 +199,7 @@ static qd_status ring(bench *b)
     return memcmp(b->got, b->in, (size_t)(4 * count)) == 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "a block came back changed");
 }
 
-/* Sums in flight on several groups at once, in buffers that are overwritten right behind each
+/* Sums in flight on several groups at once, in buffers that are overwritten right after each
  * wait. */
 static qd_status in_flight(bench *b)
 {
@@ -254,7 +256,7 @@ static qd_status body(qd_comm *world, void *arg)
     return status;
 }
 
-/* NCCL with one rank: what one GPU can show. */
+/* NCCL with one rank: all that one GPU can test. */
 static qd_status body_nccl(qd_comm *world, void *arg)
 {
     (void)arg;
@@ -292,7 +294,7 @@ static void test_cpu(void **unused)
     run_on("cpu");
 }
 
-/* Skips the test where there is no GPU, and says why. */
+/* Skips the test if there is no GPU, and says why. */
 static void need_gpu(void)
 {
     qd_device *device = NULL;

@@ -1,6 +1,6 @@
 /* Ranks that disagree, stay away, stop or die: every other rank gets an error that names them
- * within the deadline, and everyone exits. Most of the time all ranks wait, so the kinds of ranks
- * take their turns side by side, and another test may run beside this one.
+ * within the deadline, and all exit. Ranks mostly wait here, so the kinds of ranks are tested
+ * concurrently, and another test may run at the same time.
  * ctest: timeout 400 */
 #include "support/ranks.h"
 #include "support/sample.h"
@@ -46,7 +46,7 @@ static void die_now(int signal_number)
 
 /* Large messages all the time; the culprit stops or dies by a timer, most likely in the middle of
  * one. One-way operations are those in which ranks write into each other's memory; in an all-to-all
- * of shared memory they do each other's work. */
+ * in shared memory they do each other's work. */
 typedef enum traffic { SUMS, ONE_WAY, EXCHANGES } traffic;
 
 static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, traffic what, void (*end)(int))
@@ -71,7 +71,7 @@ static qd_status end_in_the_middle(qd_comm *world, float *data, bool culprit, tr
     return QD_FAIL(QD_DIFFERENT, "the culprit never stopped");
 }
 
-/* Everybody tells everybody its process. */
+/* All ranks exchange their process ids. */
 static qd_status find_culprit(qd_comm *world, pid_t *process)
 {
     int64_t all[RANKS] = {0};
@@ -81,9 +81,10 @@ static qd_status find_culprit(qd_comm *world, pid_t *process)
     return QD_OK;
 }
 
-/* The culprit stops in the middle of a large message and goes on when the others have given up and
- * their memory is gone: nobody may touch it then. Memory is mapped, so that a touch is a crash. */
-static qd_status go_on(qd_comm *world, bool culprit)
+/* The culprit stops in the middle of a large message and continues when the others have given up
+ * and their memory is gone: it must not touch that memory. Memory is mapped, so that a touch is a
+ * crash. */
+static qd_status continue_late(qd_comm *world, bool culprit)
 {
     pid_t process;
     size_t bytes = LARGE * sizeof(float);
@@ -112,7 +113,7 @@ static qd_status chain(qd_comm *world, float *data, bool culprit, bool returns)
     return status;
 }
 
-/* Work in flight on two communicators when the culprit does not come. */
+/* Work in flight on two communicators when the culprit does not arrive. */
 static qd_status pending_work(qd_comm *world, float *data, bool culprit)
 {
     qd_comm *group = NULL;
@@ -165,7 +166,7 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         int64_t in[RANKS] = {2, 2, 2}, out[RANKS] = {2, 2, 2}, at[RANKS] = {0, 10, 20};
         if (culprit) in[2] = 5;
         QD_TRY(qd_comm_all_to_all_v(world, data, in, at, data + 50, out, at, QD_F32, NULL));
-        return qd_comm_barrier(world, NULL); /* rank 0 and the culprit may see nothing wrong before */
+        return qd_comm_barrier(world, NULL); /* rank 0 and the culprit may complete these without error */
     }
     if (is(arg, "order")) {
         if (culprit) {
@@ -204,7 +205,7 @@ static qd_status misbehave(qd_comm *world, const void *arg, float *data)
         if (culprit) raise(is(arg, "stop") ? SIGSTOP : SIGKILL);
         return qd_comm_all_reduce(world, data, data, n, QD_F32, QD_SUM, NULL);
     }
-    if (is(arg, "goes on")) return go_on(world, culprit);
+    if (is(arg, "continues")) return continue_late(world, culprit);
     static const struct {
         const char *name;
         traffic what;
@@ -228,7 +229,7 @@ static qd_status body(qd_comm *world, void *arg)
     if (shared) QD_TRY(qd_comm_alloc(world, LARGE * (int64_t)sizeof *data, (void **)&data));
     if (!shared) data = calloc(LARGE, sizeof *data);
     if (!data) return QD_FAIL(QD_NO_MEMORY, "no memory");
-    /* Operations 1 and 2 are good, so that messages must say 3. */
+    /* Operations 1 and 2 are correct, so messages must say 3. */
     qd_status status = QD_OK;
     for (int i = 0; i < 2 && status == QD_OK; i++) status = qd_comm_barrier(world, NULL);
     qd_comm_at(world, qd_comm_rank(world) == CULPRIT ? "step 3, block.1" : "step 3, block.0");
@@ -245,12 +246,12 @@ static const qd_ranks_entry bodies[] = {{"misbehave", body}};
 typedef struct scenario {
     const char *name;
     qd_status status;       /* what at least one of the others must get; they may get QD_REMOTE instead */
-    const char *text;       /* in every message besides the culprit's name */
-    bool culprit_fails;     /* and with what: mismatch or remote */
-    bool processes_only;    /* or, where the name begins with "stop", MPI */
+    const char *text;       /* in every message, besides the culprit's name */
+    bool culprit_fails;     /* and the expected error: mismatch or remote */
+    bool processes_only;    /* or, if the name begins with "stop", MPI */
 } scenario;
 
-/* How late a thread that sleeps for 10 ms at a time woke up at worst, in seconds. */
+/* The largest delay of a thread that sleeps for 10 ms at a time, in seconds. */
 typedef struct sleeper {
     pthread_t thread;
     atomic_bool stop;
@@ -269,7 +270,7 @@ static void *sleep_on(void *context)
     return NULL;
 }
 
-/* The kind of ranks that this process is for. */
+/* The kind of ranks that this process tests. */
 static qd_ranks_mode mode;
 
 #define COMPLAIN(...) return snprintf(why, size, __VA_ARGS__), false
@@ -280,7 +281,7 @@ static bool good_result(const scenario *s, int r, const qd_ranks_result *got, ch
     const char *ranks = qd_ranks_mode_name(mode);
     if (r == CULPRIT) {
         bool died = strncmp(s->name, "kill", 4) == 0 || strncmp(s->name, "stop", 4) == 0;
-        /* mpirun lets a stopped process go on before it ends it, and that may come to its end
+        /* mpirun continues a stopped process before it ends it, and that process may finish
          * first. */
         if (got->returned == died && !(died && mode == QD_RANKS_MPI))
             COMPLAIN("%s, %s: the culprit %s", s->name, ranks, died ? "lives" : "did not return");
@@ -291,8 +292,7 @@ static bool good_result(const scenario *s, int r, const qd_ranks_result *got, ch
     if (!got->returned) COMPLAIN("%s, %s: rank %d did not return", s->name, ranks, r);
     if (got->status != s->status && got->status != QD_REMOTE)
         COMPLAIN("%s, %s: rank %d got status %d: %s", s->name, ranks, r, (int)got->status, got->message);
-    /* The culprit is the rank that did not arrive, also for who waits for a rank that waits for
-     * it. */
+    /* The culprit is the rank that did not arrive, also for a rank that waits for it indirectly. */
     bool missing = strncmp(s->text, "did not arrive", 14) == 0;
     bool other = strstr(got->message, "rank 0 (last in") || strstr(got->message, "rank 2 (last in");
     if (!strstr(got->message, missing ? "rank 1 (last in" : "rank 1") || (missing && other) || !strstr(got->message, s->text))
@@ -314,14 +314,14 @@ static bool good_run(const scenario *s, bool tell, char *why, size_t size)
         if (!good_result(s, r, &results[r], why, size)) return false;
         seen = seen || (r != CULPRIT && results[r].status == s->status);
     }
-    /* A mismatch may be found by the culprit first; then all others hear of it. */
+    /* The culprit may find a mismatch first; then all others get its error. */
     if (!seen && s->status != QD_MISMATCH)
-        COMPLAIN("%s, %s: nobody got '%s'", s->name, qd_ranks_mode_name(mode), qd_status_text(s->status));
+        COMPLAIN("%s, %s: no rank got '%s'", s->name, qd_ranks_mode_name(mode), qd_status_text(s->status));
     return true;
 }
 
 /* On a machine where a thread wakes up as late as half the deadline, innocent ranks miss it too,
- * and are rightly named with the culprit: such a run says nothing, and is made again. */
+ * and are rightly named with the culprit. Such a run shows nothing and is repeated. */
 static void run_scenario(const scenario *s, bool tell)
 {
     for (int attempt = 1;; attempt++) {
@@ -399,7 +399,7 @@ static void test_stopped(void **unused)
         {"stop indirectly", QD_TIMEOUT, "did not arrive within 1.5 s in all-reduce", false, true},
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
-    static const scenario late = {"goes on", QD_TIMEOUT, "did not arrive", true, true};
+    static const scenario late = {"continues", QD_TIMEOUT, "did not arrive", true, true};
     if (mode == QD_RANKS_PROCESSES || mode == QD_RANKS_STAGED || mode == QD_RANKS_MPI) run_scenario(&late, false);
 }
 
@@ -427,7 +427,7 @@ static int run_all(void)
     return cmocka_run_group_tests_name(qd_ranks_mode_name(mode), tests, NULL, NULL);
 }
 
-/* A process for each kind of ranks; what they say comes one after another. */
+/* A process for each kind of ranks; their output is printed one after another. */
 int main(int argc, char **argv)
 {
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);

@@ -1,7 +1,7 @@
-/* Random sequences of collectives over every mixture of memory, with ranks that stop for a while
- * between any two steps of the backend: what an operation gives must not depend on who is late, and
- * buffers may be used again as soon as it is over. test_interleavings OPERATIONS SEED [KIND] goes
- * through one longer sequence per case.
+/* Random sequences of collectives over every mixture of memory, with ranks that pause between any
+ * two steps of the backend: results must not depend on which rank is late, and buffers may be
+ * reused as soon as an operation completes. test_interleavings OPERATIONS SEED [KIND] runs one
+ * longer sequence per case.
  * ctest: wrap qd_clock_now qd_comm_copy qd_comm_spread qd_sum_tree qd_transfer_consumes */
 #include "dist/reference.h"
 #include "support/ranks.h"
@@ -21,8 +21,6 @@
 
 #include <cmocka.h>
 
-/* ---- ranks that stop ---- */
-
 double __real_qd_clock_now(void);
 double __wrap_qd_clock_now(void);
 void __real_qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way);
@@ -40,7 +38,7 @@ static void pause_ms(int ms)
     nanosleep(&t, NULL);
 }
 
-static _Atomic uint64_t stop_seed; /* 0: nobody stops at random */
+static _Atomic uint64_t stop_seed; /* 0: no random pauses */
 static _Thread_local uint64_t stop_state, stop_often;
 static _Thread_local int stop_turns;
 
@@ -50,9 +48,9 @@ static uint64_t next(uint64_t *state)
     return ref_hash(*state, 1, 2);
 }
 
-/* For up to half a millisecond: long enough for the others to go as far ahead as they may. How
- * often changes all the time: what goes wrong may need a rank that stops twice in a row beside one
- * that does not. */
+/* For up to half a millisecond: long enough for the others to get as far ahead as they can. The
+ * frequency changes all the time: a bug may need a rank that pauses twice in a row next to one that
+ * does not. */
 static void stop_sometimes(void)
 {
     uint64_t seed = atomic_load_explicit(&stop_seed, memory_order_relaxed);
@@ -69,15 +67,15 @@ static void stop_sometimes(void)
     nanosleep(&t, NULL);
 }
 
-/* Or as it is written: at the count-th call of a kind from now on; the first line of those that are
- * left counts. */
+/* Or scripted: at the count-th call of a kind from now on; the first of the remaining lines
+ * applies. */
 enum call { NO_CALL, CLOCK, CONSUMES, COPY };
 #define UNTIL_CONTINUED (-1) /* by SIGCONT */
 typedef struct planned_stop {
     enum call call;
     int count, ms;
 } planned_stop;
-static const planned_stop *planned; /* ended by NO_CALL; of ranks as processes */
+static const planned_stop *planned; /* ended by NO_CALL; for ranks as processes */
 
 static void stop_as_planned(enum call call)
 {
@@ -92,7 +90,7 @@ static void stop_as_planned(enum call call)
 }
 
 /* The backend reads the clock at the beginning and end of each step, sums and copies in the middle
- * of it, and asks who consumes after it has looked what else there is to do, before it looks
+ * of it, and checks which ranks have consumed after looking for other work and before deciding
  * whether it may produce. */
 double __wrap_qd_clock_now(void)
 {
@@ -128,11 +126,9 @@ void __wrap_qd_sum_tree(void *out, const void *const *sources, int n, int64_t co
     __real_qd_sum_tree(out, sources, n, count, dtype, op);
 }
 
-/* ---- one operation ---- */
-
 enum { FLIGHTS = 2, MOST_RANKS = 4, MOST_BYTES = 1 << 20, GUARD = 64 };
 
-/* What all ranks draw alike. */
+/* Drawn identically by all ranks. */
 typedef struct operation {
     qd_coll_kind kind;
     qd_dtype dtype;
@@ -141,7 +137,7 @@ typedef struct operation {
     int root;
     bool in_place;
     bool lists; /* reduce-scatter and all-gather: each rank's part in two pieces; all-to-all: uneven */
-    bool all_shared; /* else each rank draws for itself where its buffers lie */
+    bool all_shared; /* else each rank draws the memory of its own buffers */
     uint64_t salt;
 } operation;
 
@@ -163,7 +159,7 @@ static operation draw(uint64_t *state, int size, int kind)
                                          QD_COLL_BROADCAST,  QD_COLL_REDUCE,         QD_COLL_GATHER,
                                          QD_COLL_SCATTER,    QD_COLL_SEND};
     static const qd_dtype types[] = {QD_F32, QD_BF16, QD_I64};
-    /* On both sides of every limit at which the way changes. */
+    /* On both sides of every limit at which the algorithm changes. */
     static const int64_t bytes[] = {100, 5000, 30000, 60000, 66000, 70000, 100000, 131072, 250000, 400000, 700000, 1000000};
     uint64_t drawn = next(state);
     operation o = {.kind = kind < 0 ? kinds[drawn % (sizeof kinds / sizeof *kinds)] : (qd_coll_kind)kind,
@@ -179,7 +175,7 @@ static operation draw(uint64_t *state, int size, int kind)
     return o;
 }
 
-/* Part r of the message: two pieces that lie apart, or one. */
+/* Part r of the message: two separate pieces, or one. */
 static void deal(buffers *b, const operation *o, int size)
 {
     for (int r = 0; r < size; r++) {
@@ -218,8 +214,8 @@ static qd_status differs(const operation *o, int rank, int64_t i, uint64_t got, 
                    o->root, rank, (long long)i, (unsigned long long)got, (unsigned long long)want);
 }
 
-/* `count` elements at `got` are those of `from`, or the sum over `n` ranks if from < 0, from
- * `first` on. */
+/* Checks that `count` elements at `got` are those of `from`, or the sum over `n` ranks if from < 0,
+ * from `first` on. */
 static qd_status expect(const operation *o, int rank, int from, int n, int64_t first, int64_t count, const unsigned char *got)
 {
     int64_t width = (int64_t)qd_dtype_size(o->dtype);
@@ -235,7 +231,7 @@ static qd_status expect(const operation *o, int rank, int from, int n, int64_t f
     return QD_OK;
 }
 
-/* Fills the buffers and begins the operation. */
+/* Fills the buffers and starts the operation. */
 static qd_status begin(qd_comm *comm, const operation *o, buffers *b, bool in_shared, bool out_shared)
 {
     int rank = qd_comm_rank(comm), size = qd_comm_size(comm), right = (rank + 1) % size, left = (rank + size - 1) % size;
@@ -293,7 +289,7 @@ static qd_status begin(qd_comm *comm, const operation *o, buffers *b, bool in_sh
     }
 }
 
-/* Waits for it and looks at every element. */
+/* Waits for it and checks every element. */
 static qd_status end(qd_comm *comm, const operation *o, buffers *b)
 {
     int rank = qd_comm_rank(comm), size = qd_comm_size(comm);
@@ -331,8 +327,6 @@ static qd_status end(qd_comm *comm, const operation *o, buffers *b)
     }
 }
 
-/* ---- sequences ---- */
-
 static qd_status take_buffers(qd_comm *world, buffers *b)
 {
     for (int shared = 0; shared < 2; shared++) {
@@ -360,7 +354,7 @@ static qd_status body_sequence(qd_comm *world, void *arg)
     if (sscanf(((qd_ranks_call *)arg)->text, "%llu %d %d", &seed, &operations, &kind) != 3) return QD_FAIL(QD_USAGE, "bad text");
     uint64_t alike = ref_hash(seed, 7, 7), own = ref_hash(seed, (uint64_t)rank, 9);
     buffers sets[FLIGHTS] = {{.work = NULL}};
-    qd_comm *others = NULL; /* the same ranks the other way round: operations of two groups at the same time */
+    qd_comm *others = NULL; /* the same ranks in reverse order: operations of two groups at the same time */
     qd_status status = QD_OK;
     QD_TRY(qd_comm_split(world, 0, -rank, "others", &others));
     atomic_store(&stop_seed, seed * 64 + 1 + (uint64_t)rank);
@@ -383,7 +377,7 @@ static qd_status body_sequence(qd_comm *world, void *arg)
             status = end(comms[f], &drawn[f], &sets[f]);
         }
         QD_TRY_DONE(status);
-        if (next(&own) % 16 == 0) { /* what comes next may lie where this was */
+        if (next(&own) % 16 == 0) { /* the next one may use the same memory */
             int f = (int)(next(&own) % FLIGHTS);
             give_buffers(world, &sets[f]);
             QD_TRY_DONE(take_buffers(world, &sets[f]));
@@ -397,11 +391,11 @@ done:
 }
 
 /* Two ranks, an all-reduce through rings of four buffers. Rank 1 produces one round and stops. Rank
- * 0 sums that, produces four, finds no sum of rank 1 to fetch, and stops before it looks whether it
- * may produce more. Rank 1 goes on: it sums all four rounds and fetches the one sum of rank 0. Rank
- * 0 goes on and produces the fifth round, since rank 1 is through with the first, and stops again
- * before it has fetched anything. Now rank 1 could sum the fifth round, in the place of its first
- * sum, which rank 0 needs. */
+ * 0 sums that, produces four, finds no sum of rank 1 to fetch, and stops before it checks whether
+ * it may produce more. Rank 1 continues: it sums all four rounds and fetches the one sum of rank 0.
+ * Rank 0 continues and produces the fifth round, since rank 1 has consumed the first, and stops
+ * again before it has fetched anything. Now rank 1 could sum the fifth round, in the place of its
+ * first sum, which rank 0 needs. */
 static qd_status body_ahead(qd_comm *world, void *arg)
 {
     (void)arg;
@@ -427,9 +421,9 @@ done:
     return status;
 }
 
-/* Rank 1 stops with a piece of rank 0's memory in hand. Rank 0 gives up, names it, and uses its
- * memory for something else; then rank 1 goes on. It may not take what it now finds for the
- * message: its call fails, or has been given the message before. text: kind and bytes. */
+/* Rank 1 stops while it reads a piece of rank 0's memory. Rank 0 gives up, names it, and reuses its
+ * memory; then rank 1 continues. It must not take what it now finds for the message: its call
+ * fails, or had received the message before. text: kind and bytes. */
 static qd_status body_outdated(qd_comm *world, void *arg)
 {
     int kind = 0, rank = qd_comm_rank(world), size = qd_comm_size(world);
@@ -447,7 +441,7 @@ static qd_status body_outdated(qd_comm *world, void *arg)
     fill(&o, rank, 0, o.count, b.in[1]);
     QD_TRY(qd_comm_barrier(world, NULL));
     bool mpi = ((qd_ranks_call *)arg)->mode == QD_RANKS_MPI;
-    if (mpi && rank == 1) raise(SIGSTOP); /* MPI copies by itself: before it can */
+    if (mpi && rank == 1) raise(SIGSTOP); /* MPI copies by itself: stop before it can */
     if (!mpi) planned = rank == 0 ? of_0 : of_1;
     qd_status status;
     switch (o.kind) {
@@ -461,12 +455,12 @@ static qd_status body_outdated(qd_comm *world, void *arg)
     if (rank == 0) {
         memset(b.in[1], 0x77, (size_t)bytes);
         kill((pid_t)process, SIGCONT);
-        if (mpi) pause_ms(500); /* MPI gets to see it */
+        if (mpi) pause_ms(500); /* MPI sees it */
         status = status == QD_TIMEOUT && named ? QD_OK : QD_FAIL(QD_DIFFERENT, "rank 1 stopped, and rank 0 got %s", qd_status_text(status));
     } else if (!mpi && planned->call != NO_CALL) {
         status = QD_FAIL(QD_DIFFERENT, "the rank has not stopped where it should");
     } else if (status == QD_OK) {
-        bool cut = o.kind != QD_COLL_SEND; /* in halves, of which this rank gets the second */
+        bool cut = o.kind != QD_COLL_SEND; /* in halves; this rank gets the second */
         status = expect(&o, rank, 0, size, cut ? o.count / 2 : 0, cut ? o.count / 2 : o.count, b.out[1]);
     } else {
         status = status == QD_REMOTE ? QD_OK : QD_FAIL(QD_DIFFERENT, "the call returned %s", qd_status_text(status));
@@ -517,7 +511,7 @@ static void test_outdated(void **unused)
         char text[64];
         qd_ranks_result results[2];
         if (!qd_ranks_mode_available(cases[i].mode)) {
-            if (i == 0) skip(); /* MPI may be missing; without processes there is nothing to try */
+            if (i == 0) skip(); /* MPI may be missing; without processes there is nothing to test */
             continue;
         }
         snprintf(text, sizeof text, "%d %d", cases[i].kind, cases[i].bytes);
@@ -544,7 +538,7 @@ static void test_threads(void **unused)
     run(QD_RANKS_THREADS, false);
 }
 
-/* Every way that processes take, where the thread sanitizer sees it. */
+/* Every path that processes take, where the thread sanitizer sees it. */
 static void test_staged_threads(void **unused)
 {
     (void)unused;

@@ -1,5 +1,5 @@
-/* Work that takes longer than the deadline: ranks that wait for it keep in touch, and an error of
- * one is its own.
+/* Work that takes longer than the deadline: ranks that wait for it stay alive, and an error of one
+ * rank is reported as its own.
  * ctest: timeout 60 */
 #include "support/ranks.h"
 #include "train/run/long_work.h"
@@ -15,8 +15,8 @@
 #include "support/ok.h"
 
 enum { RANKS = 3, SLOW = 1 };
-/* A busy machine may hold up any rank for seconds: those that keep in touch have that long, those
- * that must notice too. */
+/* A busy machine may delay any rank for seconds: both the ranks that stay in touch and those that
+ * must notice get that long. */
 static const double deadline = 4.0, long_time = 5.0, early_deadline = 0.5;
 
 typedef struct job {
@@ -47,7 +47,7 @@ static qd_status all_work(qd_comm *world, void *arg)
     if (status != QD_OK && !strstr(qd_error_message(), "has found damage"))
         return QD_FAIL(QD_DIFFERENT, "another message: %s", qd_error_message());
     qd_error_clear();
-    return qd_comm_all_reduce(world, &sum, &sum, 1, QD_I32, QD_SUM, NULL); /* the world is as sound as before */
+    return qd_comm_all_reduce(world, &sum, &sum, 1, QD_I32, QD_SUM, NULL); /* the world still works */
 }
 
 /* What the others would do without it. */
@@ -72,7 +72,7 @@ static void slow_ranks_are_waited_for(void **state)
     ok(qd_ranks_run_ok("all_work", QD_RANKS_THREADS, RANKS, &options, results));
     options.deadline_seconds = early_deadline;
     ok(qd_ranks_run("no_touch", QD_RANKS_THREADS, RANKS, &options, results));
-    /* Who notices first aborts the run, and the others hear of it from that rank. */
+    /* The first rank that notices aborts the run, and the others get its error. */
     int noticed = 0;
     for (int rank = 0; rank < RANKS; rank++)
         noticed += results[rank].status == QD_TIMEOUT;

@@ -1,6 +1,6 @@
-/* Why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by its
- * own size, so that one which is rounding alone becomes a full step. The first step is checked
- * element by element against the formula. */
+/* Shows why layouts whose gradients agree may have weights that do not: AdamW divides a gradient by
+ * its own magnitude, so a gradient that consists of rounding becomes a full step. The first step is
+ * checked element by element against the formula. */
 #include "optim/optim.h"
 #include "support/models/expert_models.h"
 #include "support/trained.h"
@@ -15,7 +15,7 @@
 
 typedef struct first_step {
     trained_first left;
-    double scale, rate, eps; /* scale: of the clip */
+    double scale, rate, eps; /* scale: clipping factor */
 } first_step;
 
 static first_step run(const char *words)
@@ -30,15 +30,16 @@ static first_step run(const char *words)
     return f;
 }
 
-/* Both moments hold one gradient, and their corrections cancel: the step is lr g / (|g| + eps). */
+/* Both moments hold one gradient, and their bias corrections cancel: the step is lr g / (|g| +
+ * eps). */
 static double step_of(const first_step *f, int64_t i)
 {
     double g = f->scale * (double)f->left.gradients[i];
     return f->rate * g / (fabs(g) + f->eps);
 }
 
-/* Relative difference of all weights; *unexplained: what of it the formula does not make of the
- * gradients' difference. */
+/* Relative difference of all weights; *unexplained: the part that the formula does not derive from
+ * the difference of the gradients. */
 static double compare(const char *more, double *unexplained)
 {
     char one[1024], many[1100];
@@ -73,7 +74,7 @@ static void formula_explains_the_difference(void **state)
     print_message("weights %.2e apart, %.2e beyond what AdamW makes of the gradients' differences\n", usual, left);
     assert_true(left < 1e-7);
     assert_true(usual > 3 * left);
-    double raised = compare("train.eps=1e-3 ", &left); /* as verify takes it */
+    double raised = compare("train.eps=1e-3 ", &left); /* the eps that verify uses */
     print_message("weights %.2e apart with an eps of 1e-3\n", raised);
     assert_true(raised < 1e-7 && raised < 0.3 * usual);
 }

@@ -1,4 +1,4 @@
-/* The same run on threads, processes and MPI gives the same bits, and takes the memory that was
+/* Threads, processes and MPI give bit-identical runs, and a rank's resident memory is what was
  * planned.
  * ctest: timeout 600
  * ctest: not under address: shadow memory and red zones are resident too
@@ -81,7 +81,7 @@ static uint64_t expect_one_hash(const char *words, int size)
             expected = results[0].value;
         for (int rank = 0; rank < size; rank++)
             if (results[rank].value != expected)
-                fail_msg("%s, %d ranks: rank %d as %s has other bits than rank 0 of threads", words, size, rank,
+                fail_msg("%s, %d ranks: rank %d as %s differs from rank 0 of threads", words, size, rank,
                          qd_ranks_mode_name((qd_ranks_mode)mode));
     }
     return expected;
@@ -100,17 +100,17 @@ static void backends_give_the_same_bits(void **state)
     for (size_t r = 0; r < sizeof runs / sizeof *runs; r++) {
         for (int size = 1; size <= 4; size++) {
             uint64_t plain = expect_one_hash(runs[r], size);
-            for (int z = 0; z < 3 && size == 3 + (int)r; z++) { /* each run at one size: starting ranks takes its time */
+            for (int z = 0; z < 3 && size == 3 + (int)r; z++) { /* each run at one size only: starting ranks takes time */
                 char words[512];
                 snprintf(words, sizeof words, "%s%s", runs[r], stages[z]);
                 if (expect_one_hash(words, size) != plain)
-                    fail_msg("%s, %d ranks: other bits than without", words, size);
+                    fail_msg("%s, %d ranks: not bit-identical to the run without", words, size);
             }
         }
     }
 }
 
-/* Communicators for device memory, on the CPU: what ranks that share a GPU run through. */
+/* Communicators for device memory, on the CPU: the code that ranks sharing a GPU use. */
 static void device_communicators_give_the_same_bits(void **state)
 {
     (void)state;
@@ -136,13 +136,13 @@ static void device_communicators_give_the_same_bits(void **state)
         ok(qd_ranks_run_ok("train_on_device", QD_RANKS_THREADS, runs[r].ranks, &options, device));
         for (int rank = 0; rank < runs[r].ranks; rank++)
             if (plain[rank].value != device[rank].value)
-                fail_msg("%s: rank %d has other bits through communicators for devices", runs[r].words, rank);
+                fail_msg("%s: rank %d differs over communicators for device memory", runs[r].words, rank);
     }
 }
 
 enum { STAGING_MOST = 4 << 20 };
 
-/* Resident peak over the baseline against the plan, item by item; what is left must be below 5
+/* Resident peak above the baseline compared with the plan, item by item; the rest must be below 5
  * %. */
 static qd_status measure(qd_comm *world, void *arg)
 {
@@ -165,13 +165,12 @@ static qd_status measure(qd_comm *world, void *arg)
     QD_TRY_DONE(qd_footprint_read(&after));
     int64_t own = qd_comm_shared_bytes(world, &staging) - shared_before;
     staging -= staging_before;
-    QD_TRY_DONE(qd_comm_barrier(world, NULL)); /* a rank that gives its memory back takes it out of the other's, too */
+    QD_TRY_DONE(qd_comm_barrier(world, NULL)); /* a rank that frees its memory also removes it from the other's mapping */
     const qd_program *p = qd_trainer_program(trainer);
     int64_t planned = p->persistent_bytes + p->dynamic_bytes;
     int64_t workspace = qd_device_get_caps(qd_trainer_device(trainer))->workspace_bytes;
-    /* Of the shared memory one part is of the plan, another this rank's staging. The rest is what
-     * this process has mapped of the other rank's, which is not more memory: the other one has
-     * it. */
+    /* One part of the shared memory belongs to the plan, another is this rank's staging. The rest
+     * is the other rank's memory that this process has mapped, which is counted there. */
     int64_t reached = qd_trainer_bound(trainer)->reached_bytes, most = (qd_comm_size(world) - 1) * (reached + STAGING_MOST);
     int64_t others = after.shared - before.shared - own, files = after.file - before.file;
     int64_t grown = after.peak - before.resident;

@@ -1,5 +1,5 @@
-/* Context parallelism beyond test_layouts.c: packed documents never see each other, one degree of
- * cp gives one set of bits, and the bytes are those of the closed formulas.
+/* Context parallelism beyond test_layouts.c: packed documents never see each other, runs with one
+ * degree of cp are bit-identical, and bytes follow the closed formulas.
  * ctest: timeout 300 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -19,10 +19,8 @@
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=24 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=27 "
 
-/* ---- documents ---- */
-
-/* Three documents in each sequence; only those of the middle one have targets. The tokens of the
- * others are drawn with `other`. */
+/* Three documents in each sequence; only the middle one has targets. The tokens of the others are
+ * drawn with `other`. */
 typedef struct packed {
     qd_random_tokens own, other;
 } packed;
@@ -57,7 +55,7 @@ static trained_first one_step(const char *words, uint64_t other)
     return trained_step(&config, &source);
 }
 
-/* Not a bit of a document's loss and gradients depends on the tokens of its neighbours. */
+/* A document's loss and gradients do not depend, to the bit, on the tokens of its neighbours. */
 static void documents_do_not_leak(void **state)
 {
     (void)state;
@@ -83,10 +81,8 @@ static void documents_do_not_leak(void **state)
     }
 }
 
-/* ---- bits ---- */
-
-/* For one degree and mode of cp: sharding, recompute, overlap, split backward passes and compute
- * threads change nothing. */
+/* For one degree and mode of cp, sharding, recompute, overlap, split backward passes and compute
+ * threads change no bit. */
 static void one_degree_gives_one_set_of_bits(void **state)
 {
     (void)state;
@@ -108,10 +104,8 @@ static void one_degree_gives_one_set_of_bits(void **state)
     }
 }
 
-/* ---- bytes ---- */
-
-/* What the ops of context parallelism make all ranks send in one step is what the closed formula
- * says, and check shows both. T: tokens of a micro-batch of one group of cp; s: bytes of an
+/* The bytes that the ops of context parallelism send in one step, over all ranks, equal the closed
+ * formula, and check prints both. T: tokens of a micro-batch of one group of cp; s: bytes of an
  * activation; gradients of keys and values are fp32. */
 static void formulas(void **state)
 {
@@ -142,8 +136,7 @@ static void formulas(void **state)
     }
 }
 
-/* Storage in bf16: the running results are fp32, so that parts do not add roundings of their
- * own. */
+/* With bf16 storage the running results are fp32, so merging parts adds no rounding. */
 static void bf16_stays_close(void **state)
 {
     (void)state;
@@ -161,7 +154,7 @@ static void bf16_stays_close(void **state)
     free(one.weights);
 }
 
-/* Evaluation: forward passes alone. */
+/* Evaluation: forward passes only. */
 static double forward_loss(const char *words)
 {
     qd_config config = layout_config(words);
@@ -189,8 +182,6 @@ static void forward_passes_alone(void **state)
             fail_msg("%s: loss %.9g against %.9g", words, many, one);
     }
 }
-
-/* ---- refused ---- */
 
 static void refused(const char *words, const char *message)
 {

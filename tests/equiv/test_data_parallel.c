@@ -1,4 +1,4 @@
-/* One rank against several, and everything that must not change a bit.
+/* Several data-parallel ranks against one, and every setting that must not change a bit.
  * ctest: timeout 400 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -14,7 +14,7 @@
 
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=24 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
-/* The head has more rows than it holds logits of at a time. */
+/* The head has more rows than one chunk of logits. */
 #define CHUNKS "model.layers=1 model.hidden=16 model.heads=2 model.kv_heads=2 model.vocab=37 data.seq=1100 "
 #define RUN "train.global_batch=8 train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 "
 
@@ -34,7 +34,7 @@ static void more_ranks_same_loss(void **state)
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         char words[512];
         snprintf(words, sizeof words, "%s" RUN, models[m]);
-        /* ignored targets and packed documents travel along */
+        /* ignored targets and packed documents included */
         qd_random_tokens random = {.seed = 7 + m, .ignored = m % 2 ? 5 : 0, .documents = m == 2 ? 3 : 0};
         int steps = sample_count(50, 4);
         trained one = trained_run(words, steps, random);
@@ -50,8 +50,8 @@ static void more_ranks_same_loss(void **state)
     }
 }
 
-/* The same mesh gives the same bits: again, with and without overlap, other buckets, split
- * backward, other threads. */
+/* Runs on the same mesh are bit-identical: repeated, with and without overlap, with other buckets,
+ * split backward passes and other numbers of threads. */
 static void same_mesh_same_bits(void **state)
 {
     (void)state;
@@ -77,7 +77,7 @@ static void same_mesh_same_bits(void **state)
     }
 }
 
-/* Gradients of the head are summed over chunks of rows, inside an op or by several: with half the
+/* Gradients of the head are summed over chunks of rows, inside one op or by several; with half the
  * rows there is one chunk. */
 static void head_in_chunks(void **state)
 {
@@ -98,7 +98,7 @@ static void head_in_chunks(void **state)
     free(whole.weights);
 }
 
-/* bf16 storage follows fp32. */
+/* Training with bf16 storage follows fp32. */
 static void bf16_follows_fp32(void **state)
 {
     (void)state;
@@ -106,12 +106,12 @@ static void bf16_follows_fp32(void **state)
     trained exact = trained_run(LLAMA RUN, steps, (qd_random_tokens){.seed = 5});
     trained half = trained_run(LLAMA RUN "train.precision=bf16", steps, (qd_random_tokens){.seed = 5});
     expect_close(&half, &exact, 0.01, "bf16");
-    assert_true(half.losses[0] != exact.losses[0]); /* it really rounds */
+    assert_true(half.losses[0] != exact.losses[0]); /* it does round */
     free(exact.weights);
     free(half.weights);
 }
 
-/* What the program says and what the trainer does: the same bytes allocated and sent. */
+/* The trainer allocates and sends exactly the bytes that the program states. */
 static void plan_equals_run(void **state)
 {
     (void)state;
@@ -136,12 +136,12 @@ static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
     const mutation *m = argument;
     qd_program *p = qd_trainer_program_mutable(trainer);
     qd_action *a = &p->actions[m->action];
-    if (m->how == 0) { /* left out; what it would have allocated or waited for is missing */
+    if (m->how == 0) { /* dropped: its allocation or the operation to wait for is missing */
         a->kind = QD_ACTION_ZERO;
         a->buffer = p->persistent[QD_BUFFER_LOSS];
         a->count = 0;
         a->dtype = QD_F64;
-    } else if (m->how == 2) { /* added to what was there, or what other micro-batches gave is lost */
+    } else if (m->how == 2) { /* adds to stale gradients, or loses those of other micro-batches */
         a->overwrite = !a->overwrite;
     } else if (a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD) {
         a->use[QD_USE_OUT] = a->use[QD_USE_IN];
@@ -152,14 +152,12 @@ static qd_status mutate(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* The trainer interprets the list: every action that is changed changes the run or makes it
- * fail. */
+/* The trainer interprets the list: changing any action changes the run or makes it fail. */
 static void mutated_actions_show(void **state)
 {
     (void)state;
     const char *words = GPT2 RUN "parallel.ranks=2 train.micro_batch=2 parallel.bucket_mb=0.02 run.deadline=20";
-    /* two steps: buffers start as zeros, so what is not overwritten, or zeroed, shows in the
-     * second */
+    /* Two steps: buffers start as zeros, so a missing overwrite or zero shows in the second. */
     trained good = trained_run(words, 2, (qd_random_tokens){.seed = 9});
     qd_config config = layout_config(words);
     qd_arena *arena;
@@ -172,13 +170,13 @@ static void mutated_actions_show(void **state)
         const qd_action *a = &p->actions[i];
         for (int how = 0; how < 3; how++) {
             if (a->kind == QD_ACTION_FREE && how == 0)
-                continue; /* memory stays planned: nothing but the accountant sees it, and it refuses such programs */
+                continue; /* memory stays planned: only the accountant notices, and it refuses such programs */
             bool has_variant = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_BACKWARD || a->kind == QD_ACTION_REDUCE;
             if (how == 1 && (!has_variant || (a->use[QD_USE_OUT] < 0 && a->use[QD_USE_GRAD_IN] < 0 && a->kind != QD_ACTION_REDUCE)))
                 continue;
             bool adds =
                 a->kind == QD_ACTION_BACKWARD ? a->module > 0 : a->kind == QD_ACTION_FORWARD && a->module == p->ledger->module_count - 1;
-            if (how == 2 && !a->overwrite && !adds) /* embedding gradients are always added to; the head's arise in its forward pass */
+            if (how == 2 && !a->overwrite && !adds) /* embedding gradients are always added to; the head computes its own in F */
                 continue;
             if (!sample_has(met++, 0, 3))
                 continue;
@@ -203,7 +201,7 @@ static void mutated_actions_show(void **state)
             if (!changed) {
                 char text[160];
                 qd_action_describe(p, i, text, sizeof text);
-                fail_msg("action %d (%s) was changed (%d), and nothing happened", i, text, how);
+                fail_msg("action %d (%s) was changed (%d), and the run did not", i, text, how);
             }
             qd_team_destroy(team);
             tried++;
@@ -214,8 +212,8 @@ static void mutated_actions_show(void **state)
     qd_arena_destroy(arena);
 }
 
-/* Everything that a step must not find: gradients of the step before, and what lay in the memory
- * that buffers share. */
+/* Poison that a step must not read: gradients of the previous step, and memory that dynamic buffers
+ * share. */
 static qd_status poison(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
@@ -229,8 +227,8 @@ static qd_status poison(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* The first micro-batch overwrites gradients, or they are zeroed: wherever they are collected,
- * nothing of before is in them. */
+/* The first micro-batch overwrites gradients, or they are zeroed: stale values never enter them,
+ * wherever they are collected. */
 static void gradients_begin_anew(void **state)
 {
     (void)state;
@@ -269,7 +267,7 @@ static void gradients_begin_anew(void **state)
     }
 }
 
-/* A gradient that is not finite never reaches the weights, and says where it arose. */
+/* A gradient that is not finite never reaches the weights, and the message says where it arose. */
 static void not_a_number_stops(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Families that no registry knows train under every kind of layout as on one rank: nothing but
- * their declarations is written by hand. The first is the worked example of docs/adding-a-model.md,
- * and the page shows the file that is built.
+/* Families that are not registered train under every kind of layout as on one rank, from their
+ * declarations alone. The first is the worked example of docs/adding-a-model.md; the page must show
+ * the file that is built.
  * ctest: timeout 200 */
 #include "spec/proof/proof.h"
 #include "support/models/expert_models.h"
@@ -19,8 +19,6 @@
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=16 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 model.dropout=0.1 "
 
-/* ---- variants of the parallel block ---- */
-
 /* Attention and MLP each with a norm of its own: two norms read the layer's input. */
 static void two_norms(qd_layer *b, int which)
 {
@@ -32,9 +30,9 @@ static void two_norms(qd_layer *b, int which)
     qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
 }
 
-/* Declared the other way round: the MLP is computed before the value that it is added to. Every
- * other layer has experts, and is normed behind its branches instead of before, so that the input
- * is read by no norm at all. */
+/* Declared in the other order: the MLP is computed before the value that it is added to. Every
+ * other layer has experts, and norms its branches' results instead of its input, so no norm reads
+ * the input. */
 static int alternating(const qd_model *m, int layer)
 {
     return qd_model_has_experts(m, layer) && layer % 2 == 0;
@@ -61,8 +59,6 @@ static qd_family like_example(void (*layer)(qd_layer *b, int which))
     family.layer = layer;
     return family;
 }
-
-/* ---- */
 
 static const char *const layouts[] = {
     "parallel.ranks=2 parallel.tp=2 parallel.sp=false ",
@@ -94,7 +90,7 @@ static void layouts_train_alike(void **state)
     outcome_compare_all(RUN GPT2, (qd_random_tokens){.seed = 2, .ignored = 5}, layouts, LAYOUTS);
 }
 
-/* Ops of a layer that write the gradient of its input: one norm's takes the other's along. */
+/* Ops of a layer that write the gradient of its input: one norm's gradient op adds the other's. */
 static int writers_of_grad_in(const qd_family *family)
 {
     qd_config config = layout_config(RUN GPT2);
@@ -133,7 +129,7 @@ static void declared_in_another_order(void **state)
     outcome_compare_all(RUN LLAMA, (qd_random_tokens){.seed = 5}, layouts, 2);
 }
 
-/* bf16 rounds at other places in other layouts; the losses stay close. */
+/* bf16 rounds in different places in different layouts; the losses stay close. */
 static void bf16(void **state)
 {
     (void)state;
@@ -147,8 +143,6 @@ static void bf16(void **state)
     outcome_free(&one);
     outcome_free(&many);
 }
-
-/* ---- the lists that are written for an accelerator ---- */
 
 static double train(const char *words, const qd_family *family, const char *lists, double *norm)
 {
@@ -164,7 +158,8 @@ static double train(const char *words, const qd_family *family, const char *list
     return first.out.loss;
 }
 
-/* Carried out on the CPU they give what the CPU's own give; fusion knows no family. */
+/* Accelerator lists executed on the CPU train like the CPU's own; fusion does not depend on the
+ * family. */
 static void accelerator_lists(void **state)
 {
     (void)state;
@@ -184,7 +179,7 @@ static void accelerator_lists(void **state)
         }
 }
 
-/* The checker and the proof of gradients know nothing of families either. */
+/* The checker and the proof of gradients do not depend on the family either. */
 static void prove(const char *base, const char *layout, const qd_family *family, const char *lists)
 {
     char words[1024];
@@ -217,8 +212,8 @@ static void programs_are_proved(void **state)
     }
 }
 
-/* Masks are numbered by module and site: with one dropout too many a layer would use those of the
- * next. */
+/* Masks are numbered by module and site: with one dropout too many a layer would use the masks of
+ * the next. */
 static void too_many_dropouts(qd_layer *b, int which)
 {
     (void)which;
@@ -241,8 +236,6 @@ static void too_many_dropouts_are_refused(void **state)
     assert_non_null(strstr(qd_error_message(), "more than 3 dropouts"));
     qd_arena_destroy(arena);
 }
-
-/* ---- the page ---- */
 
 static char *read_text(const char *path)
 {
@@ -267,15 +260,15 @@ static void page_shows_the_file(void **state)
     char *block = malloc(length);
     snprintf(block, length, "```c\n%s```\n", source);
     if (!strstr(page, block))
-        fail_msg("docs/adding-a-model.md does not show tests/support/models/parallel_family.c as it is");
-    for (int kind = 0; kind < QD_DECL_KIND_COUNT; kind++) { /* and all of the vocabulary */
+        fail_msg("docs/adding-a-model.md does not match tests/support/models/parallel_family.c");
+    for (int kind = 0; kind < QD_DECL_KIND_COUNT; kind++) { /* and the whole vocabulary */
         static const char *const names[] = {
 #define NAME(kind) "`" #kind "`",
             QD_DECL_TABLE(NAME)
 #undef NAME
         };
         if (!strstr(page, names[kind]))
-            fail_msg("docs/adding-a-model.md says nothing of %s", names[kind]);
+            fail_msg("docs/adding-a-model.md does not mention %s", names[kind]);
     }
     free(block);
     free(source);

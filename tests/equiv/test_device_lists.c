@@ -1,5 +1,4 @@
-/* The op lists that are written for an accelerator, carried out on the CPU, train like the CPU's
- * own.
+/* Op lists written for an accelerator, executed on the CPU, train like the CPU's own lists.
  * ctest: timeout 120 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -79,7 +78,7 @@ static void train_alike(void **state)
     }
 }
 
-/* The lists are not the same, or the comparison says nothing. */
+/* The lists must differ, or the comparison shows nothing. */
 static void lists_differ(void **state)
 {
     (void)state;
@@ -106,9 +105,8 @@ static qd_status forget_squares(qd_trainer *trainer, qd_comm *world, void *actio
     return QD_OK;
 }
 
-/* Products over experts sum the squares of the gradients that they write last, SQUARES those of all
- * others: without one of them the norm is another. Where other ranks add to the gradients, SQUARES
- * takes all. */
+/* Grouped GEMMs sum the squares of the gradients that they write last, SQUARES those of all others:
+ * without either the norm differs. Where other ranks add to the gradients, SQUARES sums all. */
 static void products_sum_squares(void **state)
 {
     (void)state;
@@ -165,8 +163,8 @@ static void count_fused(const char *words, unsigned phases, int fused[2])
     qd_arena_destroy(arena);
 }
 
-/* SwiGLU and its gradient are fused into the grouped GEMMs before them, unless rows come from
- * several ranks, or SwiGLU is an op that selective recompute runs again. */
+/* SwiGLU and its gradient are fused into the preceding grouped GEMMs, unless rows come from several
+ * ranks or selective recompute runs SwiGLU as an op of its own. */
 static void swiglu_goes_with_products(void **state)
 {
     (void)state;
@@ -189,7 +187,7 @@ static void swiglu_goes_with_products(void **state)
         int fused[2];
         count_fused(rows[i].words, rows[i].phases, fused);
         if (fused[0] != rows[i].forward || fused[1] != rows[i].gradient)
-            fail_msg("%s, phases %u: %d and %d products with SwiGLU, not %d and %d", rows[i].words, rows[i].phases, fused[0], fused[1],
+            fail_msg("%s, phases %u: %d and %d GEMMs with SwiGLU, not %d and %d", rows[i].words, rows[i].phases, fused[0], fused[1],
                      rows[i].forward, rows[i].gradient);
     }
 }

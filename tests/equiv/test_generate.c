@@ -1,4 +1,5 @@
-/* Generation with a cache against the whole forward pass, and the loss of a text both ways.
+/* Generation with a key-value cache against the whole forward pass, and the loss of a text both
+ * ways.
  * ctest: wrap qd_initial_values */
 #include "support/layout.h"
 #include "support/sample.h"
@@ -48,7 +49,7 @@ static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
     return qd_state_save(trainer, world, s->folder, s->config, 0);
 }
 
-/* Trains a few steps on a text of the form 0 1 2 … that a model can learn, and saves it as a run
+/* Trains a few steps on a text of the form 0 1 2 …, which a model can learn, and saves a run
  * folder. */
 static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start)
@@ -141,12 +142,12 @@ static void cache_equals_forward(void **state)
     }
 }
 
-/* Steps after which the models below have learnt to count. With a sanitizer they learn nothing, and
- * what they say is not looked at. */
+/* Steps after which the models below have learnt to count. With a sanitizer they train too few
+ * steps, and their output is not checked. */
 enum { LEARNT = !QD_TEST_SANITIZED, LEARNING = LEARNT ? 150 : 4 };
 
-/* It learns to count; greedy continuation counts on; sampling is a function of the seed and keeps
- * to top-k. */
+/* The model learns to count; greedy continuation counts; sampling is a function of the seed and
+ * respects top-k. */
 static void continues_what_it_learnt(void **state)
 {
     (void)state;
@@ -201,7 +202,7 @@ static void passes_are_windows(void **state)
 }
 
 typedef struct asked {
-    int64_t vocab, counted, all; /* windows below `counted` have targets; those from `all` on must not be asked for */
+    int64_t vocab, counted, all; /* windows below `counted` have targets; windows from `all` on must not be requested */
 } asked;
 
 static qd_status fill_asked(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
@@ -215,8 +216,8 @@ static qd_status fill_asked(void *context, int64_t first, int64_t count, int64_t
     return QD_OK;
 }
 
-/* The last pass has the windows that are left and no others, which changes no bit: the same as
- * beside windows that do not count. */
+/* The last pass contains only the remaining windows, which changes no bit: the result equals that
+ * of a pass padded with windows that do not count. */
 static void the_last_pass_is_as_long_as_it_needs(void **state)
 {
     (void)state;
@@ -242,7 +243,7 @@ static void the_last_pass_is_as_long_as_it_needs(void **state)
     }
 }
 
-/* What a checkpoint holds need not be drawn first. */
+/* Initial values are not drawn where a checkpoint replaces them. */
 static void nothing_is_drawn_to_be_replaced(void **state)
 {
     (void)state;
@@ -267,7 +268,7 @@ static void characters_stay_whole(void **state)
     } cases[] = {
         {"abc", 3}, {"", 0}, {"\xC3", 0}, {"a\xC3", 1}, {"\xC3\xA9", 2}, {"\xE2\x82", 0}, {"\xE2\x82\xAC", 3},
         {"x\xF0\x9F\x98", 1}, {"\xF0\x9F\x98\x80", 4},
-        /* what can never become a character does not wait for more */
+        /* bytes that can never become a character are printed at once */
         {"\x80", 1}, {"\xFF", 1}, {"\xC0", 1}, {"\xF5\x80", 2}, {"\x80\x80\x80\x80", 4}, {"\xC3\xA9\x80", 3},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -300,8 +301,8 @@ static bool hear(void *context, const char *text, size_t length)
     return ++h->calls != h->stop_after;
 }
 
-/* Bytes that count on, far beyond the context: the text goes on where the window slides, and
- * characters come whole. */
+/* A byte sequence far beyond the context: generation continues when the window slides, and only
+ * whole characters are printed. */
 static void text_goes_on_beyond_the_context(void **state)
 {
     (void)state;
@@ -331,10 +332,10 @@ static void text_goes_on_beyond_the_context(void **state)
     h = (heard){.stop_after = 5};
     ok(qd_generate(&o, &report));
     assert_int_equal(report.end, QD_GENERATE_STOPPED);
-    assert_true(report.tokens >= 5 && (!LEARNT || report.tokens == 5)); /* a call may come after several */
+    assert_true(report.tokens >= 5 && (!LEARNT || report.tokens == 5)); /* one call may follow several tokens */
 
-    /* C2, C3, ... each ask for one more byte, which counting does not give: nothing is held back
-     * for ever. */
+    /* C2, C3, ... each need one more byte, which counting does not produce: they must not be held
+     * back for ever. */
     h = (heard){0};
     o.prompt = "\xB9\xBA\xBB\xBC\xBD\xBE\xBF\xC0\xC1";
     o.prompt_length = 9;

@@ -1,8 +1,9 @@
 /* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages,
- * schedules, sequence parallelism, recompute, when gradients are summed, how experts are laid out.
- * Each against one rank within 1e-5, and to the bit against the others with the same degrees of dp,
- * cp, tp and ep. QUADRILLE_LAYOUTS=3000 test_layout_sample takes more, QUADRILLE_SEED=2 others,
- * QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding). ctest: timeout 900
+ * schedules, sequence parallelism, recompute, gradient synchronization, expert placement. Each is
+ * compared with one rank within 1e-5, and bit by bit with those of the same dp, cp, tp and ep.
+ * QUADRILLE_LAYOUTS=3000 test_layout_sample draws more, QUADRILLE_SEED=2 others,
+ * QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding).
+ * ctest: timeout 900
  * ctest: processors 2 */
 #include "support/layout_sample.h"
 #include "support/outcome.h"
@@ -16,7 +17,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-/* Five blocks on up to four stages, a vocabulary and a sequence that nothing divides; packed
+/* Five blocks on up to four stages, a vocabulary and a sequence length without divisors; packed
  * documents; dropout. */
 static const layout_model models[] = {
     {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=2 model.ffn=56 model.vocab=1009 data.seq=15 ",
@@ -30,7 +31,8 @@ static const layout_model models[] = {
      "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 model.aux_loss=0.05 model.router_bias_rate=0.001 ",
      4,
      8},
-    /* Muon; what it leaves to AdamW has an eps that keeps rounding from being magnified. */
+    /* Muon; the parameters that it leaves to AdamW use an eps that keeps rounding from being
+     * magnified. */
     {"model.layers=5 model.hidden=32 model.heads=4 model.kv_heads=4 model.ffn=48 model.vocab=67 data.seq=13 model.experts=8 "
      "model.experts_per_token=2 "
      "model.expert_ffn=24 train.optimizer=muon train.lr=2e-3 train.eps=1e-3 ",
@@ -87,7 +89,7 @@ static void layouts_agree(void **state)
         while (k < known && strcmp(kinds[k], kind) != 0)
             k++;
         if (k < known) {
-            if (on_cpu) /* products of GPUs are chosen by the alignment of their addresses too, which differs between layouts */
+            if (on_cpu) /* GEMM algorithms on GPUs also depend on the alignment of addresses, which differs between layouts */
                 same_bits(words, &many, &first[k]);
             repeated++;
         } else if (known < KINDS) {

@@ -1,6 +1,6 @@
-/* Layouts against one rank: losses and gradient norms of five SGD steps, all gradients after the
- * first, all weights after the fifth, within 1e-5; planned memory is what is allocated, planned
- * bytes are what the backend counted. One row per layout.
+/* Layouts against one rank, one row each: losses and gradient norms of five SGD steps, all
+ * gradients after the first and all weights after the fifth agree within 1e-5; allocated memory and
+ * counted bytes are as planned.
  * ctest: timeout 300 */
 #include "spec/config/formulas.h"
 #include "support/models/expert_models.h"
@@ -56,7 +56,7 @@ static void sequence_parallel(void **state)
     COMPARE(GPT2 "model.dropout=0.1 model.vocab=1009 ", ((qd_random_tokens){.seed = 5, .ignored = 5}), layouts);
 }
 
-/* Against one rank without accumulation in between, so that only rounding may differ. */
+/* The reference is one rank without accumulation, so that only rounding may differ. */
 static void pipeline_parallel(void **state)
 {
     (void)state;
@@ -65,7 +65,7 @@ static void pipeline_parallel(void **state)
         "parallel.ranks=4 parallel.pp=2 parallel.zero=3 train.micro_batch=1 parallel.schedule=zb_h1 ",
         "parallel.ranks=8 parallel.pp=2 parallel.tp=2 parallel.zero=2 train.micro_batch=1 parallel.schedule=zb_v ",
         "parallel.ranks=4 parallel.pp=2 parallel.tp=2 train.micro_batch=2 parallel.schedule=dualpipe_v train.recompute=full ",
-        "parallel.ranks=4 parallel.pp=2 parallel.cp=2 train.micro_batch=2 parallel.layers=2,0 ", /* a stage without groups of blocks */
+        "parallel.ranks=4 parallel.pp=2 parallel.cp=2 train.micro_batch=2 parallel.layers=2,0 ", /* a stage without blocks */
     };
     COMPARE(LLAMA, ((qd_random_tokens){.seed = 7, .documents = 3}), layouts);
     COMPARE(GPT2 "model.dropout=0.1 ", ((qd_random_tokens){.seed = 8, .ignored = 5}), layouts);
@@ -87,7 +87,7 @@ static int count_exchanges(const char *words)
     return count;
 }
 
-/* Products cut into pieces beside the exchanges give the bits of whole ones. */
+/* GEMMs cut into pieces that overlap with exchanges are bit-identical to whole ones. */
 static void pieces_change_no_bit(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void pieces_change_no_bit(void **state)
         int exchanges = count_exchanges(words);
         for (int pieces = 2; pieces <= 7; pieces += 5) {
             snprintf(words, sizeof words, RUN "%s parallel.tp_overlap=%d", bases[b], pieces);
-            assert_true(count_exchanges(words) >= exchanges + 4 * (pieces - 1)); /* it really cuts */
+            assert_true(count_exchanges(words) >= exchanges + 4 * (pieces - 1)); /* it does cut */
             outcome cut = outcome_run(words, (qd_random_tokens){.seed = 6});
             assert_memory_equal(cut.losses, whole.losses, sizeof cut.losses);
             assert_memory_equal(cut.norms, whole.norms, sizeof cut.norms);
@@ -118,19 +118,19 @@ typedef struct left_out {
     int module, op;
 } left_out;
 
-/* Every rank leaves out one op of a class of modules. */
+/* Every rank drops one op of a class of modules. */
 static qd_status leave_out(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)world;
     const left_out *l = argument;
     qd_program *p = qd_trainer_program_mutable(trainer);
     qd_op *op = &p->classes[p->ledger->modules[l->module].decl][qd_strategy_recompute(&p->strategy, p->ledger, l->module)].ops[l->op];
-    op->phase = QD_PHASE_COUNT; /* which no action runs */
+    op->phase = QD_PHASE_COUNT; /* a phase that no action runs */
     op->again = false;
     return QD_OK;
 }
 
-/* Every exchange inside a module matters: without it the run has other losses, or fails. */
+/* Every exchange inside a module matters: without it the losses differ, or the run fails. */
 static void exchanges_matter(void **state)
 {
     (void)state;
@@ -162,7 +162,7 @@ static void exchanges_matter(void **state)
                     changed = qd_team_step(team, &step) != QD_OK || step.loss != good.losses[s] || step.grad_norm != good.norms[s];
                 }
                 if (!changed)
-                    fail_msg("%s: op %d of %s (%s) was left out, and nothing happened", layouts[l], op, p->ledger->modules[module].name,
+                    fail_msg("%s: op %d of %s (%s) was dropped, and nothing changed", layouts[l], op, p->ledger->modules[module].name,
                              qd_op_name(c->ops[op].kind));
                 qd_team_destroy(team);
                 tried++;
@@ -174,8 +174,8 @@ static void exchanges_matter(void **state)
     assert_true(met >= 20 && tried >= sample_count((int)met, (int)met / 7));
 }
 
-/* Bytes that the communicators over tp moved, less those of gradients and of the norm: what modules
- * exchanged. */
+/* Bytes that the communicators over tp moved, minus those of gradients and of the norm: the
+ * exchanges of modules. */
 static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     const qd_program *p = qd_trainer_program(trainer);
@@ -195,7 +195,7 @@ static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *ar
     return QD_OK;
 }
 
-/* What ranks of tp exchange is what the closed formula of the shapes says. */
+/* The bytes exchanged between ranks of tp equal the closed formula. */
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;
@@ -228,7 +228,7 @@ static void bytes_follow_the_formula(void **state)
     }
 }
 
-/* A run that moves to the next layout every two steps, optimizer state and all, has the losses of
+/* A run that moves to the next layout every two steps, with its optimizer state, has the losses of
  * one that stays on one rank. */
 static void checkpoints_travel(void **state)
 {
@@ -268,8 +268,8 @@ static void checkpoints_travel(void **state)
     }
 }
 
-/* Experts over ep, folded with tp and cut by etp; loads (the gradients of biases) must agree
- * exactly, and so choices do. */
+/* Experts over ep, folded with tp and sharded by etp. Loads (the gradients of biases) must agree
+ * exactly, which shows that choices do. */
 static void expert_parallel(void **state)
 {
     (void)state;
@@ -299,8 +299,8 @@ static void expert_parallel(void **state)
     COMPARE(DEEPSEEK, ((qd_random_tokens){.seed = 7}), layouts);
 }
 
-/* Experts sharded over edp, alone or with others: the bits of zero 0 on the same mesh, and
- * gradients reduced per micro-batch those of the same without ZeRO. */
+/* Experts sharded over edp, alone or with others, are bit-identical to zero 0 on the same mesh;
+ * with gradients reduced per micro-batch, to the same without ZeRO. */
 static void sharded_experts(void **state)
 {
     (void)state;
@@ -326,15 +326,15 @@ static void sharded_experts(void **state)
                 if (memcmp(sharded.losses, plain.losses, sizeof plain.losses) != 0 ||
                     memcmp(sharded.norms, plain.norms, sizeof plain.norms) != 0 ||
                     memcmp(sharded.weights, plain.weights, (size_t)plain.count * sizeof *plain.weights) != 0)
-                    fail_msg("%s: other bits than without ZeRO", words);
+                    fail_msg("%s: not bit-identical to the run without ZeRO", words);
                 outcome_free(&sharded);
             }
             outcome_free(&plain);
         }
 }
 
-/* One expert gets all rows, the ranks of the others none: further rounds, no further memory,
- * nothing that is not a number. */
+/* One expert gets all rows, the ranks of the others none: extra dispatch rounds, no additional
+ * memory, all numbers finite. */
 static void one_expert_has_all(void **state)
 {
     (void)state;
@@ -351,14 +351,14 @@ static void one_expert_has_all(void **state)
     outcome r = outcome_run(RUN DEEPSEEK
                             "model.experts_per_token=1 model.router_top_groups=1 parallel.ranks=4 parallel.ep=4 parallel.expert_rows=1 ",
                             (qd_random_tokens){.seed = 8});
-    /* Four ranks, two blocks with experts, a way there and back in each direction, and the rows
-     * once more for the backward pass: three rounds beyond the first. */
+    /* Four ranks, two blocks with experts, rows there and back in the forward and backward pass,
+     * and once more for the backward pass: three extra rounds. */
     assert_int_equal(r.rounds, OUTCOME_STEPS * 4 * 2 * 5 * 3);
     outcome_prepare = NULL;
     outcome_free(&r);
 }
 
-/* Sequences shared out over ranks: 16 and 17 positions, in even and uneven chunks. */
+/* Sequences sharded over ranks: 16 and 17 positions, in even and uneven chunks. */
 static void context_parallel(void **state)
 {
     (void)state;

@@ -1,5 +1,6 @@
-/* Masters in two parts (train.master=split): the same bits in every layout, those of whole masters
- * but for ties, 14 bytes per parameter, checkpoints from either to either. ctest: timeout 300 */
+/* Split master weights (train.master=split): bit-identical in every layout and, except for ties, to
+ * whole masters; 14 bytes per parameter; checkpoints in both directions.
+ * ctest: timeout 300 */
 #include "support/scratch.h"
 #include "support/trained.h"
 #include "base/half.h"
@@ -41,8 +42,8 @@ static void stages_give_the_same_bits(void **state)
     TRAINED_COMPARE(LLAMA RUN SPLIT "parallel.ranks=4 train.global_batch=4 train.grad_dtype=fp32 ", replicas, 4, 2, .seed = 5);
 }
 
-/* Beside the other axes. A tied embedding of the last stage is a copy, which has no remainder;
- * biases of experts have a rule of their own. */
+/* With the other axes. The tied embedding of the last stage is a copy without a remainder; router
+ * biases have their own update rule. */
 static const char *const meshes[] = {
     LLAMA RUN "parallel.ranks=4 parallel.pp=2 train.global_batch=8 train.micro_batch=2 train.grad_sync=per_step model.tied=true ",
     LLAMA RUN "parallel.ranks=4 parallel.tp=2 train.global_batch=4 model.tied=true ",
@@ -62,8 +63,8 @@ static void axes_give_the_same_bits(void **state)
     }
 }
 
-/* Every weight is what it would be beside whole masters, and these differ by a unit in the last
- * place where there was a tie, or by what became of it. */
+/* Every weight is what it would be with whole masters; the masters differ by one unit in the last
+ * place where there was a tie, or by what followed from it. */
 static void weights_are_those_of_whole_masters(void **state)
 {
     (void)state;
@@ -79,14 +80,12 @@ static void weights_are_those_of_whole_masters(void **state)
         for (int64_t k = 0; k < whole.count; k++) {
             float a = whole.weights[k], b = parts.weights[k];
             if (qd_f32_to_bf16(a) != qd_f32_to_bf16(b) || fabsf(a - b) > fabsf(a) * 0x1p-21f)
-                fail_msg("%s: weight %lld is %a beside whole masters and %a beside parts", meshes[i], (long long)k, (double)a, (double)b);
+                fail_msg("%s: weight %lld is %a with whole masters and %a with split ones", meshes[i], (long long)k, (double)a, (double)b);
         }
         free(whole.weights);
         free(parts.weights);
     }
 }
-
-/* ---- memory ---- */
 
 static qd_status state_bytes(qd_trainer *trainer, qd_comm *world, void *argument)
 {
@@ -106,7 +105,7 @@ static qd_team *start(const char *words, qd_random_tokens *random)
     return team;
 }
 
-/* What is planned is what is taken (trained_count says so), and it is half of what whole masters
+/* Allocated memory is what is planned (trained_count checks it), and half of what whole masters
  * take. */
 static void memory_is_as_planned(void **state)
 {
@@ -130,10 +129,8 @@ static void memory_is_as_planned(void **state)
     }
 }
 
-/* ---- checkpoints, and numbers that are not finite ---- */
-
-/* Trains a little on one layout and loads its checkpoint on another: the values are the same bits,
- * or, where whole masters come into two parts, what the parts can hold. */
+/* Trains a little on one layout and loads its checkpoint on another: the values are bit-identical
+ * or, where whole masters are split, what the two parts can represent. */
 static void checkpoints_fit_either(void **state)
 {
     static const char *const layouts[] = {"parallel.ranks=1 ", "parallel.ranks=2 parallel.zero=1 ", "parallel.ranks=4 parallel.zero=3 ",
@@ -156,7 +153,7 @@ static void checkpoints_fit_either(void **state)
                 for (int kind = 0; kind < 3; kind++)
                     trained_read(team, (qd_tensor_kind[]){QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2}[kind], &values[side][kind],
                                  kind ? &more : &count);
-                trained_ok(qd_team_step(team, &out)); /* it goes on from there */
+                trained_ok(qd_team_step(team, &out)); /* training continues from there */
                 assert_true(isfinite(out.loss));
                 qd_team_destroy(team);
             }
@@ -169,12 +166,12 @@ static void checkpoints_fit_either(void **state)
                 free(values[0][kind]);
                 free(values[1][kind]);
             }
-            assert_int_equal(scratch_teardown(state) | scratch_setup(state), 0); /* the next begins without checkpoints */
+            assert_int_equal(scratch_teardown(state) | scratch_setup(state), 0); /* the next one starts without checkpoints */
         }
 }
 
-/* A step that is left out leaves both parts as they were, and values that are not finite, or round
- * to ones that are not, are kept. */
+/* A skipped step leaves both parts unchanged, and values that are not finite, or round to such, are
+ * kept. */
 static void skipped_steps_touch_nothing(void **state)
 {
     (void)state;
@@ -201,8 +198,8 @@ static void skipped_steps_touch_nothing(void **state)
     qd_team_destroy(team);
 }
 
-/* A run that does not fit is told of it, and of a state in host memory only together with whole
- * masters. */
+/* If a run does not fit, the message says so, and suggests state in host memory only together with
+ * whole masters. */
 static void advice_names_it(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* Muon: every stage, bucket and way of sharing the work gives the bits of plain data parallelism,
- * with the bytes and the memory that the program says; each matrix is orthogonalized once per copy,
- * and the work is shared out evenly.
+/* Muon: every stage, bucket and distribution of the work is bit-identical to plain data
+ * parallelism, with the planned bytes and memory; each matrix is orthogonalized once per copy, and
+ * the work is balanced.
  * ctest: timeout 300 */
 #include "spec/program/muon.h"
 #include "support/sample.h"
@@ -134,7 +134,7 @@ static void plan_equals_run(void **state)
         }
 }
 
-/* What travels, by the formula: rows to the owner and back, or the whole result to all others. */
+/* Bytes by the formula: rows to the owner and back, or the whole result to all others. */
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void bytes_follow_the_formula(void **state)
             if (p->actions[i].kind == QD_ACTION_COLLECT || p->actions[i].kind == QD_ACTION_HAND_BACK ||
                 p->actions[i].kind == QD_ACTION_SHARE)
                 planned += p->actions[i].bytes;
-        /* All sizes of this model divide by the parts. */
+        /* All sizes of this model are divisible by the parts. */
         assert_int_equal(planned, n > 1 ? 4 / n * 2 * elements * 4 * (n - 1) / n : elements * 4 * 3);
         qd_arena_destroy(arena);
     }
@@ -166,7 +166,7 @@ static bool is_of_muon(const qd_action *a)
     return a->kind >= QD_ACTION_MOMENTUM && a->kind <= QD_ACTION_UPDATE_MATRICES;
 }
 
-/* Every action of Muon matters: without it the run fails or ends with other bits. */
+/* Every action of Muon matters: without it the run fails or its results differ. */
 static void actions_matter(void **state)
 {
     (void)state;
@@ -184,8 +184,8 @@ static void actions_matter(void **state)
     assert_true(met > 30 && tried >= sample_count((int)met, (int)met / 6));
 }
 
-/* Matrices that tp cuts by rows, by columns, or not at all (kv heads that neighbours share): for
- * one mesh the bits are the same under all stages, and across meshes losses agree. */
+/* Matrices that tp shards by rows, by columns, or not at all (kv heads that neighbours share): all
+ * stages of one mesh are bit-identical, and across meshes losses agree. */
 static void tensor_parallel(void **state)
 {
     (void)state;

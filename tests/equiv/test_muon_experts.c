@@ -1,6 +1,7 @@
-/* Muon with experts that are laid out apart: one rank's outcome, the same bits for one mesh
- * whatever the stage, every expert's matrix orthogonalized once, and the bytes that the formula
- * says. ctest: timeout 300 */
+/* Muon with experts that have their own layout: results agree with one rank and are bit-identical
+ * for one mesh under every stage; every expert matrix is orthogonalized once; bytes follow the
+ * formula.
+ * ctest: timeout 300 */
 #include "spec/layout/experts.h"
 #include "spec/program/muon.h"
 #include "support/models/expert_models.h"
@@ -18,11 +19,12 @@
 #include <cmocka.h>
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
-/* An eps that gradients of the rest, which is AdamW's, do not fall below: else it magnifies their
+/* An eps that the gradients of the AdamW parameters do not fall below, which would magnify their
  * rounding. */
 #define MUON RUN "train.optimizer=muon train.lr=2e-3 train.eps=1e-3 "
 
-/* Experts whole or cut by etp, on neighbours or across tp, cp and dp, with copies or without. */
+/* Experts whole or sharded by etp, on neighbours or across tp, cp and dp, with copies or
+ * without. */
 static const char *const meshes[] = {
     "parallel.ranks=2 parallel.ep=2 ",
     "parallel.ranks=4 parallel.ep=2 ",
@@ -57,8 +59,8 @@ static void against_one_rank(void **state)
                      i % 2 ? "per_step" : "per_microbatch");
             list[count++] = layouts[i];
         }
-        /* The balance of the first is over what is computed at the same time: its micro-batches are
-         * as large as they can be. */
+        /* The balance loss of the first is over the concurrent micro-batch, so its micro-batches
+         * are as large as possible. */
         outcome_compare_all(model ? MUON DEEPSEEK "train.micro_batch=1 " : MUON MIXTRAL,
                             (qd_random_tokens){.seed = 6, .documents = model ? 0 : 3}, list, count);
     }
@@ -77,7 +79,7 @@ static void stages_give_the_same_bits(void **state)
     }
 }
 
-/* bf16 weights with master weights, and state in host memory. */
+/* bf16 weights with master weights, and optimizer state in host memory. */
 static void masters_give_the_same_bits(void **state)
 {
     (void)state;
@@ -89,8 +91,8 @@ static void masters_give_the_same_bits(void **state)
                     2, .seed = 11);
 }
 
-/* Replicas of sharded copies, each of which has all experts: once (so that they are not sharded),
- * twice, or cut by etp. With any optimizer. */
+/* Replicas of sharded copies, each of which has all experts: once (so they are not sharded), twice,
+ * or sharded by etp. With any optimizer. */
 static void replicas_give_the_same_bits(void **state)
 {
     (void)state;
@@ -140,8 +142,8 @@ static double cost_of(const qd_param *x)
     return (double)x->shape[0] * (double)x->shape[1] * (double)(x->shape[0] < x->shape[1] ? x->shape[0] : x->shape[1]);
 }
 
-/* Over the programs of all ranks: each matrix has one owner, and no rank of those that may do it
- * has much more to do than the others. */
+/* Over the programs of all ranks: each matrix has one owner, and the work is balanced among the
+ * possible owners. */
 static void matrices_are_given_out_once_and_evenly(void **state)
 {
     (void)state;
@@ -165,7 +167,7 @@ static void matrices_are_given_out_once_and_evenly(void **state)
                         continue;
                     const qd_param *x = &p->ledger->params[p->matrices[own].param];
                     owners[p->matrices[own].param]++;
-                    if (x->family == 1) { /* who orthogonalizes an expert has a part of it */
+                    if (x->family == 1) { /* the owner of an expert matrix holds a part of it */
                         assert_true(qd_muon_box_of(p, own, rank).count > 0 || zero > 0);
                         assert_true(p->storage.count[p->matrices[own].param] > 0);
                         load += cost_of(x);
@@ -187,8 +189,8 @@ static void matrices_are_given_out_once_and_evenly(void **state)
     }
 }
 
-/* What travels for experts, by formula, per element: with copies 4 (edp - 1) bytes of results;
- * sharded or cut in n parts 4 (n - 1) / n there and back. */
+/* Bytes for experts by formula, per element: with copies 4 (edp - 1) bytes of results; sharded into
+ * n parts 4 (n - 1) / n there and back. */
 static void bytes_follow_the_formula(void **state)
 {
     (void)state;
@@ -223,7 +225,7 @@ static void bytes_follow_the_formula(void **state)
     }
 }
 
-/* A run that goes on under other layouts follows one that never changes. */
+/* A run resumed under other layouts follows one that never changes. */
 static void checkpoints_change_layouts(void **state)
 {
     (void)state;
@@ -246,7 +248,7 @@ static bool is_of_muon(const qd_action *a)
     return a->kind >= QD_ACTION_MOMENTUM && a->kind <= QD_ACTION_UPDATE_MATRICES;
 }
 
-/* Without any one of its actions the run fails or ends with other bits. */
+/* Without any one of its actions the run fails or its results differ. */
 static void actions_matter(void **state)
 {
     (void)state;

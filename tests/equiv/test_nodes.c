@@ -1,5 +1,5 @@
-/* Dispatch that sends a row to a node once, against one rank and against flat dispatch; the bytes
- * that cross nodes.
+/* Dispatch by node, which sends a row to a node once, against one rank and against flat dispatch;
+ * the bytes that cross nodes.
  * ctest: timeout 300 */
 #include "spec/layout/nodes.h"
 #include "support/models/expert_models.h"
@@ -17,7 +17,8 @@
 #define NODE "parallel.dispatch=node "
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* Two to eight nodes, several ranks of a node or one; what exceeds the room in further rounds. */
+/* Two to eight nodes, with one or several ranks each; rows beyond the buffer space take extra
+ * dispatch rounds. */
 static void against_one_rank(void **state)
 {
     (void)state;
@@ -39,7 +40,7 @@ static void against_one_rank(void **state)
     outcome_compare_all(RUN DEEPSEEK, (qd_random_tokens){.seed = 7}, layouts, COUNT(layouts));
 }
 
-/* The same bits for one mesh, whatever else is chosen. */
+/* Runs on one mesh are bit-identical, whatever else is chosen. */
 static void same_bits(void **state)
 {
     (void)state;
@@ -66,7 +67,7 @@ static void favour_one(qd_team *team)
     outcome_favour(team, (const int[]){5}, 1);
 }
 
-/* One expert gets all rows, the ranks of the others none: no further memory, which outcome_run
+/* One expert gets all rows, the ranks of the others none: no additional memory, which outcome_run
  * compares with the plan. */
 static void one_expert_has_all(void **state)
 {
@@ -81,8 +82,8 @@ static void one_expert_has_all(void **state)
     outcome_compare_all(RUN DEEPSEEK "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 ",
                         (qd_random_tokens){.seed = 8}, layouts, COUNT(layouts));
     /* Two nodes of two ranks: the node of expert 5 relays all 4 · 2 · 17 rows, 68 on each rank, to
-     * one rank that has room for 34; each relay for 34: three further rounds, in which rows go
-     * there and back, and in the backward pass twice, on two ranks and in two blocks. */
+     * one rank with buffer space for 34; each relay has space for 34: three extra rounds, in which
+     * rows go there and back, and in the backward pass twice, on two ranks and in two blocks. */
     outcome r = outcome_run(RUN DEEPSEEK NODE "model.experts_per_token=1 model.router_groups=1 model.router_top_groups=1 parallel.ranks=4 "
                             "parallel.ep=4 parallel.nodes=2 parallel.expert_rows=1 ", (qd_random_tokens){.seed = 8});
     assert_int_equal(r.rounds, OUTCOME_STEPS * 3 * (2 + 4) * 2 * 2);
@@ -90,7 +91,7 @@ static void one_expert_has_all(void **state)
     outcome_prepare = NULL;
 }
 
-/* Experts that drop what exceeds their capacity: as with flat dispatch. */
+/* Experts with a capacity limit drop the same rows as with flat dispatch. */
 static void capacity(void **state)
 {
     (void)state;
@@ -111,11 +112,9 @@ static void capacity(void **state)
     qd_arena_destroy(arena);
 }
 
-/* ---- bytes ---- */
-
 typedef struct crossing {
     int64_t crossed, flat; /* as the dispatch counts them */
-    int64_t backend;       /* between ranks of the groups that lie across nodes, as the backend counts them */
+    int64_t backend;       /* between ranks of groups that span nodes, as the backend counts them */
 } crossing;
 
 static qd_status count(qd_trainer *trainer, qd_comm *world, void *argument)
@@ -136,7 +135,7 @@ static qd_status count(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* One step. experts: that all tokens choose; count 0: whatever they choose. */
+/* One step. experts: the ones that all tokens choose; count 0: any. */
 static crossing cross(const char *words, const int *experts, int experts_count)
 {
     qd_config config = layout_config(words);
@@ -154,9 +153,9 @@ static crossing cross(const char *words, const int *experts, int experts_count)
     return result;
 }
 
-/* What a step must send, from choices that are known: rows of each rank, with what travels beside
- * them, there and back, forward and backward, in two blocks. Full recompute sends rows there again;
- * flat dispatch brings them back again, too. */
+/* The bytes of a step with known choices: rows of each rank with their metadata, there and back,
+ * forward and backward, in two blocks. Full recompute sends rows there again; flat dispatch also
+ * brings them back again. */
 static crossing by_hand(const qd_mesh *mesh, const int *experts, int k, int64_t rows, int64_t row_bytes, bool recompute)
 {
     int64_t copy_bytes = (4 + recompute) * row_bytes + 8 * k * (1 + recompute) + 4 * k;
@@ -217,7 +216,7 @@ static void bytes(void **state)
                 printf("%s: experts %d, %d, %d: %.2f times less across nodes\n", layouts[i], experts[0], experts[1], experts[2],
                        (double)flat.crossed / (double)node.crossed);
             } else {
-                /* Each copy is as many bytes; at least one of a row's choices lies on its node, at
+                /* Each copy has the same bytes; at least one of a row's choices is on its node, at
                  * most all. */
                 int64_t copy = (4 + recompute) * 32 * 4 + (12 + 8 * recompute) * 3,
                         far = flat.crossed / (mesh->etp * (4 + 2 * recompute) * 32 * 4);
@@ -235,7 +234,7 @@ static void bytes(void **state)
     }
 }
 
-/* How many nodes a row goes to, against counting all choices. */
+/* The expected number of nodes per row, compared with counting all choices. */
 static void expectation(void **state)
 {
     (void)state;
@@ -251,7 +250,7 @@ static void expectation(void **state)
             double sum = 0.0, weight = 0.0;
             if (e->groups % nodes[i] != 0 && nodes[i] % e->groups != 0)
                 continue;
-            /* Every pair of a set of open groups and a set of choices in them is as likely. */
+            /* Every pair of a set of open groups and a set of choices in them is equally likely. */
             for (unsigned open = 0; open < 1u << e->groups; open++) {
                 for (unsigned chosen = 0; __builtin_popcount(open) == e->top_groups && chosen < 1u << e->experts; chosen++) {
                     unsigned hit = 0;

@@ -1,5 +1,5 @@
-/* Numbers that are not finite never reach the weights; the rank and the tensor they came from are
- * named. */
+/* Numbers that are not finite never reach the weights; the message names the rank and the tensor
+ * they came from. */
 #include "support/layout.h"
 #include "support/trained.h"
 
@@ -26,14 +26,13 @@ static qd_team *start(const char *words, int ranks)
     return trained_team(text, &tokens);
 }
 
-/* One rank's copy of a weight; the other ranks keep theirs. */
+/* Changes one rank's copy of a weight; the other ranks keep theirs. */
 static qd_status write_one(qd_trainer *trainer, qd_comm *world, void *values)
 {
     return qd_comm_rank(world) == BAD_RANK % qd_comm_size(world) ? qd_trainer_write(trainer, NORM, QD_TENSOR_VALUE, values, WIDTH) : QD_OK;
 }
 
-/* A gradient of one rank stays what it was, because nothing overwrites it, and it was not finite:
- * the loss is. */
+/* One rank's gradient is not finite and is not overwritten, while the loss is finite. */
 static qd_status spoil_gradient(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)argument;
@@ -75,8 +74,8 @@ static void weight_stops(void **state)
 static void gradient_stops(void **state)
 {
     (void)state;
-    /* Small buckets; and a single one, of more than the half million elements of the embedding,
-     * which is looked at in pieces. */
+    /* Small buckets; and a single one with more than the half million elements of the embedding,
+     * which is searched in pieces. */
     static const char *const buckets[] = {"parallel.bucket_mb=0.02", "parallel.bucket_mb=100 model.vocab=12000 model.tied=true"};
     for (int i = 0; i < 2; i++)
         for (int ranks = 1; ranks <= 4; ranks += 3) {
@@ -89,8 +88,8 @@ static void gradient_stops(void **state)
         }
 }
 
-/* A skipped step leaves weights and moments as they were, takes its samples with it, and the next
- * one trains again. */
+/* A skipped step leaves weights and moments unchanged and consumes its samples; the next step
+ * trains again. */
 static void step_is_skipped(void **state)
 {
     (void)state;

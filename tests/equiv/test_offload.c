@@ -1,5 +1,5 @@
-/* Optimizer state in host memory: the same bits as without, planned memory on both sides,
- * checkpoints from either to either.
+/* Optimizer state in host memory: bit-identical to state on the device, planned memory on both
+ * sides, checkpoints in both directions.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -23,7 +23,7 @@
 
 #define COMPARE(base, variants, steps, ...) TRAINED_COMPARE(base, variants, steps, 3, __VA_ARGS__)
 
-/* Against plain data parallelism with the state on the device. The small chunks cut tensors
+/* Compared with plain data parallelism with the state on the device. Small chunks cut tensors
  * anywhere; large ones hold a module. */
 static const char *const stages[] = {
     OFFLOAD,
@@ -53,8 +53,8 @@ static void accumulation_gives_the_same_bits(void **state)
     COMPARE(GPT2 RUN "parallel.ranks=2 train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", stages, 5, .seed = 6);
 }
 
-/* Other optimizers keep other state: momentum; master weights alone; Muon's momentum of matrices
- * beside moments of the rest. */
+/* Other optimizers keep other state: momentum; master weights only; Muon's momentum of matrices and
+ * the moments of the rest. */
 static void optimizers_give_the_same_bits(void **state)
 {
     (void)state;
@@ -64,7 +64,7 @@ static void optimizers_give_the_same_bits(void **state)
     COMPARE(GPT2 RUN "parallel.ranks=2 train.global_batch=4 train.optimizer=muon train.precision=bf16 ", stages, 5, .seed = 10);
 }
 
-/* Beside the other axes; biases of experts are parameters with a rule of their own. */
+/* With the other axes; router biases are parameters with their own update rule. */
 static void axes_give_the_same_bits(void **state)
 {
     (void)state;
@@ -81,10 +81,8 @@ static void axes_give_the_same_bits(void **state)
             plain, 4, .seed = 14);
 }
 
-/* ---- memory ---- */
-
 typedef struct taken {
-    int64_t device, host, state; /* state: what the buffers of the optimizer take, wherever they lie */
+    int64_t device, host, state; /* state: the size of the optimizer's buffers, in either memory */
 } taken;
 
 static qd_status look(qd_trainer *trainer, qd_comm *world, void *argument)
@@ -119,8 +117,8 @@ static taken measure(const char *words)
     return after;
 }
 
-/* The device has all but the state, and no more than three chunks beside what it would have had;
- * here activations make room for them. */
+/* The device holds everything but the state, plus at most three chunks; here the chunks fit into
+ * memory that activations have left. */
 static void memory_is_as_planned(void **state)
 {
     (void)state;
@@ -144,8 +142,7 @@ static void memory_is_as_planned(void **state)
     }
 }
 
-/* All of the state goes through the device once: the first element to the last, no gap, nothing
- * twice. */
+/* All of the state passes through the device exactly once, without gaps. */
 static void chunks_cover_the_state(void **state)
 {
     (void)state;
@@ -187,11 +184,9 @@ static void chunks_cover_the_state(void **state)
     }
 }
 
-/* ---- checkpoints, and numbers that are not finite ---- */
-
 enum { EACH = 3, PARTS = 3, STEPS = EACH * PARTS };
 
-/* A run that changes sides twice ends with the bits of one that never does. */
+/* A run that changes sides twice is bit-identical to one that never does. */
 static void resume_changes_sides(void **state)
 {
     static const char *const bases[] = {"parallel.ranks=2 train.precision=bf16 ", "parallel.ranks=2 parallel.zero=1 ",
@@ -203,7 +198,7 @@ static void resume_changes_sides(void **state)
         snprintf(words, sizeof words, GPT2 RUN "train.global_batch=4 %s", bases[b]);
         for (size_t k = 0; k < sizeof sides / sizeof *sides; k++) {
             trained_onward(words, sides[k], PARTS, EACH, (qd_random_tokens){.seed = 11}, losses[k]);
-            assert_int_equal(scratch_teardown(state) | scratch_setup(state), 0); /* the next begins without checkpoints */
+            assert_int_equal(scratch_teardown(state) | scratch_setup(state), 0); /* the next one starts without checkpoints */
             for (int s = 0; s < STEPS; s++)
                 if (losses[k][s] != losses[0][s])
                     fail_msg("%s: step %d: %.17g on one side, %.17g after a change", words, s + 1, losses[0][s], losses[k][s]);
@@ -211,7 +206,7 @@ static void resume_changes_sides(void **state)
     }
 }
 
-/* A step that is left out leaves the state as it was, chunks or not. */
+/* A skipped step leaves the state unchanged, with or without chunks. */
 static void skipped_steps_touch_nothing(void **state)
 {
     (void)state;
@@ -242,8 +237,6 @@ static void skipped_steps_touch_nothing(void **state)
     qd_team_destroy(team);
 }
 
-/* ---- the program ---- */
-
 static bool copies(const qd_action *a)
 {
     return qd_action_copies(a) || a->kind == QD_ACTION_UPDATE;
@@ -265,7 +258,7 @@ static void actions_matter(void **state)
     assert_true(met > 20 && tried >= sample_count((int)met, (int)met / 10));
 }
 
-/* A chunk that is given back, or filled again, while a copy is in flight is refused. */
+/* A chunk that is freed, or filled again, while a copy of it is in flight is refused. */
 static void copies_are_waited_for(void **state)
 {
     (void)state;
@@ -300,7 +293,7 @@ static void nothing_to_offload_is_refused(void **state)
     qd_arena_destroy(arena);
 }
 
-/* A run that fits in no other way is told of it. */
+/* If only offload would make a run fit, the message suggests it. */
 static void advice_names_it(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Pipeline parallelism: any number of stages, any schedule, recompute and ZeRO stage give the bits
- * of one stage with the same data parallelism, with the bytes and the memory that the programs say.
+/* Pipeline parallelism: any number of stages, any schedule, recompute setting and ZeRO stage is
+ * bit-identical to one stage with the same data parallelism, with the planned bytes and memory.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -90,7 +90,7 @@ static void zero_stages_give_the_same_bits(void **state)
     COMPARE(LLAMA RUN "train.global_batch=8 train.micro_batch=1 train.grad_sync=per_microbatch ", 2, sharded, .seed = 4);
 }
 
-/* The head's gradient travels to the embedding and the values come back, whatever is sharded. */
+/* The head's gradient is sent to the embedding and the values return, with any sharding. */
 static void tied_embeddings_give_the_same_bits(void **state)
 {
     (void)state;
@@ -103,7 +103,7 @@ static void tied_embeddings_give_the_same_bits(void **state)
             2, sharded, .seed = 8);
 }
 
-/* With tensor parallelism inside the stages: the bits of the same tp without a pipeline. */
+/* With tensor parallelism inside the stages: bit-identical to the same tp without a pipeline. */
 static void tensor_parallel_stages_give_the_same_bits(void **state)
 {
     (void)state;
@@ -118,7 +118,7 @@ static void tensor_parallel_stages_give_the_same_bits(void **state)
             .seed = 11);
 }
 
-/* A schedule that was written to a file and read back is the same schedule. */
+/* A schedule that is written to a file and read back is unchanged. */
 static void files_give_the_same_bits(void **state)
 {
     static const char *const base = LLAMA RUN "train.global_batch=6 train.micro_batch=1 ";
@@ -160,9 +160,9 @@ static qd_replay_report replayed(const char *more)
     return r;
 }
 
-/* The bubble of a pipeline is about the textbook's (stages of this size are not quite uniform:
- * embedding and head weigh more), a zero-bubble schedule's is smaller, and as many micro-batches
- * are in flight as theory says. */
+/* The bubble of a pipeline is close to the textbook's (stages of this size are not quite uniform:
+ * embedding and head cost more), that of a zero-bubble schedule is smaller, and the number of
+ * micro-batches in flight is as in theory. */
 static void replayed_bubbles_are_about_right(void **state)
 {
     (void)state;
@@ -183,9 +183,8 @@ static void replayed_bubbles_are_about_right(void **state)
     assert_true(bubbles[2] < bubbles[0]);
 }
 
-/* A stage that has more to do than the others shows, however times are summed up: five blocks of
- * eight on one of four ranks are 2.5 times the mean, and 3 of 4 ranks wait for it most of the
- * time. */
+/* A stage with more work than the others shows, however times are summarized: five of eight blocks
+ * on one of four ranks are 2.5 times the mean, and 3 of 4 ranks wait for it most of the time. */
 static void stages_that_are_uneven_show(void **state)
 {
     (void)state;
@@ -196,7 +195,8 @@ static void stages_that_are_uneven_show(void **state)
         fail_msg("uneven %.3f, bubble %.3f, textbook %.3f", r.uneven, r.bubble, r.theory);
 }
 
-/* Saved on one layout, gone on with on another of the same dp: the same bits as without a stop. */
+/* Saved on one layout and resumed on another of the same dp: bit-identical to a run without a
+ * stop. */
 static void checkpoints_travel_between_pipelines(void **state)
 {
     (void)state;
@@ -295,7 +295,7 @@ static void plan_equals_run(void **state)
     }
 }
 
-/* Forward passes alone: the loss of a step that is not taken. */
+/* Forward passes only: the loss of a step without an update. */
 static void evaluation_runs_through_the_pipeline(void **state)
 {
     (void)state;

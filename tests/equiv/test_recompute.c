@@ -1,4 +1,4 @@
-/* What blocks compute again changes memory and work, and no bit.
+/* Recompute changes memory and work, and no bit of the results.
  * ctest: timeout 300 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -50,8 +50,8 @@ static void same_bits(void **state)
     "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=67 data.seq=16 model.experts=4 model.experts_per_token=2 " \
     "model.expert_ffn=24 model.shared_experts=1 model.first_dense=1 "
 
-/* SwiGLU's results, kept or computed again, in dense blocks, routed and shared experts; also in
- * rounds and beside what recompute does. */
+/* SwiGLU's results, kept or recomputed, in dense blocks, routed and shared experts; also in extra
+ * dispatch rounds and together with recompute. */
 static void swiglu_has_the_same_bits(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void planned_is_allocated(void **state)
 }
 
 typedef struct plan {
-    int64_t kept; /* most bytes of activations that wait for a backward pass */
+    int64_t kept; /* peak bytes of activations that wait for a backward pass */
     int64_t dynamic;
     double flops, again;
     int recomputes;
@@ -137,8 +137,8 @@ static plan make_plan(const char *mode)
     return made;
 }
 
-/* Full keeps one block's activations at a time instead of eight; selective about two thirds. Work
- * is counted apart. */
+/* Full keeps the activations of one block instead of eight; selective about two thirds. Recomputed
+ * work is counted separately. */
 static void memory_and_work(void **state)
 {
     (void)state;
@@ -153,8 +153,8 @@ static void memory_and_work(void **state)
     assert_true(half.again * 2 == full.again);
 }
 
-/* What is computed again is not kept: (rows, ffn) of each block, of the routed experts for each
- * choice. By itself: dense blocks keep it on the CPU, experts do not. */
+/* Recomputed results are not kept: (rows, ffn) of each block, of routed experts for each choice.
+ * With auto, dense blocks keep them on the CPU, experts do not. */
 static void swiglu_memory(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Stop, resume, on the same and on other layouts; damaged checkpoints are named and passed over. */
+/* Stop and resume, on the same and on other layouts; damaged checkpoints are named and skipped. */
 #include "support/sample.h"
 #include "support/scratch.h"
 #include "support/trained.h"
@@ -69,7 +69,7 @@ static void resume_is_exact(void **state)
     }
 }
 
-/* Saved at 4 ranks under ZeRO 3, gone on with at 1, 2, 4 and 8 under other stages. */
+/* Saved on 4 ranks under ZeRO 3, resumed on 1, 2, 4 and 8 under other stages. */
 static void any_stage_reads_any(void **state)
 {
     (void)state;
@@ -100,7 +100,7 @@ static void any_stage_reads_any(void **state)
     }
 }
 
-/* Per rank, for the time a save takes. */
+/* Memory per rank while a checkpoint is saved. */
 static qd_saver *savers[4];
 
 static qd_status begin(qd_trainer *trainer, qd_comm *world, void *argument)
@@ -117,7 +117,7 @@ static qd_status finish(qd_trainer *trainer, qd_comm *world, void *argument)
     int rank = qd_comm_rank(world);
     qd_save_report report;
     (void)argument;
-    /* The plan's figure is what is allocated. */
+    /* The planned figure equals what is allocated. */
     if (qd_saver_snapshot(savers[rank]) != qd_pieces_bytes(qd_trainer_program(trainer)))
         return QD_FAIL(QD_DIFFERENT, "the copy takes %lld bytes", (long long)qd_saver_snapshot(savers[rank]));
     QD_TRY(qd_saver_poll(savers[rank], true, &report));
@@ -126,10 +126,10 @@ static qd_status finish(qd_trainer *trainer, qd_comm *world, void *argument)
     QD_TRY(qd_saver_poll(savers[rank], false, &report));
     qd_saver_destroy(savers[rank]);
     savers[rank] = NULL;
-    return report.state == QD_SAVE_IDLE ? QD_OK : QD_FAIL(QD_DIFFERENT, "a save is told twice");
+    return report.state == QD_SAVE_IDLE ? QD_OK : QD_FAIL(QD_DIFFERENT, "a save is reported twice");
 }
 
-/* A checkpoint holds the step at which it was begun, however much was trained while it was
+/* A checkpoint holds the step at which the save began, however far training went while it was
  * written. */
 static void written_while_training(void **state)
 {
@@ -149,7 +149,7 @@ static void written_while_training(void **state)
     assert_memory_equal(whole + 5, part + 5, 15 * sizeof *part);
 }
 
-/* Flips a bit of the newest checkpoint's file: it is named, and the one before it is used. */
+/* Flips a bit of the newest checkpoint's file: it is named, and the previous checkpoint is used. */
 static void damage_falls_back(void **state)
 {
     (void)state;
@@ -161,7 +161,7 @@ static void damage_falls_back(void **state)
     trained_steps(team, 2, NULL);
     for (size_t f = 0; f < sizeof files / sizeof *files; f++) {
         for (int where = 0; where < 12; where++) {
-            ok(qd_team_call(team, trained_save, NULL)); /* step 4 anew */
+            ok(qd_team_call(team, trained_save, NULL)); /* step 4 again */
             char path[256];
             snprintf(path, sizeof path, "%s/step-000000000004/%s", scratch_folder(), files[f]);
             FILE *file = fopen(path, "r+b");

@@ -1,7 +1,8 @@
-/* What `check` accepts, trains: a seeded sample of layouts with sizes at the lower end (one row,
- * one token more than ranks, one layer, one head per rank), each checked as the command does and
- * then run for two steps. QUADRILLE_LAYOUTS=5000 test_tiny_layouts takes more, QUADRILLE_SEED=2
- * others. ctest: timeout 300
+/* Every layout that `check` accepts also trains: a seeded sample of layouts with minimal sizes (one
+ * row, one token more than ranks, one layer, one head per rank), each checked as the command does
+ * and then run for two steps. QUADRILLE_LAYOUTS=5000 test_tiny_layouts draws more, QUADRILLE_SEED=2
+ * others.
+ * ctest: timeout 300
  * ctest: processors 2 */
 #include "base/rng.h"
 #include "support/sample.h"
@@ -60,7 +61,7 @@ static int64_t number(const char *name, int64_t otherwise)
     return text ? strtoll(text, NULL, 10) : otherwise;
 }
 
-/* Options may be refused one by one, too (a size below the table's): then so is the layout. */
+/* Single options may be refused too (a size below the table's limit): then so is the layout. */
 static bool accepted(const char *words)
 {
     static qd_check_report report;
@@ -105,7 +106,8 @@ static void what_check_accepts_trains(void **state)
     assert_true(ran * 10 >= count);
 }
 
-/* Under sp a rank of tp needs a row: check says so, with keys and values that work. */
+/* Under sp every rank of tp needs a row: check refuses others, and names keys and values that
+ * work. */
 static void fewer_rows_than_ranks_are_refused(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy gives the bits
- * of plain data parallelism, with the bytes and the memory that the program says.
+/* Sharded data parallelism: every stage, bucket, prefetch depth and reshard policy is bit-identical
+ * to plain data parallelism, with the planned bytes and memory.
  * ctest: timeout 600 */
 #include "support/sample.h"
 #include "support/trained.h"
@@ -112,15 +112,15 @@ static void plan_equals_run(void **state)
         }
 }
 
-/* Actions that move parameters or gradients, or compute again. */
+/* Actions that move parameters or gradients, or recompute. */
 static bool moves(const qd_action *a)
 {
     return qd_action_communicates(a) || a->kind == QD_ACTION_PACK || a->kind == QD_ACTION_UNPACK || a->kind == QD_ACTION_ADD ||
            a->kind == QD_ACTION_RECOMPUTE;
 }
 
-/* Every action that moves parameters or gradients matters: without it the run fails or ends with
- * other bits. */
+/* Every action that moves parameters or gradients matters: without it the run fails or its results
+ * differ. */
 static void actions_matter(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* A checkpoint of two ranks, damaged in every way: each is noticed, file and tensor are named, and
- * the one before is used.
+/* A checkpoint of two ranks, damaged in every way: each damage is detected, file and tensor are
+ * named, and the previous checkpoint is used.
  * ctest: wrap open read pread
  * ctest: timeout 200 */
 #define _GNU_SOURCE
@@ -88,8 +88,8 @@ static int make(void **state)
     return failed;
 }
 
-/* The newest one is refused with the file's name, and with a tensor's where tensors are
- * concerned. */
+/* The newest checkpoint is refused with the file's name, and with a tensor's where tensors are
+ * affected. */
 static void noticed(const victim *v, bool tensor, const char *what, size_t at)
 {
     qd_checkpoint *checkpoint = NULL;
@@ -198,8 +198,6 @@ static void every_truncation(void **state)
         free(files[f].bytes);
 }
 
-/* ---- a disk that fails ---- */
-
 static _Atomic(const char *) unreadable; /* name of the file whose opening or reading fails; NULL: none */
 static atomic_int fail_open, fail_read_after = -1; /* reads that still succeed; -1: none fails */
 
@@ -224,7 +222,7 @@ int __wrap_open(const char *path, int flags, ...)
     return __real_open(path, flags, mode);
 }
 
-/* Whether the descriptor is of that file and its turn to fail has come. */
+/* Whether the descriptor belongs to that file and it is time to fail. */
 static bool refused(int fd)
 {
     char link[64], path[512];
@@ -251,8 +249,8 @@ ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
     return refused(fd) ? -1 : __real_pread(fd, data, count, offset);
 }
 
-/* An unreadable sector, or a file that the disk does not give at all: damage, with the file's name,
- * and the one before is used. */
+/* An unreadable sector, or a file that cannot be opened: damage, with the file's name, and the
+ * previous checkpoint is used. */
 static void sectors_that_cannot_be_read(void **state)
 {
     (void)state;
@@ -280,8 +278,7 @@ static void sectors_that_cannot_be_read(void **state)
         free(files[f].bytes);
 }
 
-/* Something else under the name of a file. Nothing is waited for: the opening of a pipe would be,
- * without end. */
+/* Something else under the name of a file. Nothing blocks: opening a pipe would, for ever. */
 static void what_is_no_file(void **state)
 {
     (void)state;
@@ -307,7 +304,7 @@ static void what_is_no_file(void **state)
         free(files[f].bytes);
 }
 
-/* A file that is cut off after it was opened: no bus error. */
+/* A file that is truncated after it was opened: no bus error. */
 static void cut_off_while_it_is_read(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
-/* The nth system call of a save fails, n = 1, 2, …: the save says so, training goes on, and what
- * was there before is intact. And the process is killed at the nth: what is found afterwards is
- * whole, the old or the new, and the run goes on with the same bits.
+/* The nth system call of a save fails, n = 1, 2, …: the save reports it, training continues, and
+ * the earlier checkpoint is intact. Or the process is killed at the nth call: the checkpoint found
+ * afterwards, old or new, is complete, and the resumed run is bit-identical.
  * ctest: wrap write fsync open mkdir rename renameat2 symlink unlink remove
  * ctest: timeout 200 */
 #define _GNU_SOURCE
@@ -30,14 +30,12 @@
 
 #define MODEL "model.layers=1 model.hidden=8 model.heads=2 model.vocab=11 data.seq=8 train.global_batch=6 train.steps=90 run.threads=1 "
 
-/* ---- system calls that fail ---- */
-
 static atomic_int armed, calls, fail_at, failed;
-static atomic_bool shorten; /* a write that fails is a short one, and the next fails */
+static atomic_bool shorten; /* a write fails as a short one, and the next fails */
 static atomic_bool deadly;  /* the process is killed instead */
 
-/* Writes to these files count. Descriptors of other files (sockets, memfd) are left alone: the test
- * has none open for writing. */
+/* Writes to these files count. Descriptors of other files (sockets, memfd) are not affected: the
+ * test has none open for writing. */
 static int refused(int error)
 {
     if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at) || atomic_load(&failed) > 0)
@@ -109,11 +107,11 @@ int __wrap_symlink(const char *target, const char *path)
 
 int __wrap_fsync(int fd)
 {
-    (void)fd; /* a disk that keeps its promises would only slow this down */
+    (void)fd; /* waiting for a real disk would only slow this down */
     return refused(EIO) ? -1 : 0;
 }
 
-/* What fails to go away is a matter of tidiness; what is killed while it goes is not. */
+/* A file that cannot be removed is not an error; being killed while removing is tested. */
 int __wrap_unlink(const char *path)
 {
     return atomic_load(&deadly) && refused(EIO) ? -1 : __real_unlink(path);
@@ -123,8 +121,6 @@ int __wrap_remove(const char *path)
 {
     return atomic_load(&deadly) && refused(EIO) ? -1 : __real_remove(path);
 }
-
-/* ---- a run ---- */
 
 static char root[512];
 
@@ -195,8 +191,8 @@ static void every_call_fails(void **state)
         if (!reached)
             ok(o.status[0]);
         nothing_lies_aside(n);
-        /* Either what was there before, or the new one as a whole; what was told to be saved is
-         * saved. */
+        /* Either the earlier checkpoint, or the new one complete; a save that was reported as done
+         * is found. */
         int64_t found = 0;
         ok(qd_team_call(other, load, &found));
         assert_true(found == last || (o.status[0] != QD_OK && found == step));
@@ -209,14 +205,12 @@ static void every_call_fails(void **state)
     qd_team_destroy(team);
 }
 
-/* ---- a run that is killed ---- */
-
 enum { MOST_STEPS = 300 };
 
-/* What the process that is killed, and the one without disturbance, leave behind. */
+/* What the killed process, and the undisturbed one, leave behind. */
 typedef struct witness {
     double losses[MOST_STEPS + 1]; /* by step */
-    int64_t found;                 /* step of the checkpoint it began with, 0: none */
+    int64_t found;                 /* step of the checkpoint it resumed from, 0: none */
     double loss;                   /* of the step after it */
     bool ended;
     char message[512];
@@ -284,7 +278,7 @@ static void every_call_kills(void **state)
     witness *w = mmap(NULL, sizeof *w, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(w != MAP_FAILED);
     assert_false(in_child(w, 0));
-    assert_false(in_child(w, INT_MAX)); /* one that is whole to begin with, and a second */
+    assert_false(in_child(w, INT_MAX)); /* a complete one first, then a second */
     assert_false(in_child(w, INT_MAX));
     int64_t least = 2, most = 2;
     int n = 1;

@@ -1,5 +1,5 @@
-"""kill -9 of a random rank at random moments of a run that saves every other step: it always goes on and ends with the same bits.
-QUADRILLE_KILLS=100 for the long form.
+"""kill -9 of a random rank at random moments of a run that saves every other step: it always
+resumes and ends bit-identically. QUADRILLE_KILLS=100 for the long form.
 ctest: timeout 240
 ctest: processors 2
 """
@@ -36,7 +36,7 @@ class Kill(program.ProgramTest):
         length = time.monotonic() - begin
         kills = resumed = 0
         while kills < KILLS:
-            # A run of its own now and then, so that its start is hit too; else the one that was
+            # A new run now and then, so that its start is hit too; else the one that was
             # killed.
             fresh = not os.path.exists(self.path("run/checkpoints/latest"))
             run = self.start("--overwrite" if fresh else "--resume")
@@ -64,7 +64,7 @@ class Kill(program.ProgramTest):
         self.assertGreater(resumed, KILLS // 4)
 
     def finished(self, run, errors):
-        """It ended well, or was killed when all was done."""
+        """It ended normally, or was killed when everything was done."""
         return run.returncode == 0 or (run.returncode == 2 and f"has done all of its {STEPS} steps" in errors)
 
     def check(self):

@@ -1,4 +1,5 @@
-"""Ranks and launchers that are killed or stopped: everyone exits, the rank is named, nothing is left.
+"""Ranks and launchers that are killed or stopped: all processes exit, the rank is named, nothing is
+left.
 ctest: timeout 240
 ctest: processors 2
 """
@@ -67,7 +68,7 @@ class Faults(program.ProgramTest):
         os.kill(ranks[1], signal.SIGKILL)
         try:
             os.kill(ranks[3], signal.SIGKILL)
-        except ProcessLookupError:  # it has heard of the first before this process went on
+        except ProcessLookupError:  # it has received the first before this process continued
             pass
         errors = self.finish(run, 20)
         self.assertEqual(run.returncode, 1)
@@ -110,7 +111,7 @@ class Faults(program.ProgramTest):
 
     def test_second_interrupt_ends_at_once(self):
         run, ranks = self.start("run.deadline=100")
-        os.kill(ranks[0], signal.SIGSTOP) # so that the first one cannot be obeyed
+        os.kill(ranks[0], signal.SIGSTOP) # so that the first one cannot take effect
         run.send_signal(signal.SIGINT)
         time.sleep(0.5)
         self.assertIsNone(run.poll())
@@ -120,7 +121,7 @@ class Faults(program.ProgramTest):
         self.nothing_left()
 
     def test_one_rank_fails(self):
-        """A rank that fails by itself is the one that is named, not those that hear of it."""
+        """The rank that failed is named, not the peers that it aborts."""
         run, _ = self.start()
         run.send_signal(signal.SIGINT)
         self.finish(run, 20)
@@ -133,7 +134,7 @@ class Faults(program.ProgramTest):
             self.nothing_left()
 
     def test_a_shard_that_is_cut_off(self):
-        """While a run reads it: the file is named, where it was a bus error."""
+        """While a run reads it: the file is named instead of a bus error."""
         self.ok(self.run_program("tokenize", self.corpus, "--output", "shards", "--train", "300"))
         shard = self.path("shards/shard-00000.qds")
         run = subprocess.Popen([program.PROGRAM, *self.small("data.path=shards", "model.vocab=300", "train.steps=100M", "data.seq=16",
@@ -148,7 +149,8 @@ class Faults(program.ProgramTest):
 
     @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
     def test_shared_memory_after_mpirun_is_killed(self):
-        """Open MPI ends the ranks on the spot, and leaves it. The next start in the folder removes that of its own run."""
+        """Open MPI kills the ranks and leaves its shared memory. The next start in the folder
+        removes that of its own run."""
         more = [f"run.dir={self.folder}/run", "run.deadline=5"]
         run = subprocess.Popen([program.MPIRUN, "--oversubscribe", "-n", "2", program.PROGRAM, *self.small("train.steps=100M", *more)],
                                cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -172,7 +174,7 @@ class Faults(program.ProgramTest):
         self.assertFalse(os.path.exists(self.path("run/shared-memory.json")))
 
     def test_full_disk(self):
-        """Lines of metrics.jsonl that find no room are told, and the run goes on."""
+        """Lines of metrics.jsonl that cannot be written are reported, and the run continues."""
         os.mkdir(self.path("full"))
         os.symlink("/dev/full", self.path("full/metrics.jsonl"))
         for ranks_as in ("processes", "threads"):

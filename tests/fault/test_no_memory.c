@@ -1,5 +1,5 @@
-/* The nth allocation of a save, and of a load, fails, n = 1, 2, …: it ends, says that memory is
- * short and nothing else, and the checkpoint that was there before is intact.
+/* The nth allocation of a save, and of a load, fails, n = 1, 2, …: the call returns, reports only
+ * that memory is short, and the earlier checkpoint is intact.
  * ctest: wrap malloc calloc realloc strdup
  * ctest: timeout 120 */
 #include "ckpt/checkpoint.h"
@@ -22,15 +22,13 @@
 #define MODEL "model.layers=1 model.hidden=8 model.heads=2 model.vocab=11 data.seq=8 train.global_batch=2 run.threads=1 parallel.ranks=1"
 enum { SECONDS = 20 }; /* for one save or load of milliseconds */
 
-/* ---- memory that runs out ---- */
-
 static atomic_int armed, calls, fail_at, failed;
 
 static bool refused(void)
 {
     if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at))
         return false;
-    atomic_fetch_add(&failed, 1); /* and from then on every one: a machine without memory stays so */
+    atomic_fetch_add(&failed, 1); /* and every later one: a machine without memory stays so */
     return true;
 }
 
@@ -79,8 +77,6 @@ static bool disarm(void)
     return atomic_load(&failed) > 0;
 }
 
-/* ---- a run ---- */
-
 static char root[512];
 
 typedef struct outcome {
@@ -88,7 +84,7 @@ typedef struct outcome {
     char message[512];
 } outcome;
 
-/* A failure here is no failure of the team. */
+/* A failure here is not a failure of the team. */
 static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     outcome *o = argument;
@@ -98,7 +94,7 @@ static qd_status save(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* Beside the training, so that only what reads a checkpoint allocates. */
+/* Outside of training, so that only reading a checkpoint allocates. */
 static qd_status verify(int64_t *step)
 {
     qd_checkpoint *checkpoint;

@@ -1,6 +1,6 @@
 /* A weight or moment that is not finite is not saved: the element, its tensor and the rank are
- * named, all ranks agree, the run ends, and the checkpoint from before stays. One that an earlier
- * version saved is not resumed from.
+ * named, all ranks agree, the run ends, and the earlier checkpoint stays. A checkpoint with such a
+ * value, written by an earlier version, is not resumed from.
  * ctest: wrap qd_trainer_get */
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
@@ -22,8 +22,6 @@
 #include "support/ok.h"
 
 #define MODEL "model.layers=1 model.hidden=8 model.heads=2 data.seq=8 train.global_batch=6 run.threads=1 model.tied=false "
-
-/* ---- a save ---- */
 
 static char root[512];
 
@@ -91,8 +89,6 @@ static void is_not_saved(void **state)
     }
 }
 
-/* ---- a run ---- */
-
 static void replace_text(char *text, const char *old, const char *new)
 {
     char *at = strstr(text, old);
@@ -100,7 +96,7 @@ static void replace_text(char *text, const char *old, const char *new)
     memcpy(at, new, strlen(new));
 }
 
-/* NaN in row 0 of the token table, which no text of letters reads, with checksums that fit: as an
+/* NaN in row 0 of the token table, which no text of letters reads, with matching checksums: as an
  * earlier version wrote it. */
 static void plant(const char *folder)
 {

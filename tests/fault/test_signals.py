@@ -1,4 +1,5 @@
-"""SIGTERM, SIGUSR1, SIGHUP and SIGPIPE: a checkpoint within one step, exit status 75, and the run goes on with the same bits.
+"""SIGTERM, SIGUSR1, SIGHUP and SIGPIPE: a checkpoint within one step, exit status 75, and a
+bit-identical resume.
 ctest: timeout 240
 ctest: processors 2
 """
@@ -16,7 +17,7 @@ import program  # noqa: E402
 
 RANKS = 3
 STOPPED = 75
-# Steps of some tens of milliseconds: a signal falls into one of them, not between two.
+# Steps of some tens of milliseconds: a signal arrives during one of them, not between two.
 SLOW = ["model.layers=3", "model.hidden=64", "data.seq=96", "train.global_batch=6", "train.steps=80", "train.lr=1e-3"]
 
 
@@ -67,7 +68,7 @@ class Signals(program.ProgramTest):
                 self.assertEqual(run.returncode, STOPPED, errors)
                 self.assertRegex(errors, rf"^quadrille: {number.name}: stopped after step \d+ of 80 with a checkpoint: .*--resume\n$")
                 last = len(self.metrics(folder))
-                # The step that ran, and one that a rank had begun before; the launcher may be slow
+                # The current step, and one that a rank had begun before; the launcher may be slow
                 # to pass it on.
                 if target != "launcher":
                     self.assertLessEqual(last, sent + 2)
@@ -77,7 +78,7 @@ class Signals(program.ProgramTest):
                     self.assertEqual(self.numbers(folder), whole)
 
     def test_closed_terminal(self):
-        """SIGHUP goes to all processes of the terminal. What nohup started does not see it."""
+        """SIGHUP goes to all processes of the terminal. Those started by nohup ignore it."""
         for more in ([f"parallel.ranks={RANKS}"], ["parallel.ranks=1"], [f"parallel.ranks={RANKS}", "--ranks-as", "threads"]):
             run, _ = self.start(*more, "--dir", "run", "--overwrite")
             os.killpg(run.pid, signal.SIGHUP)
@@ -106,7 +107,7 @@ class Signals(program.ProgramTest):
         os.killpg(run.pid, signal.SIGCONT)
 
     def test_a_job_that_is_suspended_and_continued(self):
-        """For longer than the deadline (Ctrl-Z, Slurm): nobody is late, because nobody ran."""
+        """For longer than the deadline (Ctrl-Z, Slurm): no rank is late, because none ran."""
         run, _ = self.start(f"parallel.ranks={RANKS}", "run.deadline=1", "train.steps=120", "--dir", "run")
         for _ in range(3):
             self.suspend(run)
@@ -134,7 +135,8 @@ class Signals(program.ProgramTest):
         self.assertEqual(run.returncode, 0, errors)
 
     def test_while_text_becomes_tokens(self):
-        """Nothing is waited for: no tokenizer of the whole text, no step. Half-written tokens go, and the same call starts anew."""
+        """The run ends at once, without a complete tokenizer or step. Partial tokens are removed,
+        and the same call starts again."""
         words = random.Random(3)
         self.write("long.txt", " ".join(f"{words.getrandbits(36):09x}" for _ in range(150_000)))
         call = ["train", "data.path=long.txt", "model.layers=1", "model.hidden=32", "model.heads=2", "model.vocab=60000", "data.seq=32",
@@ -168,8 +170,9 @@ class Signals(program.ProgramTest):
         self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
 
     def test_old_checkpoint_that_cannot_be_removed(self):
-        """A new one that is whole and in its place counts, whatever becomes of the old ones; the next one tries again."""
-        # Root may remove anything, unless it is without this power.
+        """A new checkpoint that is complete and in its place counts, even if old ones cannot be
+        removed; the next one tries again."""
+        # Root may remove anything, unless this capability is dropped.
         launcher = ("setpriv", "--bounding-set", "-dac_override") if os.geteuid() == 0 else ()
         if launcher and subprocess.run([*launcher, "true"], capture_output=True, check=False).returncode != 0:
             self.skipTest("root cannot give up its power over files here")
@@ -205,8 +208,8 @@ class Signals(program.ProgramTest):
         self.assertRegex(errors, r"^quadrille: interrupted after step \d+ of 80 without a checkpoint\n$")
         self.assertIn("no checkpoint after step", output)
 
-    def test_interrupt_keeps_a_checkpoint_unless_told_not_to(self):
-        """Exit status 1, not 75: no scheduler has asked for a restart."""
+    def test_interrupt_keeps_a_checkpoint_unless_disabled(self):
+        """Exit status 1, not 75: no scheduler requested the stop."""
         for folder, more, end in (("run", [], "with a checkpoint: resume with --dir run --resume"),
                                   ("unsaved", ["run.save=false"], "without a checkpoint: run.save is false")):
             run, _ = self.start(f"parallel.ranks={RANKS}", "--dir", folder, *more)

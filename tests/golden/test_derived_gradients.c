@@ -1,6 +1,6 @@
-/* The gradients that are derived from declarations, against finite differences of the declared
- * forward pass in double (support/models/reference_model.h). One row per model; together they use
- * every declared op, in odd shapes, with the lists of both devices.
+/* Gradients derived from declarations, against finite differences of the declared forward pass in
+ * double (support/models/reference_model.h). One row per model; together they use every declared
+ * op, in odd shapes, with the op lists of both devices.
  * ctest: timeout 200 */
 #include "support/layout.h"
 #include "support/models/parallel_family.h"
@@ -23,8 +23,8 @@
 #define EXPERTS \
     RUN "model.layers=2 model.hidden=19 model.heads=4 model.kv_heads=2 model.head_dim=4 model.ffn=13 model.vocab=23 data.seq=9 "
 
-/* The MLP reads the layer's input itself, attention what a norm leaves of it; both are normed once
- * more. */
+/* The MLP reads the layer's input directly, attention a norm of it; both results are normed
+ * again. */
 static void normed_behind(qd_layer *b, int which)
 {
     (void)which;
@@ -40,7 +40,7 @@ static qd_family normed_behind_family;
 static const struct {
     const char *words;
     const qd_family *family; /* NULL: the registry's */
-    bool documents, defaults; /* defaults: the family's instead of those of model.arch */
+    bool documents, defaults; /* defaults: those of the family instead of model.arch */
 } rows[] = {
     {LLAMA, NULL, false, false},
     {LLAMA, NULL, true, false},
@@ -68,16 +68,14 @@ static const struct {
 };
 enum { ROWS = sizeof rows / sizeof *rows, SAMPLES = 5 };
 
-/* ---- values and batches ---- */
-
 static double uniform(uint64_t *state) /* -1 to 1 */
 {
     *state = *state * 6364136223846793005u + 1442695040888963407u;
     return (double)(*state >> 11) / 4503599627370496.0 - 1.0;
 }
 
-/* Nothing stays at 0 or 1, where a wrong gradient may look right. The same values, exactly, for
- * both. */
+/* No value stays at 0 or 1, where a wrong gradient may look right. Both sides get exactly the same
+ * values. */
 static void draw_values(qd_team *team, reference_model *r, uint64_t *state)
 {
     const qd_ledger *l = r->ledger;
@@ -124,10 +122,8 @@ static batch draw_batch(const qd_config *config, bool documents, uint64_t *state
     return b;
 }
 
-/* ---- the comparison ---- */
-
 typedef struct sampled {
-    float own[SAMPLES + 1], difference[SAMPLES + 1]; /* the derived gradient, and the quotient of differences */
+    float own[SAMPLES + 1], difference[SAMPLES + 1]; /* the derived gradient, and the difference quotient */
     int count;
 } sampled;
 
@@ -139,7 +135,7 @@ static double loss_at(reference_model *r, int param, int64_t element, double val
     return loss + auxiliary;
 }
 
-/* The element with the largest gradient, and some at random. */
+/* The element with the largest gradient, and some random ones. */
 static sampled compare_elements(qd_team *team, reference_model *r, int param, uint64_t *state)
 {
     const double h = 1e-5;
@@ -168,7 +164,7 @@ static void compare_gradients(const char *words, qd_team *team, reference_model 
     double squares = 0.0;
     int tensors = 0;
     for (int i = 0; i < l->param_count; i++) {
-        if (l->params[i].tied_to >= 0 || l->params[i].counts) /* a count of choices is no gradient */
+        if (l->params[i].tied_to >= 0 || l->params[i].counts) /* a count of choices is not a gradient */
             continue;
         all[i] = compare_elements(team, r, i, state);
         squares += pow(qd_norm_of(all[i].difference, all[i].count), 2.0);
@@ -183,7 +179,7 @@ static void compare_gradients(const char *words, qd_team *team, reference_model 
     free(all);
 }
 
-/* lists: of which device; both are carried out here. */
+/* lists: those of which device; both are executed here. */
 static void compare_row(const char *words, const qd_family *family, bool documents, bool defaults, const char *lists, bool *used)
 {
     uint64_t state = 11;

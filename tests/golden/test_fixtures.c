@@ -1,4 +1,5 @@
-/* The fixtures are complete and sound, and their reader refuses what is not. No training here. */
+/* The golden fixtures are complete and consistent, and their reader refuses damaged files. No
+ * training here. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +29,7 @@ static bool config_bool(const qd_golden *g, const char *path)
     return value;
 }
 
-/* tensor `name` exists with this type and shape; d1 and d2 < 0: fewer dimensions. */
+/* Tensor `name` exists with this type and shape; d1 and d2 < 0: fewer dimensions. */
 static const qd_golden_tensor *expect(const qd_golden *g, const char *name, qd_dtype dtype, int64_t d0, int64_t d1,
                                       int64_t d2)
 {
@@ -57,7 +58,8 @@ static void check_fixture(const char *path)
     assert_int_equal(qd_golden_lookup(g, "init.block.0.attn.k.bias") != NULL, config_bool(g, "qkv_bias"));
     assert_int_equal(qd_golden_lookup(g, "doc_start") != NULL, config_bool(g, "packed"));
 
-    /* Each weight has a gradient of its shape, and the gradients' norm is the first of grad_norms. */
+    /* Each weight has a gradient of its shape, and the norm of the gradients is the first of
+     * grad_norms. */
     double squares = 0;
     for (int i = 0; i < qd_golden_count(g); i++) {
         const qd_golden_tensor *t = qd_golden_at(g, i);
@@ -102,7 +104,8 @@ static void test_all_fixtures(void **state)
     globfree(&files);
 }
 
-/* Writes header and `data` bytes of zeros to a temporary file and opens it. `claim`: header length written, 0: true. */
+/* Writes a header and `data` bytes of zeros to a temporary file and opens it. `claim`: the header
+ * length to write, 0: the true one. */
 static qd_status open_text(const char *header, size_t data, uint64_t claim, qd_golden **g)
 {
     char path[] = "/tmp/quadrille-golden-XXXXXX";
@@ -181,7 +184,8 @@ static void test_comparison(void **state)
     assert_int_equal(qd_golden_compare(bad, 3, &t, 5, 1e9), QD_DIFFERENT);
     assert_non_null(strstr(qd_error_message(), "element 1"));
     assert_int_equal(qd_golden_compare(want, 2, &t, 5, 1), QD_DIFFERENT);
-    /* A gradient that should be zero is measured by the others: 1e-6 / (1e-3 · 200) = 5e-6. */
+    /* A gradient that should be zero is compared relative to the others: 1e-6 / (1e-3 · 200) =
+     * 5e-6. */
     t.data = zero;
     ok(qd_golden_compare(noise, 3, &t, 200, 1e-5));
     assert_int_equal(qd_golden_compare(noise, 3, &t, 50, 1e-5), QD_DIFFERENT);

@@ -24,7 +24,7 @@ static const char *const layouts[] = {
     "parallel.ranks=4 parallel.zero=3",
 };
 
-/* Each parameter of the ledger against the fixture's tensor of that prefix. */
+/* Compares each parameter of the ledger with the fixture's tensor of that prefix. */
 static void compare_all(qd_team *team, qd_golden *g, const char *prefix, qd_tensor_kind kind, double tolerance)
 {
     const qd_ledger *ledger = qd_team_program(team)->ledger;
@@ -102,7 +102,7 @@ static void follows_pytorch(void **state)
             train(models[m], layouts[l]);
 }
 
-/* A test that cannot fail is a defect: a changed weight must be seen. */
+/* A test that cannot fail is a defect: a changed weight must be detected. */
 static void sees_a_changed_weight(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* config.json of Hugging Face folders: defaults of each family as transformers 5.22 prints them,
- * what is refused by name, and how the coefficient of the load-balancing loss is converted. */
+/* config.json of Hugging Face folders: defaults of each family as in transformers 5.22, what is
+ * refused by name, and the conversion of the load-balancing coefficient. */
 #include "ckpt/huggingface_impl.h"
 #include "support/scratch.h"
 
@@ -41,8 +41,6 @@ static void refused(void **state, const char *kind, const char *members, const c
         fail_msg("'%s' is not in: %s", part, qd_error_message());
 }
 
-/* ---- defaults ---- */
-
 static void test_defaults(void **state)
 {
     static const struct {
@@ -81,7 +79,7 @@ static void test_defaults(void **state)
     assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
 }
 
-/* null is a value of these keys, and second names count. */
+/* null is a value of these keys, and alternative names count. */
 static void test_other_spellings(void **state)
 {
     assert_int_equal(accepted(state, "llama", "\"num_key_value_heads\": null, \"head_dim\": null").kv_heads, 32);
@@ -93,7 +91,7 @@ static void test_other_spellings(void **state)
     assert_int_equal(accepted(state, "qwen3", "\"layer_types\": [\"full_attention\"]").layers, 32);
 }
 
-/* Every key that the table of model fields gives a family is read, and written as it was. */
+/* Every key that the table of model fields gives a family is read, and written back unchanged. */
 static void test_keys(void **state)
 {
     static const char *const kinds[] = {"gpt2", "llama", "mixtral", "qwen3", "qwen3_moe"};
@@ -102,7 +100,7 @@ static void test_keys(void **state)
     const qd_model_field *fields = qd_model_fields(&count);
     for (size_t kind = 0; kind < 5; kind++) {
         const qd_hf_family *family = qd_hf_family_by_kind(kinds[kind]);
-        for (const qd_hf_key *k = family->keys; k->field; k++) { /* no field that the table does not have */
+        for (const qd_hf_key *k = family->keys; k->field; k++) { /* no field that is missing from the table */
             const qd_model_field *f = fields;
             while (f < fields + count && !(f->option.key && strcmp(qd_field_key(f), k->field) == 0))
                 f++;
@@ -138,8 +136,6 @@ static void test_keys(void **state)
     }
     assert_in_range(walked, 50, 1000);
 }
-
-/* ---- rotary embeddings ---- */
 
 #define LLAMA3 "\"rope_type\": \"llama3\", \"factor\": 32.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0"
 
@@ -186,8 +182,6 @@ static void test_rope_refused(void **state)
         refused(state, i % 2 ? "llama" : "qwen3", rows[i][0], rows[i][1]);
 }
 
-/* ---- ill-typed, contradicting and absurd ---- */
-
 static void test_refused(void **state)
 {
     static const char *const rows[][3] = {
@@ -224,8 +218,6 @@ static void test_refused(void **state)
         refused(state, rows[i][0], rows[i][1], rows[i][2]);
 }
 
-/* ---- the load-balancing loss ---- */
-
 static void test_balance(void **state)
 {
     qd_hf_config c;
@@ -238,7 +230,7 @@ static void test_balance(void **state)
     ok(read_config(state, "mixtral", "\"router_aux_loss_coef\": 0.02, \"output_router_logits\": true", &notes, &c));
     assert_true(fabs(c.model.moe.aux_loss - 0.02 * 2 / 32) < 1e-18);
     assert_int_equal(c.model.moe.balance, QD_BALANCE_BATCH);
-    /* and back, as the number that it was */
+    /* and back, as the same number */
     ok(qd_hf_config_text(&c.model, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
     qd_hf_config again;
     ok(qd_hf_config_read(scratch_text(state, "again.json", text.data), &notes, &again));

@@ -1,5 +1,6 @@
-/* Folders that transformers wrote (tools/hf_fixtures.py) against the logits it computed from them,
- * through import and through export and import again. ctest: timeout 120 */
+/* Folders written by transformers (tools/hf_fixtures.py) against the logits it computed from them,
+ * after import, and after export and another import.
+ * ctest: timeout 120 */
 #include "ckpt/safetensors.h"
 #include "ckpt/huggingface.h"
 #include "support/layout.h"
@@ -91,7 +92,7 @@ static void test_import(void **state)
     }
 }
 
-/* Exported, in one file or several, and imported again: the same bits, so the same logits. */
+/* Exported, in one file or several, and imported again: bit-identical, and so are the logits. */
 static void test_export(void **state)
 {
     for (int i = 0; i < NAMES; i++) {
@@ -109,7 +110,7 @@ static void test_export(void **state)
     }
 }
 
-/* What transformers wrote and what we write of it: the same tensors, bit by bit, where nothing has
+/* The tensors that transformers wrote and those that we export are bit-identical, where nothing has
  * to be added. */
 static void test_same_tensors(void **state)
 {
@@ -138,8 +139,6 @@ static void test_same_tensors(void **state)
         qd_safetensors_close(theirs);
     }
 }
-
-/* ---- gradients ---- */
 
 typedef struct sentence {
     const int32_t *tokens;
@@ -223,7 +222,7 @@ static void test_gradients(void **state)
         compare_gradients(names[i]);
 }
 
-/* Rounded once: logits move by what 8 or 11 bits allow, and by something. */
+/* Rounded once: logits change by as much as 8 or 11 bits allow, and do change. */
 static void test_narrow(void **state)
 {
     const struct {
@@ -242,8 +241,6 @@ static void test_narrow(void **state)
         compare(scratch_path(state, back), names[2], types[i].tolerance);
     }
 }
-
-/* ---- what is wrong is named, and nothing is left ---- */
 
 /* Copies a fixture with a change to one file. */
 static const char *changed(void **state, const char *to, const char *name, const char *file, const char *find, const char *put)

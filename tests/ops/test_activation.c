@@ -1,4 +1,5 @@
-/* GELU and SwiGLU. ctest: processors 2 */
+/* GELU and SwiGLU, forward and backward, against double precision.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include <math.h>
@@ -107,7 +108,7 @@ static int backward_tensors(const void *c, ops_tensor *t)
     return tensors(c, t, true);
 }
 
-/* Far ends of the range among the others. */
+/* Both ends of the range among other values. */
 static void derive(const void *p, double *const *v)
 {
     static const double ends[] = {0, -0.0, 30, -30, 12, -12, 1e4, -1e4, 1e-20, -1e-20};
@@ -185,8 +186,8 @@ static double backward_bytes(const void *p)
     return (double)(c->rows * (2 * x_cols(c) + c->cols)) * (double)qd_dtype_size(c->dtype);
 }
 
-/* Every element by itself: the errors that vec_math.h states, on each instruction set; not-finite
- * inputs. */
+/* Element by element: the errors that vec_math.h states, on each instruction set; inputs that are
+ * not finite. */
 static void each_element(void **state)
 {
     (void)state;
@@ -214,7 +215,8 @@ static void each_element(void **state)
             ops_assert_ok(k->activation_backward(stream, &a));
             for (int i = 0; i < N; i++) {
                 double slope, want = value((qd_activation)kind, x[i], &slope), square = (double)x[i] * x[i];
-                /* the argument of the exponential is rounded: relative error grows with its size */
+                /* the argument of the exponential is rounded: the relative error grows with its
+                 * magnitude */
                 double argument = kind == QD_ACT_GELU ? square / 2 : fabs(x[i]) * (gated ? 1 : 1.6 + 0.08 * square);
                 double tol = 6e-7 + 1.5e-7 * argument;
                 if (fabs(y[i] - want) > tol * fabs(want) + 1e-33 || fabs(dx[i] - slope) > 1.5e-6)

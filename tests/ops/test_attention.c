@@ -1,5 +1,5 @@
 /* Causal attention, forward and backward: multi-head and grouped-query, separate and fused q, k, v,
- * documents, sequences around the edges of the blocks, every kind of head size. */
+ * documents, sequence lengths around block boundaries, every kind of head size. */
 #include "support/ops.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@ typedef struct attention_case {
     double spread;  /* of queries and keys: large values make the softmax sharp; 0 means 1 */
 } attention_case;
 
-/* Forward and backward share the layout; the forward pass leaves the last ones absent. With `fused`
- * Q (DQ) holds all. */
+/* Forward and backward share the layout; the forward pass omits the last tensors. With `fused`, Q
+ * (DQ) holds all three. */
 enum { Q, K, V, O, LSE, DOC, DO, DQ, DK, DV, DELTA, COUNT };
 
 static void describe(const void *p, char *text, size_t size)
@@ -48,7 +48,7 @@ static int list(const attention_case *c, ops_tensor *t, bool backward)
     layout l = layout_of(c);
     ops_role apart = c->fused ? OPS_ABSENT : OPS_IN, given = backward ? OPS_IN : OPS_OUT;
     ops_role gradient = backward ? OPS_OUT : OPS_ABSENT;
-    double spread = c->spread > 0 ? c->spread : 1, floor = 0.1; /* dq and dk of the first row are 0 but for rounding */
+    double spread = c->spread > 0 ? c->spread : 1, floor = 0.1; /* dq and dk of the first row are 0 except for rounding */
     t[Q] = (ops_tensor){"q", OPS_IN, c->dtype, l.rows, l.q_stride, 0, spread, 0, 0, false, 0, 0};
     t[K] = (ops_tensor){"k", apart, c->dtype, l.rows, l.kv, 0, spread, 0, 0, false, 0, 0};
     t[V] = (ops_tensor){"v", apart, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
@@ -61,9 +61,9 @@ static int list(const attention_case *c, ops_tensor *t, bool backward)
     t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
     ops_role scratch = backward ? OPS_SCRATCH : OPS_ABSENT;
     t[DELTA] = (ops_tensor){"delta", scratch, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0};
-    if (c->dtype == QD_BF16) /* the kernel reads o as it was rounded */
+    if (c->dtype == QD_BF16) /* the kernel reads the rounded o */
         t[DQ].tol = t[DK].tol = 1e-2;
-    if (c->spread > 1) /* scores of some hundred, of which fp32 keeps 1e-5 */
+    if (c->spread > 1) /* scores of some hundreds, of which fp32 keeps 1e-5 */
         t[O].tol = t[DQ].tol = t[DK].tol = t[DV].tol = 3e-5;
     return COUNT;
 }
@@ -84,7 +84,7 @@ static void view(const attention_case *c, double *const *v, const double **k, co
     *values = c->fused ? v[Q] + l.v_at : v[V];
 }
 
-/* o (rows, heads * head_dim), lse, and on the way p (seq) of one row for the caller's use. */
+/* o (rows, heads * head_dim), lse, and p (seq) of one row for the caller. */
 static void attend_row(const attention_case *c, double *const *v, int64_t b, int h, int64_t t, double *p, double *o,
                        double *lse)
 {
@@ -237,7 +237,7 @@ static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void
     return k->attention_backward(stream, &a);
 }
 
-/* Products over the lower triangle: two in the forward pass, five in the backward pass. */
+/* GEMMs over the lower triangle: two in the forward pass, five in the backward pass. */
 static double triangle(const void *p)
 {
     const attention_case *c = p;
@@ -269,11 +269,11 @@ static const attention_case cases[] = {
 };
 /* Without numerical gradients, which would take too long. */
 static const attention_case long_cases[] = {
-    {1, 420, 20, 1, 64, QD_BF16, true, false, 0}, /* dq does not fit the CPU's workspace: two passes */
-    {1, 200, 8, 1, 128, QD_BF16, true, false, 0}, /* dq does, but not beside the packed queries */
-    {1, 200, 8, 1, 256, QD_F32, true, false, 0},  /* neither do */
-    {2, 192, 12, 12, 64, QD_F32, false, true, 0}, /* results that the CPU stores past the caches */
-    /* shapes of models, as the accelerator's kernels cut them */
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0}, /* dq does not fit into the CPU's workspace: two passes */
+    {1, 200, 8, 1, 128, QD_BF16, true, false, 0}, /* dq fits, but not together with the packed queries */
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0},  /* neither fits */
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0}, /* results that the CPU writes with non-temporal stores */
+    /* shapes of models, around the tiles of the accelerator's kernels */
     {2, 192, 4, 4, 64, QD_BF16, false, true, 0},
     {2, 256, 4, 2, 128, QD_BF16, false, true, 0},
     {1, 200, 4, 2, 128, QD_BF16, true, true, 0},
@@ -290,8 +290,7 @@ static const attention_case speed_cases[] = {
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0},
 };
 
-/* A score beyond the largest number must show in the result, so that a run that diverges is
- * seen. */
+/* A score beyond the largest number must show in the result, so that divergence is detected. */
 static void overflow_shows(void **state)
 {
     (void)state;

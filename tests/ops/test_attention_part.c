@@ -1,6 +1,6 @@
 /* Attention of a rank's rows against the keys of all ranks, one rank's part after another: the
- * running result and the summed gradients against attention over whole sequences. Runs of positions
- * that are aligned to nothing, documents, every kind of head size. */
+ * running result and the summed gradients against attention over whole sequences. Unaligned runs of
+ * positions, documents, every kind of head size. */
 #include "spec/layout/context.h"
 #include "support/ops.h"
 
@@ -15,8 +15,8 @@ typedef struct part_case {
     int heads, kv_heads, head_dim;
     qd_dtype dtype;
     bool documents;
-    bool gathered; /* keys of all ranks in the order of positions, as one part; else one part per rank, from the rank on down */
-    int64_t dealt; /* 0: positions are shared out as a training run does; n: in turn, n at a time, which makes many runs */
+    bool gathered; /* keys of all ranks in the order of positions, as one part; else one part per rank, downwards from this rank */
+    int64_t dealt; /* 0: positions are sharded as in training; n: round robin, n at a time, which makes many runs */
 } part_case;
 enum { RUNS_MOST = 64 };
 
@@ -59,7 +59,7 @@ static int64_t q_seq(const part_case *c)
     return rows_of(c, c->rank);
 }
 
-/* Between rows of q: what tensor cores take, or something odd. */
+/* Gap between rows of q: aligned for tensor cores, or odd. */
 static int64_t gap(const part_case *c)
 {
     return c->dtype == QD_BF16 && c->head_dim % 8 == 0 ? 8 : 3;
@@ -115,7 +115,7 @@ static int list(const part_case *c, ops_tensor *t, bool backward)
     t[DK] = (ops_tensor){"dk", gradient, QD_F32, keys, kv, 0, 0, 0, 0, false, 0, floor};
     t[DV] = (ops_tensor){"dv", gradient, QD_F32, keys, kv, 0, 0, 0, 0, false, 0, floor};
     t[DELTA] = (ops_tensor){"delta", backward ? OPS_OUT : OPS_ABSENT, QD_F32, c->batch * c->heads, q_seq(c), 0, 0, 0, 0, false, 0, 0.1};
-    if (c->dtype == QD_BF16) { /* the kernel reads o as it was rounded; tensor cores round weights, too */
+    if (c->dtype == QD_BF16) { /* the kernel reads the rounded o; tensor cores round weights too */
         t[DQ].tol = t[DK].tol = t[DELTA].tol = 1e-2;
         t[O].tol = t[DV].tol = 4e-3;
     }
@@ -249,7 +249,7 @@ static double loss(const void *case_, double *const *v)
 
 typedef qd_status part_kernel(qd_stream *stream, const qd_attention_part_args *a);
 
-/* The call for each part of the keys in turn. */
+/* One call for each part of the keys. */
 static qd_status run_parts(part_kernel *kernel, qd_stream *stream, const part_case *c, void *const *p)
 {
     qd_row_run q_runs[RUNS_MOST], k_runs[RUNS_MOST];
@@ -331,7 +331,7 @@ static const part_case long_cases[] = {
     {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false, 0},
     {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false, 0},
     {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true, 0},
-    /* shapes of models, as the accelerator's kernels cut them */
+    /* shapes of models, around the tiles of the accelerator's kernels */
     {2, 512, 2, 0, 4, 2, 64, QD_BF16, false, false, 0},
     {2, 512, 2, 1, 4, 1, 64, QD_BF16, true, false, 0},
     {1, 777, 4, 2, 4, 4, 128, QD_BF16, false, false, 0},
@@ -389,7 +389,7 @@ static void refuses_bad_arguments(void **state)
     ops_assert_fails(k->attention_part_backward(stream, &a), QD_USAGE, "strides dq 0");
 }
 
-/* One call of the kernel on values of the host: q = k = v = (1, 2, 3, 4) at these positions. */
+/* One call of the kernel on host values: q = k = v = (1, 2, 3, 4) at these positions. */
 static void attend_once(qd_device *device, int64_t query, int64_t key, bool begin, float o[4], float *lse)
 {
     enum { Q_AT = 0, O_AT = 4, LSE_AT = 8, FLOATS = 9 };
@@ -411,7 +411,7 @@ static void attend_once(qd_device *device, int64_t query, int64_t key, bool begi
     *lse = host[LSE_AT];
 }
 
-/* A row that sees none of the keys keeps its running result, and has 0 and minus infinity if it has
+/* A row that sees none of the keys keeps its running result, or gets 0 and minus infinity if it has
  * none. */
 static void rows_that_see_nothing(void **state)
 {

@@ -1,4 +1,5 @@
-/* Cross-entropy and the sum of losses. ctest: processors 2 */
+/* Cross-entropy, whole and sharded by vocabulary, and the sum of losses, against double precision.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include <math.h>
@@ -33,8 +34,7 @@ static void describe(const void *p, char *text, size_t size)
              (long long)c->ld, qd_dtype_name(c->dtype), c->grad ? ", gradient" : "");
 }
 
-/* The logits' columns are given as ld, because the gradient clears what lies beyond the
- * vocabulary. */
+/* The tensor's columns are ld, because the gradient clears the padding beyond the vocabulary. */
 enum { LOGITS, TARGETS, LOSSES, TENSORS };
 
 static int tensors(const void *p, ops_tensor *t)
@@ -49,7 +49,7 @@ static int tensors(const void *p, ops_tensor *t)
     return TENSORS;
 }
 
-/* Some targets are left out, and rows have very different sizes of logits. */
+/* Some targets are ignored, and rows have logits of very different magnitude. */
 static void derive(const void *p, double *const *v)
 {
     const loss_case *c = p;
@@ -99,8 +99,6 @@ static double bytes(const void *p)
     return (double)(c->rows * c->vocab) * (double)qd_dtype_size(c->dtype) * (c->grad ? 2 : 1);
 }
 
-/* ---- logits that ranks share out by tokens ---- */
-
 typedef struct part_case {
     qd_cross_entropy_stage stage;
     int64_t rows, vocab, ld, first, all;
@@ -144,7 +142,7 @@ static int part_tensors(const void *p, ops_tensor *t)
     return PART_TENSORS;
 }
 
-/* What the stages before would have left: another rank may have the largest logit, and the rest of
+/* What the earlier stages would have left: another rank may have the largest logit and the rest of
  * the sum. */
 static void derive_part(const void *p, double *const *v)
 {
@@ -200,7 +198,7 @@ static qd_status part_run(const qd_kernels *k, qd_stream *stream, const void *p,
         .scale = (float)SCALE, .grad = c->grad, .dtype = c->dtype});
 }
 
-/* The gradient in place of the logits is the numerical derivative of scale * sum of losses. */
+/* The gradient that replaces the logits is the numerical derivative of scale * sum of losses. */
 static void gradient_is_the_derivative(void **state)
 {
     (void)state;
@@ -252,8 +250,8 @@ static void not_finite_stays_visible(void **state)
     assert_true(fabsf(losses[0] - logf(VOCAB - 1)) < 1e-5f && x[1] == 0);
 }
 
-/* Low logits that begin with many minus infinities and end with a maximum far above: what was
- * computed relative to an earlier maximum. */
+/* Low logits that begin with many minus infinities and end with a much larger maximum: terms
+ * computed relative to an earlier maximum must be rescaled. */
 static void maximum_comes_late(void **state)
 {
     (void)state;
@@ -290,7 +288,7 @@ static void target_out_of_range(void **state)
         assert_true(x[i] == 0); /* refused before anything is written */
 }
 
-/* The cut into calls changes no bit. */
+/* Splitting the rows into calls changes no bit. */
 static void losses_are_summed_in_order(void **state)
 {
     (void)state;

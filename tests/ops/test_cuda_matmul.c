@@ -1,6 +1,6 @@
-/* Products on a GPU with everything that runs in the same pass: residual, GELU and its derivative,
- * the bias gradient. Sizes that epilogues take and sizes that they decline, types that go through
- * copies. Tuned products give what untuned ones give, and choices survive as text. */
+/* GEMMs on a GPU with everything that runs in the same pass: residual, GELU and its derivative, the
+ * bias gradient. Sizes that epilogues accept and sizes that they decline, types that go through
+ * copies. Tuned GEMMs give the results of untuned ones, and choices can be saved as text. */
 #include "base/clock.h"
 #include "base/half.h"
 #include "support/ops.h"
@@ -85,10 +85,11 @@ static int64_t bytes_of(const operand *o)
     return o->count * (int64_t)qd_dtype_size(o->dtype);
 }
 
-/* Random values that the type holds exactly. */
+/* Random values that the type represents exactly. */
 static void fill(operand *o, qd_dtype dtype, int64_t count)
 {
-    *o = (operand){.dtype = dtype, .count = count, .values = malloc((size_t)count * sizeof(double) + 1)};
+    *o = (operand){.dtype = dtype, .count = count};
+    o->values = malloc((size_t)count * sizeof(double) + 1);
     void *bytes = malloc((size_t)count * 4 + 1);
     assert_non_null(o->values);
     assert_non_null(bytes);
@@ -109,8 +110,8 @@ static void release(operand *o)
     qd_device_free(device, o->there, bytes_of(o));
 }
 
-/* |device - expected| <= tol |expected| over the (rows, columns) elements, and what lies between
- * rows is as it was */
+/* |device - expected| <= tol |expected| over the (rows, columns) elements, and the padding between
+ * rows is unchanged */
 static void compare(const operand *o, const double *expected, int64_t rows, int64_t columns, int64_t ld, const char *what,
                     const char *name)
 {
@@ -222,8 +223,8 @@ static void fused_results(void **state)
     run_all("untuned");
 }
 
-/* The search times every way, fused or not; the one it keeps must be right too. Then the text
- * carries it over. */
+/* The search times every variant, fused or not; the one it keeps must be correct too. Then the text
+ * restores it. */
 static void tuned_results_and_text(void **state)
 {
     (void)state;
@@ -272,9 +273,9 @@ static void count_searches(void *context, int searches)
     *(int *)context += searches;
 }
 
-/* A start that may not take long: about as long as it was given, results are right, what takes
- * little of a step is left to the library, and a second call searches for nothing. The head's GEMMs
- * over an odd vocabulary are tuned in two parts. */
+/* A search with a time limit: it takes about that long, results are correct, GEMMs with a small
+ * share of the step are left to the library, and a second call searches for nothing. The head's
+ * GEMMs over an odd vocabulary are tuned in two parts. */
 static void tuned_in_time(void **state)
 {
     (void)state;

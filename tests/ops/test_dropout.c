@@ -1,4 +1,5 @@
-/* Dropout. ctest: processors 2 */
+/* Dropout: the mask is a function of seed, step, site and element.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/rng.h"
@@ -51,7 +52,7 @@ static int tensors(const void *p, ops_tensor *t)
     return 2;
 }
 
-/* The stated rule, one draw at a time. */
+/* The stated rule, one draw after another. */
 static void reference(const void *p, double *const *v)
 {
     const drop_case *c = p;
@@ -93,8 +94,8 @@ static void apply(drop_case c, const float *x, float *y)
     ops_assert_ok(qd_device_kernels(device)->dropout(qd_device_compute_stream(device), &a));
 }
 
-/* Two halves of the rows, as two ranks would have them, give the mask of the whole; seed, step and
- * site each change it; the share of dropped elements is p. */
+/* Two halves of the rows, as on two ranks, give the mask of the whole; seed, step and site each
+ * change it; the share of dropped elements is p. */
 static void masks(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Sums and conversions element by element. ctest: processors 2 */
+/* Elementwise sums and conversions, exact to the bit.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"

@@ -1,4 +1,5 @@
-/* Token and position embedding. ctest: processors 2 */
+/* Token and position embedding, forward and backward.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"
@@ -12,7 +13,7 @@ typedef struct embed_case {
     bool place, positions; /* with a position table; with explicit positions */
     bool one_token;        /* all rows hold the same token */
     qd_dtype dtype, param_dtype; /* of y and dy; of tables and their gradients */
-    int64_t first, held;         /* rows of the vocabulary that the table has; held 0: all */
+    int64_t first, held;         /* rows of the vocabulary that the table holds; held 0: all */
 } embed_case;
 
 static const embed_case cases[] = {
@@ -28,7 +29,7 @@ static const embed_case cases[] = {
     {65, 7, 16, 3000, true, true, false, QD_F32, QD_F32, 1000, 1500},
     {130, 1000, 64, 50, false, false, false, QD_BF16, QD_BF16, 25, 25},
     {5000, 33, 512, 101, true, false, false, QD_F32, QD_F32, 0, 51},
-    {40, 8, 16, 30, false, false, true, QD_F32, QD_F32, 20, 10}, /* no row is here */
+    {40, 8, 16, 30, false, false, true, QD_F32, QD_F32, 20, 10}, /* no row is held here */
 };
 static const embed_case speed[] = {
     {4096, 768, 1024, 50257, true, false, false, QD_F32, QD_F32, 0, 0},
@@ -81,7 +82,7 @@ static int64_t position_of(const embed_case *c, double *const *v, int64_t row)
     return c->positions ? (int64_t)v[POSITIONS][row] : row % c->seq;
 }
 
-/* The row of the table that a row's token has, -1: it is not here. */
+/* The table row of a row's token, -1: not held here. */
 static int64_t table_row(const embed_case *c, double *const *v, int64_t row)
 {
     int64_t index = (int64_t)v[TOKENS][row] - c->first;
@@ -149,7 +150,7 @@ static double backward_bytes(const void *p)
 }
 
 /* fp32 sums follow the rows in ascending order, and a bf16 gradient is rounded once per batch of
- * rows: exact bits. */
+ * rows: exact to the bit. */
 static void sums_in_row_order(void **state)
 {
     (void)state;
@@ -199,7 +200,7 @@ static void out_of_range(void **state)
         assert_true(table[i] == 0);
 }
 
-/* A GPU finds out later, and says so when the host waits; nothing is written out of bounds. */
+/* A GPU detects it later, and reports it when the host waits; nothing is written out of bounds. */
 static void out_of_range_on_gpu(void **state)
 {
     (void)state;
@@ -223,7 +224,7 @@ static void out_of_range_on_gpu(void **state)
     ops_assert_ok(qd_device_kernels(device)->embedding_backward(stream, &b));
     ops_assert_fails(qd_stream_wait(stream), QD_USAGE, "row 1 has token 4; it must be within 0 .. 3");
     ops_assert_ok(qd_copy(stream, grad, g, sizeof grad));
-    ops_assert_ok(qd_stream_wait(stream)); /* said once */
+    ops_assert_ok(qd_stream_wait(stream)); /* reported once */
     for (int i = 0; i < VOCAB * COLS; i++)
         assert_true(grad[i] == (float)(i / COLS == 1 || i / COLS == 2));
     qd_device_free(device, t, sizeof tokens);

@@ -1,4 +1,5 @@
-/* Products over experts, norms of queries and keys. ctest: processors 2 */
+/* Grouped GEMMs over experts, with SwiGLU and sums of squares, and norms of queries and keys.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include <math.h>
@@ -8,10 +9,8 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* ---- norms of queries and keys ---- */
-
 typedef struct head_case {
-    int64_t rows, extra; /* extra: columns behind queries and keys */
+    int64_t rows, extra; /* extra: columns after queries and keys */
     int heads, kv_heads, head_dim;
     qd_dtype dtype;
     bool overwrite; /* backward: gradients of gammas */
@@ -21,7 +20,7 @@ static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false},
                                        {33, 128, 4, 2, 64, QD_F32, false},
                                        {5, 3, 2, 1, 130, QD_F32, false},
                                        {19, 64, 8, 1, 64, QD_BF16, false}};
-/* Without numerical gradients: more rows than an accelerator has blocks, heads of models. */
+/* Without numerical gradients: more rows than an accelerator has blocks, head sizes of models. */
 static const head_case head_long_cases[] = {
     {700, 256, 4, 2, 128, QD_BF16, false}, {601, 6, 3, 1, 36, QD_F32, true}, {40, 9, 2, 1, 33, QD_BF16, true}};
 enum { HX, HQ, HK, HD, HY, HR, HDX, HDQ, HDK, HEAD_TENSORS };
@@ -156,11 +155,9 @@ static qd_status head_backward_run(const qd_kernels *k, qd_stream *stream, const
     return k->head_norm_backward(stream, &a);
 }
 
-/* ---- products over experts ---- */
-
-/* By experts. OVERWRITE: what was in b does not count; SQUARES: of b's rows are wanted. By rows.
- * SWIGLU: of the results is wanted too; GRADIENT: instead of the results that of SwiGLU, and AGAIN
- * what it is the gradient of. */
+/* By experts. OVERWRITE: earlier contents of b are ignored; SQUARES: sums of squares of b's rows
+ * are requested. By rows. SWIGLU: SwiGLU of the results is requested too; GRADIENT: the gradient of
+ * SwiGLU replaces the results, and AGAIN is recomputed SwiGLU. */
 enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16 };
 
 typedef struct grouped_case {
@@ -182,7 +179,7 @@ static const grouped_case grouped_cases[] = {
     {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, PLAIN},
     {1, 4, {0, 40, 0, 0}, 0, 40, 64, 48, true, false, QD_BF16, QD_BF16, PLAIN},
     {2, 2, {30, 1, 0, 20}, 0, 51, 64, 48, false, true, QD_BF16, QD_BF16, PLAIN},
-    /* several tiles of rows, columns and depth on a GPU, and what is left of them */
+    /* several tiles of rows, columns and depth on a GPU, with remainders */
     {1, 3, {130, 0, 70}, 0, 210, 264, 136, true, false, QD_BF16, QD_BF16, PLAIN},
     {2, 2, {65, 3, 0, 129}, 5, 180, 520, 72, false, false, QD_BF16, QD_BF16, PLAIN},
     {2, 2, {65, 3, 0, 129}, 5, 180, 136, 264, false, true, QD_BF16, QD_BF16, PLAIN},
@@ -190,8 +187,7 @@ static const grouped_case grouped_cases[] = {
     {1, 3, {130, 0, 70}, 0, 210, 131, 77, true, false, QD_BF16, QD_BF16, PLAIN},
     {1, 2, {70, 66}, 0, 136, 70, 67, false, false, QD_F32, QD_F32, PLAIN},
     {2, 2, {65, 3, 0, 129}, 5, 200, 136, 264, false, true, QD_BF16, QD_F32, PLAIN},
-    /* gradients that overwrite: experts without rows become 0, also when there are no rows at
-     * all */
+    /* overwritten gradients: experts without rows become 0, also when there are no rows at all */
     {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, true, QD_F32, QD_F32, OVERWRITE},
     {2, 3, {4, 0, 3, 2, 6, 0}, 2, 9, 16, 32, false, true, QD_F32, QD_F32, OVERWRITE},
     {1, 3, {70, 0, 66}, 0, 136, 70, 67, false, true, QD_BF16, QD_BF16, OVERWRITE},
@@ -199,7 +195,7 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {130, 0, 70, 0}, 0, 210, 136, 520, false, true, QD_BF16, QD_F32, OVERWRITE},
     {1, 4, {0, 0, 0, 0}, 0, 8, 136, 264, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE},
-    /* with sums of squares: several tiles, an expert without rows that keeps or loses what it has,
+    /* with sums of squares: several tiles, an expert without rows that keeps or loses its values,
      * no rows at all */
     {1, 3, {130, 0, 70}, 0, 210, 264, 384, false, true, QD_BF16, QD_BF16, OVERWRITE | SQUARES},
     {2, 3, {65, 3, 0, 129, 0, 0}, 5, 180, 136, 520, false, true, QD_BF16, QD_BF16, SQUARES},
@@ -213,8 +209,8 @@ static const grouped_case grouped_cases[] = {
     {2, 2, {65, 3, 0, 129}, 5, 180, 640, 72, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {64, 1, 320}, 0, 390, 128, 200, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 3, {300, 0, 70}, 0, 370, 136, 384, false, true, QD_BF16, QD_F32, PLAIN},
-    /* more tiles than a GPU has multiprocessors, and more steps than it has on their way: even and
-     * odd numbers of tiles in rows and columns, all rows of one expert */
+    /* more tiles than a GPU has multiprocessors, and more steps than it has in flight: even and odd
+     * numbers of tiles in rows and columns, all rows on one expert */
     {1, 6, {130, 1, 260, 0, 129, 5}, 0, 525, 3848, 136, true, false, QD_BF16, QD_BF16, PLAIN},
     {1, 6, {130, 1, 260, 0, 129, 5}, 0, 530, 3592, 136, false, false, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {0, 0, 700, 0}, 0, 700, 520, 328, true, false, QD_BF16, QD_BF16, PLAIN},
@@ -222,8 +218,8 @@ static const grouped_case grouped_cases[] = {
     {1, 4, {300, 0, 70, 20}, 0, 390, 400, 2312, false, true, QD_BF16, QD_BF16, OVERWRITE},
     {2, 4, {260, 0, 30, 20, 0, 9, 0, 1}, 0, 320, 328, 2824, false, true, QD_BF16, QD_BF16, PLAIN},
     {1, 4, {40, 0, 330, 0}, 0, 370, 584, 264, false, true, QD_BF16, QD_F32, PLAIN},
-    /* with SwiGLU; rows are as many as the lists have. Many rows and little depth: another kernel
-     * on a GPU */
+    /* with SwiGLU, and as many rows as the lists have. Many rows and little depth select another
+     * kernel on a GPU */
     {1, 3, {5, 0, 9}, 0, 14, 34, 23, true, false, QD_F32, QD_F32, SWIGLU},
     {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, false, QD_F32, QD_F32, GRADIENT},
     {2, 2, {65, 3, 0, 129}, 0, 197, 272, 72, true, false, QD_BF16, QD_BF16, SWIGLU},
@@ -263,9 +259,9 @@ static int grouped_tensors(const void *p, ops_tensor *t)
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
     t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts,
                          .cols = c->n,
-                         .tol = c->b_dtype == QD_BF16 ? 1e-3 : 1e-5}; /* of b as it is rounded */
+                         .tol = c->b_dtype == QD_BF16 ? 1e-3 : 1e-5}; /* of the rounded b */
     const int64_t half = c->way & GRADIENT ? c->n : c->n / 2;
-    const double rounded = c->dtype == QD_BF16 ? 8e-3 : 0; /* of results that are rounded, too */
+    const double rounded = c->dtype == QD_BF16 ? 8e-3 : 0; /* of rounded results, too */
     t[GE] = (ops_tensor){.name = "active", .role = c->way & (SWIGLU | AGAIN) ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
                          .cols = half, .tol = rounded};
     t[GU] = (ops_tensor){.name = "gate_up", .role = c->way & GRADIENT ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
@@ -340,7 +336,7 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
 }
 
-/* ---- long lists: on a GPU another kernel, several of whose tiles fall to each block ---- */
+/* Long lists: on a GPU another kernel, with several tiles per block. */
 
 typedef struct long_case {
     int sources, experts;
@@ -351,7 +347,7 @@ typedef struct long_case {
 } long_case;
 
 static const long_case long_cases[] = {
-    {1, 2, {0, 5800}, 0, 5900, 2056, 72, true, PLAIN}, /* no rows, rows behind the list, and a last tile with columns for half a pair */
+    {1, 2, {0, 5800}, 0, 5900, 2056, 72, true, PLAIN}, /* no rows, rows after the list, and a last tile with columns for half a pair */
     {2, 1, {3000, 2900}, 5, 5700, 2056, 72, false, PLAIN},
     {1, 2, {2100, 3700}, 0, 5800, 3088, 72, true, SWIGLU},
     {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN},
@@ -364,7 +360,7 @@ static void *device_table(qd_device *device, int64_t elements, bool filled)
     uint16_t *host = malloc((size_t)elements * 2);
     void *p;
     assert_non_null(host);
-    for (int64_t i = 0; i < elements; i++) /* 0.5 to 2 of both signs; or not a number, which nothing may read */
+    for (int64_t i = 0; i < elements; i++) /* 0.5 to 2 of both signs; or NaN, which must not be read */
         host[i] = filled ? (uint16_t)(0x3f00 + (int)(ops_uniform() * 256) + (ops_uniform() < 0.5 ? 0x8000 : 0)) : 0x7fff;
     ops_assert_ok(qd_device_alloc(device, elements * 2, &p));
     ops_assert_ok(qd_copy(qd_device_compute_stream(device), p, host, elements * 2));
@@ -389,8 +385,8 @@ static void assert_same_bits(qd_device *device, const char *what, int number, co
     free(host[1]);
 }
 
-/* The product of all rows with SwiGLU, against products of 1000 rows each and SwiGLU in a pass of
- * its own. */
+/* The GEMM of all rows with SwiGLU, against GEMMs of 1000 rows each and SwiGLU in a separate
+ * pass. */
 static void long_case_on(qd_device *device, int number)
 {
     const long_case *c = &long_cases[number];

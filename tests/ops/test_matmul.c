@@ -1,5 +1,4 @@
-/* Matrix products: all transposes, strides, types, bias and accumulation, sizes around the tiles'
- * edges. */
+/* GEMM: all transposes, strides, types, bias and accumulation, sizes around the edges of tiles. */
 #include "device/aligned_gemm.h"
 #include "support/ops.h"
 
@@ -108,7 +107,7 @@ static const matmul_case cases[] = {
     {17, 33, 65, true, true, true, true, F, F, F, 1},
     {64, 48, 96, false, true, false, true, F, F, F, 0},
     {96, 768, 384, false, true, false, true, F, F, F, 0},
-    {341, 131, 385, false, false, true, true, F, F, F, 7}, /* over the edge of a block of k */
+    {341, 131, 385, false, false, true, true, F, F, F, 7}, /* across the edge of a block of k */
     {13, 1601, 50, false, true, false, false, F, F, F, 0}, /* many items, few rows */
     {131, 97, 800, true, false, true, false, F, F, F, 0},
     {600, 800, 40, false, true, false, true, F, F, F, 0}, /* several items */
@@ -118,11 +117,11 @@ static const matmul_case cases[] = {
     {29, 66, 401, false, false, false, false, H, H, F, 1},
     {400, 790, 33, false, true, false, true, H, H, H, 0}, /* several items, sums on the side */
     {850, 870, 20, true, false, true, false, H, H, H, 0}, /* several blocks of sums */
-    {900, 850, 70, true, false, true, false, F, F, F, 3}, /* b packed in pieces both ways */
+    {900, 850, 70, true, false, true, false, F, F, F, 3}, /* b packed in pieces in both dimensions */
     {900, 850, 70, true, false, true, false, H, H, F, 3},
-    {540, 530, 500, true, false, true, false, F, F, F, 1}, /* b packed past the caches */
+    {540, 530, 500, true, false, true, false, F, F, F, 1}, /* b packed with non-temporal stores */
     {540, 530, 500, true, false, false, true, F, H, H, 0},
-    {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more lines than one thread's workspace holds */
+    {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more rows than one thread's workspace holds */
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},
     /* a head's logits, their input gradient and their weight gradient, for a vocabulary of odd
@@ -165,8 +164,8 @@ static void refuses_bad_arguments(void **state)
     ops_assert_fails(k->matmul(stream, &a), QD_USAGE, "negative");
 }
 
-/* What is left whole: nothing odd, more than one odd size, other types, epilogues, rows that do not
- * begin aligned, little work. */
+/* Cases that are not split: nothing odd, more than one odd size, other types, epilogues, unaligned
+ * rows, little work. */
 static void cuts_only_what_gains(void **state)
 {
     (void)state;

@@ -1,5 +1,5 @@
-/* The steps of Muon: momentum, unit norm, sums of multiples, updates, and the orthogonalization
- * made of them.
+/* The kernels of Muon: momentum, unit norm, linear combinations, updates, and the orthogonalization
+ * built from them.
  * ctest: processors 2 */
 #include "support/ops.h"
 
@@ -11,8 +11,6 @@
 #include <string.h>
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-
-/* ---- momentum ---- */
 
 typedef struct momentum_case {
     int64_t n;
@@ -72,8 +70,6 @@ static double momentum_bytes(const void *p)
     return (double)c->n * ((c->half ? 2 : 4) + 8 + (c->out ? 4 : 0));
 }
 
-/* ---- unit norm ---- */
-
 typedef struct matrix_case {
     int64_t rows, cols;
 } matrix_case;
@@ -117,11 +113,9 @@ static qd_status unit_norm_run(const qd_kernels *k, qd_stream *stream, const voi
     return k->unit_norm(stream, &(qd_unit_norm_args){.x = t[0], .row_squares = t[1], .rows = c->rows, .cols = c->cols, .eps = 1e-7});
 }
 
-/* ---- axpby ---- */
-
 typedef struct axpby_case {
     int64_t n;
-    int over; /* 0: y lies apart, 1: over a, 2: over b */
+    int over; /* 0: y is separate, 1: in place of a, 2: in place of b */
 } axpby_case;
 
 static const axpby_case axpby_cases[] = {{1, 0}, {7, 1}, {1000, 2}, {40961, 1}, {16384, 0}};
@@ -153,8 +147,6 @@ static qd_status axpby_run(const qd_kernels *k, qd_stream *stream, const void *p
     const axpby_case *c = p;
     return k->axpby(stream, &(qd_axpby_args){.a = t[0], .b = t[1], .y = t[2], .n = c->n, .alpha = -4.775f, .beta = 2.0315f});
 }
-
-/* ---- update ---- */
 
 typedef struct update_case {
     int64_t n;
@@ -195,15 +187,13 @@ static qd_status update_run(const qd_kernels *k, qd_stream *stream, const void *
                                                              .rate = 0.3, .decay = 0.01, .param_dtype = c->half ? QD_BF16 : QD_F32});
 }
 
-/* ---- orthogonalization ---- */
-
 enum { X, GRAM, POLY, NEXT, SQUARES };
 
 static int orthogonalize_tensors(const void *p, ops_tensor *t)
 {
     const matrix_case *c = p;
     int64_t r = c->rows < c->cols ? c->rows : c->cols;
-    /* What is nearly 0 grows by 3.4 in each of five steps: so do errors. */
+    /* Values near 0 grow by 3.4 in each of five steps, and so do errors. */
     t[X] = (ops_tensor){.name = "x", .role = OPS_INOUT, .dtype = QD_F32, .rows = c->rows, .cols = c->cols, .scale = 1e-3, .tol = 2e-4};
     t[GRAM] = (ops_tensor){.name = "gram", .role = OPS_SCRATCH, .dtype = QD_F32, .rows = r, .cols = r};
     t[POLY] = (ops_tensor){.name = "poly", .role = OPS_SCRATCH, .dtype = QD_F32, .rows = r, .cols = r};
@@ -231,8 +221,7 @@ static double *transposed(const double *x, int64_t rows, int64_t cols)
     return t;
 }
 
-/* Always from the left, as in the publication; the transpose of a tall matrix is taken and given
- * back. */
+/* Always from the left, as in the publication; a tall matrix is transposed before and after. */
 static void orthogonalize_reference(const void *p, double *const *v)
 {
     const matrix_case *c = p;
@@ -300,7 +289,7 @@ static void singular_values_are_near_one(void **state)
         largest = sum > largest ? sum : largest;
         least = sum < least ? sum : least;
     }
-    assert_true(least > 0.4 && largest < 1.6); /* the norm of a row lies between the singular values */
+    assert_true(least > 0.4 && largest < 1.6); /* the norm of a row is between the singular values */
 }
 
 static void bad_arguments(void **state)

@@ -1,4 +1,5 @@
-/* Rows that go to the experts of a node once: the lists. ctest: processors 2 */
+/* Dispatch by node: the lists of rows on the sending rank and on the relay.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include <math.h>
@@ -16,12 +17,10 @@ static double bits_of(double x)
     return (double)i;
 }
 
-/* ---- on the row's own rank ---- */
-
 typedef struct node_case {
     int64_t rows;
     int experts, nodes, per_token;
-    double dropped; /* share of assignments that are not carried out */
+    double dropped; /* share of assignments that are dropped */
     int far;        /* rows choose experts of the first nodes only: others have none */
 } node_case;
 static const node_case node_cases[] = {
@@ -52,18 +51,18 @@ static int node_tensors(const void *p, ops_tensor *t)
     t[NW] = (ops_tensor){.name = "weight", .role = OPS_IN, .dtype = QD_F32, .rows = c->rows, .cols = c->per_token};
     t[NN] = (ops_tensor){.name = "count", .role = OPS_IN, .dtype = QD_I32, .cols = c->experts, .scale = 1000};
     t[NP] = (ops_tensor){.name = "place", .role = OPS_OUT, .dtype = QD_I32, .rows = c->rows, .cols = c->nodes};
-    /* Beyond the last copy nothing is written. */
+    /* Nothing is written after the last copy. */
     t[NF] = (ops_tensor){.name = "from", .role = OPS_INOUT, .dtype = QD_I32, .cols = c->rows * c->nodes, .scale = 9};
     t[NB] = (ops_tensor){.name = "copies", .role = OPS_OUT, .dtype = QD_I32, .cols = c->nodes};
     t[NA] = (ops_tensor){.name = "counts", .role = OPS_OUT, .dtype = QD_I32, .cols = c->experts + c->nodes};
     t[NL] = (ops_tensor){.name = "chosen", .role = OPS_INOUT, .dtype = QD_I32, .rows = most_copies(c), .cols = 2 * c->per_token,
                          .scale = 9};
-    if (c->rows == 0) /* a row that nobody may touch stands for none */
+    if (c->rows == 0) /* a row that must not be touched means none */
         t[NP].role = OPS_INOUT;
     return NODE_TENSORS;
 }
 
-/* Choices of a row differ. */
+/* The choices of a row differ. */
 static void node_derive(const void *p, double *const *v)
 {
     const node_case *c = p;
@@ -138,7 +137,7 @@ static void weights_derive(const void *p, double *const *v)
 {
     const node_case *c = p;
     int64_t next = 0;
-    node_derive(p, v); /* choice and kept are the first two there, too */
+    node_derive(p, v); /* choice and kept are the first two here as well */
     for (int b = 0; b < c->nodes; b++)
         for (int64_t row = 0; row < c->rows; row++)
             v[WP][row * c->nodes + b] = goes_to(c, v, row, b) ? (double)next++ : -1;
@@ -163,13 +162,11 @@ static qd_status weights_run(const qd_kernels *k, qd_stream *stream, const void 
                                                            .per_token = c->per_token});
 }
 
-/* ---- on the relay ---- */
-
 typedef struct relay_case {
     int64_t rows, relayed;
     int experts, per_token;
-    double here;       /* share of choices that are of this node */
-    double first, part; /* of each expert's rows: how much earlier rounds took, and this one takes */
+    double here;       /* share of choices that belong to this node */
+    double first, part; /* of each expert's rows: the number that earlier rounds took, and that this one takes */
     bool weights;
 } relay_case;
 static const relay_case relay_cases[] = {

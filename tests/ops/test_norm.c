@@ -1,4 +1,5 @@
-/* LayerNorm and RMSNorm. ctest: processors 2 */
+/* LayerNorm and RMSNorm, forward and backward, with residual and column sums.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"
@@ -38,8 +39,8 @@ static const norm_case cases[] = {
     {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false, false},
 };
 
-/* Rows of models, as the accelerator's kernels lay them over threads; enough that each takes
- * several. Without numerical gradients, which would take too long. */
+/* Row lengths of models, as the accelerator's kernels distribute them over threads; enough rows
+ * that each thread has several. Without numerical gradients, which would take too long. */
 static const norm_case wide[] = {
     {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
     {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false},
@@ -172,7 +173,7 @@ static int backward_tensors(const void *p, ops_tensor *t)
     t[B_DX].name = "dx";
     t[B_DX].role = OPS_OUT;
     t[B_DX].shares = c->in_place ? 1 + B_ADD : 0;
-    t[B_DX].floor = c->cols == 1 ? 1 / sqrt(EPS) : 0; /* zero but for eps, from differences scaled by rstd */
+    t[B_DX].floor = c->cols == 1 ? 1 / sqrt(EPS) : 0; /* zero except for eps, from differences scaled by rstd */
     t[B_DGAMMA] = (ops_tensor){.name = "dgamma", .role = c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
     t[B_DBETA] = t[B_DGAMMA];
     t[B_DBETA].name = "dbeta";
@@ -279,7 +280,7 @@ static double backward_bytes(const void *p)
     return (double)(c->rows * c->cols) * (double)qd_dtype_size(c->dtype) * (c->add ? 4 : 3);
 }
 
-/* Only dx is wanted: both parameter gradients are NULL. A NaN in one row stays in that row. */
+/* Only dx is requested: both parameter gradients are NULL. A NaN in one row stays in that row. */
 static void input_only_and_nan(void **state)
 {
     (void)state;
@@ -308,7 +309,7 @@ static void input_only_and_nan(void **state)
     }
 }
 
-/* No rows: nothing is read, and gradients stay as they are, or become 0. */
+/* No rows: nothing is read, and gradients are unchanged, or become 0. */
 static void no_rows(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* AdamW and SGD over several steps. ctest: processors 2 */
+/* AdamW and SGD over several steps, with fp32 parameters, fp32 masters and split masters.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"
@@ -11,8 +12,8 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* n elements in ranges with gaps, which stay as they are. half: bf16 parameters beside fp32
- * masters; split: beside what they lack of them. */
+/* n elements in ranges with gaps, which stay unchanged. half: bf16 parameters with fp32 masters;
+ * split: with the low 16 bits of the masters. */
 typedef struct update_case {
     int64_t n;
     int steps;
@@ -81,7 +82,7 @@ static int adamw_tensors(const void *p, ops_tensor *t)
     t[V].name = "v";
     if (c->split)
         t[MASTER].role = OPS_ABSENT;
-    /* 16 bits, whatever they are */
+    /* any 16 bits */
     t[REST] = (ops_tensor){.name = "rest", .role = c->split ? OPS_INOUT : OPS_ABSENT, .dtype = QD_BF16, .cols = c->n};
     t[SCALES] = (ops_tensor){.name = "scales", .role = OPS_IN, .dtype = QD_F64, .cols = c->steps};
     return TENSORS;
@@ -129,7 +130,8 @@ static void adamw_reference(const void *p, double *const *v)
                 *m = betas[0] * *m + (1 - betas[0]) * g;
                 *s = betas[1] * *s + (1 - betas[1]) * g * g;
                 double mean = *m / (1 - pow(betas[0], step)), square = *s / (1 - pow(betas[1], step));
-                *x -= rate_of(step) * (mean / (sqrt(square) + eps) + (ranges[r].decay ? decay * *x : 0));
+                double decayed = ranges[r].decay ? decay * *x : 0;
+                *x -= rate_of(step) * (mean / (sqrt(square) + eps) + decayed);
             }
             finish(c, v, i);
         }
@@ -204,7 +206,7 @@ static qd_status sgd_run(const qd_kernels *k, qd_stream *stream, const void *p, 
 }
 
 /* Gradient, and parameter where it is not the master, once; master and `states` states read and
- * written. In two parts: parameter and rest. */
+ * written. With split masters: parameter and rest. */
 static double traffic(const update_case *c, int states)
 {
     double narrow = c->half ? 2 : 4;
@@ -222,7 +224,7 @@ static double sgd_bytes(const void *c)
 }
 
 /* The bf16 parameter is the master rounded to nearest even, exactly; a gradient that is not finite
- * reaches its own parameter and no other; elements outside the ranges keep their bits. */
+ * reaches its own parameter only; elements outside the ranges are unchanged. */
 static void exact_rounding_and_not_finite(void **state)
 {
     (void)state;
@@ -254,7 +256,7 @@ static void exact_rounding_and_not_finite(void **state)
     }
     float after[N];
     memcpy(after, master, sizeof after);
-    a = adamw_arguments(true, t, &range, 1, 2); /* of a scale that is not finite nothing is done */
+    a = adamw_arguments(true, t, &range, 1, 2); /* with a scale that is not finite nothing is changed */
     ops_assert_ok(qd_device_kernels(device)->adamw(qd_device_compute_stream(device), &a));
     assert_memory_equal(master, after, sizeof after);
 }
@@ -265,8 +267,7 @@ static void move(qd_device *device, void *to, const void *from, size_t bytes)
     ops_assert_ok(qd_stream_wait(qd_device_compute_stream(device)));
 }
 
-/* ---- coefficients from the configuration: no digit of 1 - beta is lost on the way to the kernels
- * ---- */
+/* Coefficients from the configuration: no digit of 1 - beta is lost on the way to the kernels. */
 
 static void near(double got, double expected, const char *what, double beta, int64_t step)
 {
@@ -330,11 +331,11 @@ static void coefficients_stay_double(void **state)
     }
 }
 
-/* ---- masters in two parts: what the kernels do with whole ones, taken apart ---- */
+/* Split masters: the kernels give the results of whole masters, split. */
 
 enum { PARTS_N = 1500, PARTS_STEPS = 5 };
 
-/* Around ties, at both ends of the range, and what is no number; then random values. */
+/* Around ties, at both ends of the range, and NaN; then random values. */
 static float crafted(int i)
 {
     static const uint16_t upper[] = {0x3f80, 0x3f81, 0xbf80, 0xbf81, 0x0000, 0x8000, 0x0001, 0x8001, 0x007f,
@@ -355,8 +356,8 @@ static void step_with(qd_device *device, bool adam, void *const *t, int step)
     ops_assert_ok(adam ? k->adamw(qd_device_compute_stream(device), &a) : k->sgd(qd_device_compute_stream(device), &s));
 }
 
-/* Three runs: whole masters; parts; whole masters that begin each step with what the parts give. A
- * third of the gradients is 0, so that without decay values stay what they are. */
+/* Three runs: whole masters; split ones; whole masters that start each step from the split ones. A
+ * third of the gradients is 0, so that without decay values stay unchanged. */
 static void parts_on(qd_device *device, const char *name, bool adam, bool momentum)
 {
     enum { FREE, SPLIT, LED, RUNS };
@@ -437,8 +438,8 @@ static void parts_give_what_whole_masters_do(void **state)
     }
 }
 
-/* A chunk of masters far into the parameters, whose element 0 would lie where that of the
- * parameters does: two buffers all the same. */
+/* A chunk of masters far into the parameters, whose element 0 would have the address of the
+ * parameters' element 0: still two buffers. */
 static void equal_addresses_on(qd_device *device)
 {
     enum { FIRST = 64, N = 21, ALL = FIRST + N };

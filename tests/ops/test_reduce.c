@@ -1,4 +1,5 @@
-/* Sums over rows and sums of squares. ctest: processors 2 */
+/* Sums over rows, sums of squares, and the gradient norm.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"
@@ -95,11 +96,9 @@ static qd_status squares_run(const qd_kernels *k, qd_stream *stream, const void 
                                                          .dtype = c->dtype, .next = &rest});
 }
 
-/* ---- sums of runs, and the norm ---- */
-
-/* Four sums: of all elements as one run, of none, and twice of all elements cut into runs, which a
- * GPU takes several launches for if they are many: some of these go on with one sum and leave the
- * other to the next. */
+/* Four sums: of all elements as one run, of none, and twice of all elements cut into runs. Many
+ * runs take several launches on a GPU, some of which continue one sum and leave the other to the
+ * next. */
 typedef struct runs_case {
     int64_t count;
     int runs;
@@ -226,8 +225,8 @@ static void several_rounds(void **state)
     free(dy);
 }
 
-/* The norm's squares have the same bits on every instruction set; what overflows fp32 does not
- * overflow double; a NaN or infinity in any place is seen. */
+/* The squares of the norm are bit-identical on every instruction set; values that overflow fp32 do
+ * not overflow double; a NaN or infinity anywhere is detected. */
 static void squares_same_bits(void **state)
 {
     (void)state;

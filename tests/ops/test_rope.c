@@ -1,4 +1,5 @@
-/* Rotary embedding. ctest: processors 2 */
+/* Rotary embedding, forward and inverse.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include <math.h>
@@ -52,7 +53,7 @@ static int tensors(const void *p, ops_tensor *t)
     return TENSORS;
 }
 
-/* As the model makes it: angle = position * 10000^(-2 i / head_dim). */
+/* As the model computes it: angle = position * 10000^(-2 i / head_dim). */
 static void derive(const void *p, double *const *v)
 {
     const rope_case *c = p;
@@ -99,7 +100,7 @@ static double bytes(const void *p)
     return (double)(c->rows * c->heads * c->head_dim) * 2 * (double)qd_dtype_size(c->dtype);
 }
 
-/* The backward pass undoes the rotation: it is the transpose of an orthogonal map. */
+/* The backward pass inverts the rotation: it is the transpose of an orthogonal map. */
 static void inverse_undoes(void **state)
 {
     (void)state;

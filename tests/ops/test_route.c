@@ -1,4 +1,5 @@
-/* Routers, places of assignments, rows on their way to experts. ctest: processors 2 */
+/* Routers, positions of assignments, and the rows that permute and combine move.
+ * ctest: processors 2 */
 #include "support/ops.h"
 
 #include "base/half.h"
@@ -9,8 +10,6 @@
 #include <string.h>
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
-
-/* ---- the router ---- */
 
 typedef struct route_case {
     int64_t rows, load_rows, first_row;
@@ -117,7 +116,7 @@ static void route_choose(const route_case *c, double *const *v, int64_t row)
                 v[RC][row * r->per_token + found++] = e;
 }
 
-/* Weights of the choices that were made. */
+/* Weights of the given choices. */
 static void route_weigh(const route_case *c, double *const *v, int64_t row)
 {
     const qd_route_rule *r = &c->rule;
@@ -143,7 +142,7 @@ static void route_forward_reference(const void *p, double *const *v)
     }
 }
 
-/* What the forward pass gives; where there are many rows, which are timed only, any choices do. */
+/* Results of the forward pass; with many rows, which are only timed, any choices will do. */
 static void route_derive(const void *p, double *const *v)
 {
     const route_case *c = p;
@@ -183,7 +182,7 @@ static double route_loss(const void *p, double *const *v)
     return loss;
 }
 
-/* Differences of a row's loss by one of its logits at a time, in double. */
+/* Differences of a row's loss by each of its logits, in double. */
 static void route_backward_reference(const void *p, double *const *v)
 {
     const route_case *c = p;
@@ -217,15 +216,13 @@ static qd_status route_backward_run(const qd_kernels *k, qd_stream *stream, cons
                                                        .z = (float)c->z, .rule = c->rule, .grad_dtype = c->grad});
 }
 
-/* ---- rows: permute, combine ---- */
-
 typedef struct rows_case {
     int64_t rows, cols;
     int experts, per_token, copies;
-    int dropped; /* every so many-th assignment has no place; 0: all have */
+    int dropped; /* every n-th assignment has no place; 0: all have */
     bool weighted, add, back;
     qd_dtype dtype;
-    bool unplaced; /* permute does without the table of places */
+    bool unplaced; /* permute works without the table of places */
 } rows_case;
 static const rows_case rows_cases[] = {
     {1, 1, 2, 1, 1, 0, true, true, false, QD_F32, false},    {7, 33, 4, 2, 1, 0, false, false, false, QD_F32, true},
@@ -361,8 +358,6 @@ static double combine_bytes(const void *p)
     return (double)(c->rows * (1 + c->add + c->per_token * c->copies) * c->cols) * (double)qd_dtype_size(c->dtype);
 }
 
-/* ---- places ---- */
-
 typedef struct plan_case {
     int64_t rows, limit;
     int experts, per_token;
@@ -392,13 +387,13 @@ static int plan_tensors(const void *p, ops_tensor *t)
     t[LC] = (ops_tensor){.name = "choice", .role = OPS_IN, .dtype = QD_I32, .cols = n};
     t[LW] = (ops_tensor){.name = "weight", .role = OPS_IN, .dtype = QD_F32, .cols = n};
     t[LP] = (ops_tensor){.name = "place", .role = OPS_OUT, .dtype = QD_I32, .cols = n};
-    /* Beyond the last place nothing is promised. */
+    /* Contents after the last place are undefined. */
     t[LF] = (ops_tensor){.name = "from", .role = c->limit ? OPS_SCRATCH : OPS_OUT, .dtype = QD_I32, .cols = n};
     t[LN] = (ops_tensor){.name = "count", .role = OPS_OUT, .dtype = QD_I32, .cols = c->experts};
     return PLAN_TENSORS;
 }
 
-/* Few different weights, so that many are equal. */
+/* Few distinct weights, so that many are equal. */
 static void plan_derive(const void *p, double *const *v)
 {
     const plan_case *c = p;
@@ -408,7 +403,7 @@ static void plan_derive(const void *p, double *const *v)
     }
 }
 
-/* By counting who comes before, within the expert. */
+/* By counting the earlier ones within the expert. */
 static void plan_reference(const void *p, double *const *v)
 {
     const plan_case *c = p;
@@ -438,7 +433,7 @@ static qd_status plan_run(const qd_kernels *k, qd_stream *stream, const void *p,
                                                        .least = c->least});
 }
 
-/* ---- places, loads, biases, ties: on the CPU, and on a GPU where there is one ---- */
+/* Places, loads, biases and ties, on the CPU and on a GPU if there is one. */
 
 static void *give(qd_device *device, const void *host, int64_t bytes)
 {
@@ -492,12 +487,12 @@ static void places_on(qd_device *device)
                                                                 .param_dtype = QD_F32}));
     assert_holds(device, bias, (float[]){0.5f, 0.25f, 0, 0.25f}, 16);
     assert_holds(device, total, (float[]){4, 1, 4, 0}, 16);
-    for (int step = 0; step < 2; step++) /* the first has a scale that is not finite: nothing is done */
+    for (int step = 0; step < 2; step++) /* the first has a scale that is not finite: nothing is changed */
         ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.bias = bias, .total = total, .param = half, .experts = 4, .mean = 2,
                                                                     .rate = 0.25, .grad_scale = scales + step, .param_dtype = QD_BF16}));
     assert_holds(device, bias, (float[]){0.25f, 0.5f, -0.25f, 0.5f}, 16);
     assert_holds(device, half, (uint16_t[]){0x3e80, 0x3f00, 0xbe80, 0x3f00}, 8);
-    int16_t *rest = give(device, zeros, 8); /* in two parts: 0.25, 0.5, -0.25, 0.5, then less or more by 0.001 */
+    int16_t *rest = give(device, zeros, 8); /* split masters: 0.25, 0.5, -0.25, 0.5, then less or more by 0.001 */
     for (int step = 0; step < 2; step++)
         ops_assert_ok(k->expert_bias(stream, &(qd_expert_bias_args){.rest = rest, .total = total, .param = half, .experts = 4,
             .mean = 2, .rate = 0.001,
@@ -514,15 +509,14 @@ static void places_on(qd_device *device)
     assert_holds(device, rest, rests, 8);
     a = (qd_route_plan_args){.choice = wrong_choice, .place = place, .from = from, .count = count, .rows = 1, .experts = 4, .per_token = 2};
     qd_status status = k->route_plan(stream, &a);
-    ops_assert_fails(status == QD_OK ? qd_stream_wait(stream) : status, QD_USAGE, "expert 4"); /* a GPU says so later */
+    ops_assert_fails(status == QD_OK ? qd_stream_wait(stream) : status, QD_USAGE, "expert 4"); /* a GPU reports it later */
     void *all[] = {choice, wrong_choice, place, from, count, weight, total, bias, half, scales, rest};
     const int64_t bytes[] = {32, 8, 32, 32, 16, 32, 16, 16, 8, 16, 8};
     for (int i = 0; i < COUNT(all); i++)
         qd_device_free(device, all[i], bytes[i]);
 }
 
-/* Equal scores: the lowest index. Numbers that are not numbers: still experts that exist, each
- * once. */
+/* Equal scores: the lowest index. NaN scores: still existing experts, each once. */
 static void ties_on(qd_device *device)
 {
     const qd_kernels *k = qd_device_kernels(device);
@@ -559,8 +553,8 @@ static void same_choices(void **state)
         numbers[i] = (float)(floor(ops_normal() * 8) / 8) + (i % 3 == 0 ? 1e-6f : 0.0f);
     for (int d = 0; d < 2 && devices[1]; d++) {
         const int64_t chosen = (int64_t)ROWS * CHOICES * 4;
-        void *logits = give(devices[d], numbers, sizeof numbers), *choice = give(devices[d], numbers, chosen),
-             *weight = give(devices[d], numbers, chosen), *load = give(devices[d], numbers, EXPERTS * 4);
+        void *logits = give(devices[d], numbers, sizeof numbers), *choice = give(devices[d], numbers, chosen);
+        void *weight = give(devices[d], numbers, chosen), *load = give(devices[d], numbers, EXPERTS * 4);
         qd_route_args a = {.logits = logits, .choice = choice, .weight = weight, .load = load, .rows = ROWS, .load_rows = ROWS, .loads = 1,
                            .rule = {EXPERTS, CHOICES, 8, 3, 2, true, true, 1}};
         ops_assert_ok(qd_device_kernels(devices[d])->route(qd_device_compute_stream(devices[d]), &a));

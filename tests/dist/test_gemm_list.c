@@ -1,6 +1,5 @@
-/* Rank 0 looks for algorithms for the GEMMs of all ranks' programs: under pp the last stage alone
- * has the head's. The vocabulary is odd, and so is a rank's part of it: rows of logits begin
- * aligned all the same. */
+/* Rank 0 tunes the GEMMs of all ranks' programs: under pp only the last stage has the head's. The
+ * vocabulary is odd, and so is a rank's shard of it; rows of logits are aligned nevertheless. */
 #include "base/arena.h"
 #include "nn/nn.h"
 #include "support/layout.h"
@@ -46,12 +45,12 @@ static qd_status note(void *context, const qd_matmul_args *product)
 {
     list *l = context;
     if (l->count == MOST)
-        return QD_FAIL(QD_DIFFERENT, "more than %d products", (int)MOST);
+        return QD_FAIL(QD_DIFFERENT, "more than %d GEMMs", (int)MOST);
     l->items[l->count++] = *product;
     return QD_OK;
 }
 
-/* Every product of every rank once, and some that rank 0's own program does not make. */
+/* Every GEMM of every rank once, including some that rank 0's own program does not have. */
 static qd_status check_products(const qd_config *config, qd_arena *arena, const qd_products *products)
 {
     static list of[RANKS];
@@ -69,17 +68,17 @@ static qd_status check_products(const qd_config *config, qd_arena *arena, const 
             int times = times_in(products->items, products->count, p);
             others += times_in(of[0].items, of[0].count, p) == 0;
             if (times != 1)
-                return QD_FAIL(QD_DIFFERENT, "a product of rank %d, %lld x %lld x %lld, is there %d times", rank, (long long)p->m,
+                return QD_FAIL(QD_DIFFERENT, "a GEMM of rank %d, %lld x %lld x %lld, is listed %d times", rank, (long long)p->m,
                                (long long)p->n, (long long)p->k, times);
         }
     }
-    /* Each of the four blocks makes it once; ranks that do the same work at the same time. */
+    /* Each of the four blocks makes it once; ranks that do the same count once. */
     int64_t most = 0;
     for (int i = 0; i < products->count; i++)
         most = products->times[i] > most ? products->times[i] : most;
     if (most != 4)
         return QD_FAIL(QD_DIFFERENT, "a GEMM of the blocks is made %lld times, 4 expected", (long long)most);
-    return others > 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "all ranks make the products of rank 0");
+    return others > 0 ? QD_OK : QD_FAIL(QD_DIFFERENT, "all ranks have the GEMMs of rank 0");
 }
 
 static qd_status collect(qd_comm *world, void *arg)
@@ -96,7 +95,7 @@ static qd_status collect(qd_comm *world, void *arg)
     if (status == QD_OK && qd_comm_rank(world) == 0)
         status = check_products(&config, arena, &products);
     else if (status == QD_OK && products.count != 0)
-        status = QD_FAIL(QD_DIFFERENT, "rank %d has %d products", qd_comm_rank(world), products.count);
+        status = QD_FAIL(QD_DIFFERENT, "rank %d has %d GEMMs", qd_comm_rank(world), products.count);
     qd_products_free(&products);
     qd_arena_destroy(arena);
     return status;
@@ -104,7 +103,7 @@ static qd_status collect(qd_comm *world, void *arg)
 
 static const qd_ranks_entry bodies[] = {{"collect", collect}};
 
-static void rank_0_has_the_products_of_all(void **state)
+static void rank_0_has_the_gemms_of_all(void **state)
 {
     (void)state;
     qd_ranks_result results[RANKS];
@@ -115,6 +114,6 @@ static void rank_0_has_the_products_of_all(void **state)
 int main(int argc, char **argv)
 {
     qd_ranks_main(argc, argv, bodies, 1);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rank_0_has_the_products_of_all)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rank_0_has_the_gemms_of_all)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
