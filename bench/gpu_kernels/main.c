@@ -1,17 +1,19 @@
-/* Products and attention of a training step on one GPU, each by itself: what is chosen for each
- * product, what it reaches and what the other choices would have cost; attention forward and
- * backward. A line per product and pass, a sum per case. Then products over experts, with unequal
- * counts, beside one product of the same size in all: in turn, a tenth of a second each, so that
- * both run on a card at its power limit, as in a step. `one` has one expert, and so the same
- * product on both sides.
+/* Times the GEMMs and the attention of a training step on one GPU, each alone.
  *
- *   bench-cuda-kernels [CASE …]     cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd; without: all but the last
+ * For each GEMM it prints the chosen algorithm, its speed, and what the other candidates would have
+ * cost; for attention, forward and backward; and a sum per case. Then grouped GEMMs over experts
+ * with unequal counts, compared with one GEMM of the same total size: both alternate in intervals
+ * of a tenth of a second, so that they run on a card at its power limit, as in a step. Case `one`
+ * has one expert, and so the same GEMM on both sides.
  *
- * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of
- * 50,304, and in the two parts that it is run as.
+ *   bench-cuda-kernels [CASE …]
  *
- * Times are medians on random data. The sum of a case is what the same work takes inside a step
- * when nothing else is in the way: compare it with the step's breakdown. */
+ * Cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd; default: all but the last. `odd` is the
+ * head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of 50,304, and in
+ * the two parts in which it runs.
+ *
+ * Times are medians on random data. The sum of a case is the time of the same work inside a step
+ * without interference: compare it with the step's breakdown. */
 #include "device/cuda/gemm/search.h"
 #include "device/aligned_gemm.h"
 #include "device/device.h"
@@ -39,7 +41,7 @@ static const model models[] = {
     {"8b", 8, 4, 4096, 4096, 32, 8, 14336, 32768, true},
 };
 
-/* Layers of experts: their rows are tokens times the experts that each chooses. */
+/* MoE layers: their rows are tokens times experts per token. */
 typedef struct expert_layer {
     const char *name;
     int experts, per_token;
@@ -54,7 +56,7 @@ static const expert_layer expert_layers[] = {
 
 enum { REPEATS = 9, ROUNDS = 9 };
 
-static char here[1]; /* stands for an address in the calls whose operands the search makes itself */
+static char here[1]; /* any address: the search allocates the operands itself */
 
 static void fail(qd_status status)
 {
@@ -68,12 +70,12 @@ static void check(qd_status status)
         fail(status);
 }
 
-/* Searches for one product, prints its line and returns its seconds. */
+/* Searches for the best algorithm of one GEMM, prints its line and returns its seconds. */
 static double product(qd_device *device, const model *m, const char *name, qd_matmul_args call)
 {
     qd_search_report r;
     call.a_dtype = call.b_dtype = call.c_dtype = QD_BF16;
-    if (!call.ldc) { /* rows without gaps */
+    if (!call.ldc) { /* contiguous rows */
         call.ldc = call.n;
         call.lda = call.trans_a ? call.m : call.k;
         call.ldb = call.trans_b ? call.k : call.n;
@@ -96,7 +98,7 @@ static double product(qd_device *device, const model *m, const char *name, qd_ma
 typedef struct linear {
     const char *name;
     int64_t out, in;
-    bool residual, gelu, gelu_before; /* GELU after it; GELU before it, whose derivative its input gradient takes */
+    bool residual, gelu, gelu_before; /* GELU after it; GELU before it, whose derivative is fused into its input gradient */
 } linear;
 
 static double layer_products(qd_device *device, const model *m, const linear *l)
@@ -181,7 +183,7 @@ typedef struct timed_call {
     const void *args;
 } timed_call;
 
-/* Of `times` calls, one after another, the seconds of one. */
+/* Seconds per call of `times` consecutive calls. */
 static double time_calls(qd_device *device, timed_call c, int times)
 {
     qd_stream *stream = qd_device_compute_stream(device);
@@ -200,18 +202,18 @@ static double time_calls(qd_device *device, timed_call c, int times)
     return seconds / times;
 }
 
-/* The median of a call's seconds, each by itself. */
+/* Median seconds of a call, each call timed alone. */
 static double time_call(qd_device *device, timed_call c)
 {
     double seconds[REPEATS];
-    (void)time_calls(device, c, 1); /* makes the plan */
+    (void)time_calls(device, c, 1); /* creates the plan */
     for (int i = 0; i < REPEATS; i++)
         seconds[i] = time_calls(device, c, 1);
     qsort(seconds, REPEATS, sizeof *seconds, by_value);
     return seconds[REPEATS / 2];
 }
 
-/* Medians of two calls in turn, under steady load. */
+/* Medians of two alternating calls, under steady load. */
 static void time_in_turn(qd_device *device, const timed_call calls[2], double seconds[2])
 {
     const double round = 0.1, warm_up = 0.5;
@@ -239,11 +241,11 @@ CALL(attention_backward, qd_attention_args)
 CALL(grouped, qd_grouped_args)
 CALL(matmul, qd_matmul_args)
 
-/* Random bf16 values in (-1, 1): a sign, an exponent below that of 1, random digits. */
+/* Random bf16 values in (-1, 1): random sign and mantissa, an exponent below that of 1. */
 static void *random_rows(qd_device *device, int64_t elements, unsigned seed)
 {
     void *there;
-    int64_t part = elements < 1 << 24 ? elements : 1 << 24; /* then the same again */
+    int64_t part = elements < 1 << 24 ? elements : 1 << 24; /* repeated after that */
     uint16_t *values = malloc((size_t)part * sizeof *values);
     if (!values)
         fail(QD_FAIL(QD_NO_MEMORY, "no host memory for %lld values", (long long)part));
@@ -286,7 +288,7 @@ static double attention(qd_device *device, const model *m)
     };
     double forward = time_call(device, (timed_call){call_attention_forward, &a});
     double backward = time_call(device, (timed_call){call_attention_backward, &a});
-    /* causal: half of 2 products forward, 5 backward */
+    /* causal: half of 2 GEMMs forward, 5 backward */
     double work = 2.0 * (double)(m->batch * m->heads * head_dim) * (double)m->seq * (double)m->seq;
     printf("%-6s attention forward %8.1f us %5.0f TFLOP/s, backward %8.1f us %5.0f TFLOP/s\n", m->name, forward * 1e6,
            work / forward * 1e-12, backward * 1e6, 2.5 * work / backward * 1e-12);
@@ -300,9 +302,7 @@ static double attention(qd_device *device, const model *m)
     return (forward + backward) * m->layers;
 }
 
-/* ---- products over experts ---- */
-
-/* Counts of a mild imbalance: 0.7 to 1.3 of the mean. */
+/* Counts with a mild imbalance: 0.7 to 1.3 of the mean. */
 static void *expert_counts(qd_device *device, const expert_layer *l, int64_t rows)
 {
     int32_t counts[64];
@@ -317,7 +317,7 @@ static void *expert_counts(qd_device *device, const expert_layer *l, int64_t row
     return there;
 }
 
-/* One product: n and k as qd_grouped_args has them. */
+/* One grouped GEMM: n and k as in qd_grouped_args. */
 static void grouped(qd_device *device, const expert_layer *l, const char *name, qd_grouped_args a)
 {
     a.rows = l->tokens * l->per_token;
@@ -344,7 +344,7 @@ static void grouped(qd_device *device, const expert_layer *l, const char *name, 
     check(qd_device_tune(device, &(qd_tune_args){.calls = &whole, .count = 1, .seconds = INFINITY}, &searched));
     time_in_turn(device, (timed_call[2]){{call_grouped, &a}, {call_matmul, &whole}}, seconds);
     const double work = 2e-12 * (double)a.rows * (double)a.n * (double)a.k;
-    printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one product %8.1f us %4.0f TFLOP/s: %.2f\n",
+    printf("%-8s %-8s %2d experts, %6lld rows, n %5lld, k %5lld  %8.1f us %4.0f TFLOP/s, one GEMM %8.1f us %4.0f TFLOP/s: %.2f\n",
            l->name, name, a.experts, (long long)a.rows, (long long)a.n, (long long)a.k, seconds[0] * 1e6, work / seconds[0],
            seconds[1] * 1e6, work / seconds[1], seconds[1] / seconds[0]);
     fflush(stdout);
@@ -360,7 +360,7 @@ static void expert_products(qd_device *device, const expert_layer *l)
     grouped(device, l, "down", (qd_grouped_args){.n = l->hidden, .k = l->inner, .trans_b = true});
     grouped(device, l, "down dx", (qd_grouped_args){.n = l->inner, .k = l->hidden});
     grouped(device, l, "up dx", (qd_grouped_args){.n = l->hidden, .k = 2 * l->inner});
-    for (int add = 0; add < 2; add++) { /* the first micro-batch's gradients overwrite, those of the others are added */
+    for (int add = 0; add < 2; add++) { /* gradients of the first micro-batch overwrite, those of the others accumulate */
         grouped(device, l, add ? "up dW+" : "up dW",
                 (qd_grouped_args){.n = 2 * l->inner, .k = l->hidden, .by_experts = true, .accumulate = add});
         grouped(device, l, add ? "down dW+" : "down dW",
@@ -368,8 +368,8 @@ static void expert_products(qd_device *device, const expert_layer *l)
     }
 }
 
-/* Device and library versions, and which engines attention uses: the lines of the tuning text that
- * say so. */
+/* Prints the lines of the tuning text with device and library versions and the engines of
+ * attention. */
 static void print_engines(qd_device *device)
 {
     qd_strbuf text = {0};
@@ -393,7 +393,7 @@ int main(int argc, char **argv)
     qd_device *device;
     double sums[sizeof models / sizeof *models][2] = {{0}};
     check(qd_device_create("cuda", NULL, &device));
-    printf("case   product        m      n      k        us TFLOP/s fused     best/of  first  worst (TFLOP/s)\n");
+    printf("case   GEMM           m      n      k        us TFLOP/s fused     best/of  first  worst (TFLOP/s)\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         if (!is_wanted(models[i].name, argc, argv))
             continue;
@@ -406,7 +406,7 @@ int main(int argc, char **argv)
     if (argc > 1 && is_wanted("odd", argc, argv))
         odd_head(device);
     print_engines(device);
-    printf("case    products ms  attention ms  together ms   tokens/s of these alone\n");
+    printf("case       GEMMs ms  attention ms  together ms   tokens/s of these alone\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         if (sums[i][0] > 0)
             printf("%-7s %11.2f %13.2f %12.2f %12.0f\n", models[i].name, sums[i][0] * 1e3, sums[i][1] * 1e3,

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Quadrille's training step of models with experts beside PyTorch's on one GPU: the same models and batches, one after another in
-one run.
+"""Compares Quadrille's training step of MoE models with PyTorch's on one GPU: the same models and
+batches, one after another in one run.
 
-  python3 bench/gpu_moe/compare.py [CASE ...] [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
-      [--ours-only] [--json FILE]
+  python3 bench/gpu_moe/compare.py [CASE ...] [--python VENV/bin/python3]
+      [--quadrille build/release/bin/quadrille] [--ours-only] [--json FILE]
 
-Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then where our time goes: routing, permutation, products over
-experts with SwiGLU, everything else, and by op. PyTorch: grouped products, compiled; with rows packed and with rows padded, the faster counts.
+Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then a breakdown of our
+time: routing, permutation, grouped GEMMs with SwiGLU, everything else, and by op. PyTorch uses
+grouped GEMMs, compiled, with rows packed and with rows padded; the faster one counts.
 """
 import os
 import sys
@@ -20,8 +21,8 @@ from compare import arguments, last_json, print_breakdown, run  # noqa: E402
 SHARES = {
     "routing": ("route", "route.plan", "route.grad", "route.load"),
     "permutation": ("permute", "combine", "combine.grad"),
-    # one source of rows: SwiGLU goes with the products, and is told with them
-    "products over experts and SwiGLU": ("experts", "experts.dx", "experts.dw", "experts.activation", "experts.activation.grad"),
+    # SwiGLU may be fused into the GEMMs, so they are reported together
+    "grouped GEMMs and SwiGLU": ("experts", "experts.dx", "experts.dw", "experts.activation", "experts.activation.grad"),
 }
 
 
@@ -80,7 +81,7 @@ def print_case(row):
 
 def main():
     a = arguments(__doc__, CASES)
-    a.add_argument("--pads", type=int, nargs="+", default=[1, 16], metavar="N", help="PyTorch: rows of an expert begin at multiples of N")
+    a.add_argument("--pads", type=int, nargs="+", default=[1, 16], metavar="N", help="PyTorch: align the rows of an expert to multiples of N")
     return run(a, CASES, compare, print_case)
 
 

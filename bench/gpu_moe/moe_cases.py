@@ -1,20 +1,19 @@
-"""The models with experts that are compared on a GPU, with the batch that each is trained with."""
+"""The MoE models that are compared on a GPU, with the batch size of each."""
 from collections import namedtuple
 
 Case = namedtuple("Case", "layers hidden heads kv_heads vocab experts per_token expert_ffn shared dense ffn batch seq")
-# dense: blocks before the first with experts, whose MLP has `ffn`
+# dense: number of blocks before the first with experts; their MLP has `ffn`
 CASES = {
-    # Mixtral's proportions: 8 experts, 2 per token; 2.4 billion parameters, 0.8 used by a token
+    # proportions of Mixtral: 8 experts, 2 per token; 2.4 billion parameters, 0.8 active
     "mixtral-2b": Case(8, 2048, 16, 8, 32000, 8, 2, 5632, 0, 0, 5632, 8, 2048),
-    # DeepSeekMoE's: 64 small experts, 6 per token, 2 for all; 2.5 billion parameters, 0.5 used by a
-    # token
+    # of DeepSeekMoE: 64 small experts, 6 per token, 2 shared; 2.5 billion parameters, 0.5 active
     "fine-2b": Case(5, 2048, 16, 16, 32000, 64, 6, 1408, 2, 1, 10944, 8, 2048),
 }
 AUX_LOSS = 0.01
 
 
 def products(case):
-    """Weights that a token is multiplied with, one after another: attention, MLPs of the dense blocks, experts, router, head."""
+    """Active weights of a token: attention, MLPs of the dense blocks, experts, router, head."""
     head = case.hidden // case.heads
     attention = case.hidden * (2 * case.heads + 2 * case.kv_heads) * head
     blocks = case.layers - case.dense
@@ -30,5 +29,5 @@ def parameters(case):
 
 
 def flops_per_token(case):
-    """6 FLOPs for each weight that a token uses, and attention, not halved for being causal."""
+    """6 FLOPs for each active weight, and attention, not halved for causality."""
     return 6 * products(case) + 12 * case.layers * case.seq * case.hidden

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""A training step of a model with experts in PyTorch on one GPU, written for speed: the peer that compare.py sets beside
-Quadrille's.
+"""A training step of an MoE model in PyTorch on one GPU, written for speed: the baseline of
+compare.py.
 
   torch_moe.py CASE [--pad N]    one JSON line: milliseconds, peak memory, loss
 
-Grouped products over the experts (torch._grouped_mm, on the GPU's own counts: the host never waits), rows sorted by expert,
-torch.compile over the whole model, cuDNN attention, bf16, fused AdamW, clipping, load-balancing loss. --pad N: each expert's rows
-begin at a multiple of N, as some shapes want it.
+Grouped GEMMs (torch._grouped_mm with the counts on the GPU: the host never waits), rows sorted by
+expert, torch.compile over the whole model, cuDNN attention, bf16, fused AdamW, clipping,
+load-balancing loss. --pad N aligns each expert's rows to multiples of N, which some shapes need.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ from torch_step import measure  # noqa: E402
 
 
 def dense_case(c):
-    """The case in the terms of the dense model's blocks."""
+    """The case as a dense model, whose blocks are reused."""
     return (c.layers, c.hidden, c.heads, c.kv_heads, c.ffn, c.vocab, True, c.batch, c.seq)
 
 

@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
-"""What a user of one GPU meets before and beside the six models of gpu_step: vocabularies of odd size, and the first start.
+"""Measures what the six models of gpu_step do not cover on one GPU: vocabularies of odd size, and the
+time of the first start.
 
-  python3 bench/gpu_start/measure.py [tests] [vocabulary] [start] [wide] [--quadrille PROGRAM] [--tests FOLDER] [--cases CASE ...]
-      [--json FILE]
+  python3 bench/gpu_start/measure.py [tests] [vocabulary] [start] [wide] [--quadrille PROGRAM]
+      [--tests FOLDER] [--cases CASE ...] [--json FILE]
 
-tests       kernels and runs against references: GEMMs cut in two, the search in time, coefficients, cross-entropy (--tests: the build's
-            folder of test programs), and those of tests/cli/test_cuda.py that look at them
-vocabulary  GPT-2 124M, 64 x 1024, with 50,257 tokens and with 50,304, steps in turn in one process. Bar: within 1 %
-start       wall time of `quadrille train` with one step, for each case: with an empty tuning file, and with what the first run has
-            kept. Bar: 10 s
-wide        speed with the algorithms of `start` beside those of a search without limit, steps in turn (one after another where two copies
-            of the model do not fit). Bar: within 1 %
+tests       kernels and runs against references: GEMMs cut in two, tuning within its time limit,
+            coefficients, cross-entropy (--tests: the build's folder of test programs), and the
+            tests of tests/cli/test_cuda.py for them
+vocabulary  GPT-2 124M, 64 x 1024, with 50,257 tokens and with 50,304, alternating steps in one
+            process. Bar: within 1 %
+start       wall time of `quadrille train` with one step, for each case: with an empty tuning file,
+            and with the file of the first run. Bar: 10 s
+wide        speed with the algorithms of `start` compared with those of a search without limit,
+            alternating steps (one after another where two copies of the model do not fit).
+            Bar: within 1 %
 
-Without words: all but `wide`, which takes about a minute and a half per case. The table comes last. pack.sh packs the programs for a
-machine that has a GPU but none of the libraries that they are built with.
+Without arguments: all except `wide`, which takes about a minute and a half per case. The table comes
+last. pack.sh packs the programs for a machine that has a GPU but not the libraries that they are
+built with.
 """
 import argparse
 import json
@@ -65,7 +70,7 @@ def write_yaml(path, keys):
 
 
 def call(command, what, **environment):
-    """Seconds, output and errors of a command; output None where it fails."""
+    """Seconds, output and errors of a command; output is None if it fails."""
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}, check=False)
     seconds = time.monotonic() - begin
@@ -80,7 +85,7 @@ def call(command, what, **environment):
 
 
 def bench_step(o, keys, what, in_turn=None):
-    """The JSON of `bench step`, in turn with the steps of another configuration if one is given; None where it fails."""
+    """The JSON of `bench step`, alternating with steps of another configuration if one is given; None if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = [o.quadrille, "bench", "step", "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.repeat)]
         if in_turn:
@@ -104,7 +109,7 @@ def tests(o):
     for program in PROGRAMS:
         path = os.path.join(o.tests, "ops", program)
         if not os.path.exists(path):
-            lines.append(f"  {program:48} not there: {path}")
+            lines.append(f"  {program:48} missing: {path}")
             continue
         seconds, output, errors = call([path], program)
         lines.append(f"  {program:48} {outcome(output, errors)} in {seconds:.1f} s")
@@ -117,12 +122,12 @@ def tests(o):
 
 
 def vocabulary(o):
-    """Both ways round, so that each side's breakdown by op is there, and drift shows."""
+    """In both orders, which gives a breakdown by op for each side and shows drift."""
     with tempfile.TemporaryDirectory() as folder:
         tuning = os.path.join(folder, "products")
         odd, even = (keys_of("gpt2-124m", model__vocab=size, run__tuning=tuning) for size in (50257, 50304))
-        first = bench_step(o, odd, "50,257 in turn with 50,304", even)
-        second = bench_step(o, even, "50,304 in turn with 50,257", odd)
+        first = bench_step(o, odd, "50,257 alternating with 50,304", even)
+        second = bench_step(o, even, "50,304 alternating with 50,257", odd)
     if not first or not second:
         return {}, ["vocabulary: FAILED"]
     lines = ["vocabulary, GPT-2 124M, 64 x 1024 (bar: 1.01)"]
@@ -130,7 +135,7 @@ def vocabulary(o):
         rows = rows_of(result)
         lines.append(f"  {name}: {result['step_seconds'] * 1e3:7.2f} ms, {result['tokens_per_second']:9,.0f} tokens/s, "
                      f"head.loss {rows.get('head.loss', 0):6.2f} ms")
-    lines.append(f"  steps of 50,257 over those of 50,304, in turn: {first['over_other']:.4f} and {1 / second['over_other']:.4f}")
+    lines.append(f"  ratio of alternating steps, 50,257 over 50,304: {first['over_other']:.4f} and {1 / second['over_other']:.4f}")
     return {"vocabulary": {"odd": first, "even": second}}, lines
 
 
@@ -165,10 +170,10 @@ def wide(o):
     for name in o.cases:
         short, long = (os.path.join(o.caches, f"{name}-{kind}") for kind in ("short", "long"))
         for path, seconds in ((short, 4), (long, 3600)):
-            found.setdefault(name, {})[seconds] = train_once(o, name, o.caches, f"search of {seconds} s at most", f"run.tuning={path}",
+            found.setdefault(name, {})[seconds] = train_once(o, name, o.caches, f"search of at most {seconds} s", f"run.tuning={path}",
                                                              f"run.tuning_seconds={seconds}")[0]
         mine, other = keys_of(name, run__tuning=short), keys_of(name, run__tuning=long)
-        result = bench_step(o, mine, f"{name}, in turn", other)
+        result = bench_step(o, mine, f"{name}, alternating", other)
         if result:
             left, right, ratio = result["step_seconds"], result["other_seconds"], result["over_other"]
         else:
@@ -192,7 +197,7 @@ def main():
     a.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help=", ".join(CASES))
     a.add_argument("--warm-up", type=int, default=4)
     a.add_argument("--repeat", type=int, default=16)
-    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    a.add_argument("--json", metavar="FILE", help="write all measurements")
     o = a.parse_args()
     for name, known, what in [(part, parts, "part") for part in o.parts] + [(case, CASES, "case") for case in o.cases]:
         if name not in known:

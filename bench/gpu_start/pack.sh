@@ -2,7 +2,8 @@
 # Packs the programs that measure.py needs for a machine with a GPU but without our libraries:
 # build/gpu.tar.xz. On that machine:
 #
-#   tar xJf build/gpu.tar.xz -C /tmp && python3 bench/gpu_start/measure.py --quadrille /tmp/gpu/bin/quadrille --tests /tmp/gpu/tests
+#   tar xJf build/gpu.tar.xz -C /tmp
+#   python3 bench/gpu_start/measure.py --quadrille /tmp/gpu/bin/quadrille --tests /tmp/gpu/tests
 #
 # ARCHITECTURE=90a-real (the default): H100 and H200.
 set -euo pipefail
@@ -15,7 +16,7 @@ trap 'rm -rf "$folder"' EXIT
 for program in bin/quadrille bench/bench-cuda-kernels tests/ops/test_{cuda_matmul,matmul,optimizer,cross_entropy}; do
     install -D -s "build/gpu/$program" "$folder/gpu/$program"
 done
-if [ -d build/gpu/lib ]; then # what has no .a file is found beside the programs
+if [ -d build/gpu/lib ]; then # libraries without a .a file are loaded from next to the programs
     find build/gpu/lib -name '*.so*' -exec install -D -t "$folder/gpu/lib" {} +
 fi
 tar cJf build/gpu.tar.xz -C "$folder" gpu

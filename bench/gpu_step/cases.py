@@ -1,6 +1,6 @@
-"""The six models that are compared on a GPU, with the batch that each is trained with."""
+"""The six models that are compared on a GPU, with the batch size of each."""
 
-PEAK_FLOPS = 989.5e12  # dense bf16 of an H100 or H200, as its maker states it
+PEAK_FLOPS = 989.5e12  # dense bf16 of an H100 or H200, as specified by NVIDIA
 
 # name: layers, hidden, heads, kv heads, ffn, vocabulary, Llama-style (else GPT-2), micro-batch,
 # sequence
@@ -15,7 +15,7 @@ CASES = {
 
 
 def products(case):
-    """(outputs, inputs, how often) of the matrix products of one forward pass: per token 2 FLOPs for each weight."""
+    """(outputs, inputs, count) of the GEMMs of one forward pass: per token 2 FLOPs for each weight."""
     layers, hidden, heads, kv, ffn, vocab, llama, _, _ = case
     head = hidden // heads
     return [((heads + 2 * kv) * head, hidden, layers), (hidden, hidden, layers), ((2 if llama else 1) * ffn, hidden, layers),
@@ -23,6 +23,6 @@ def products(case):
 
 
 def flops_per_token(case):
-    """6 FLOPs for each weight that is used in a product, and attention, not halved for being causal."""
+    """6 FLOPs for each weight of a GEMM, and attention, not halved for causality."""
     layers, hidden, seq = case[0], case[1], case[8]
     return 6 * sum(n * k * times for n, k, times in products(case)) + 12 * layers * seq * hidden

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Quadrille's training step beside PyTorch's on one GPU: the same models and batches, one after another in one run.
+"""Compares Quadrille's training step with PyTorch's on one GPU: the same models and batches, one after
+another in one run.
 
-  python3 bench/gpu_step/compare.py [CASE ...] [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
-      [--ours-only] [--no-floor] [--json FILE]
+  python3 bench/gpu_step/compare.py [CASE ...] [--python VENV/bin/python3]
+      [--quadrille build/release/bin/quadrille] [--ours-only] [--no-floor] [--json FILE]
 
-Without cases: all six, some 8 minutes with PyTorch's compiling. Prints a table (tokens per second, model TFLOP/s, MFU against
-989.5 TFLOP/s, peak memory, ratio, share of the floor) and for each case where our time goes, by op. The floor is what the same
-products and attention take when each is timed alone, plus the fewest bytes of the rest (torch_step.py floor).
+Without cases: all six, about 8 minutes including PyTorch's compilation. Prints a table (tokens per
+second, model TFLOP/s, MFU relative to 989.5 TFLOP/s, peak memory, ratio, share of the floor) and a
+breakdown of our time by op for each case. The floor is the time of the same GEMMs and attention,
+each timed alone, plus the least traffic of everything else (torch_step.py floor).
 """
 import argparse
 import json
@@ -22,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 
 
 def last_json(command, what):
-    """The last line of a command's output as JSON; None, and a word on why, if it fails."""
+    """The last line of a command's output as JSON; None if it fails, with the reason on standard error."""
     begin = time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -52,7 +54,7 @@ def theirs(o, what, name):
 
 
 def compare(o, name):
-    """One row of the table. Our peak is what the plan takes from the device plus workspaces; PyTorch's is its allocator's."""
+    """One row of the table. Our peak is the planned device memory plus workspaces; PyTorch's is its allocator's."""
     case = CASES[name]
     tokens, flops = case[7] * case[8], flops_per_token(case)
     mine = ours(o, name)
@@ -107,7 +109,7 @@ def print_breakdown(row):
 
 
 def arguments(text, cases):
-    """The options that comparisons share."""
+    """The command-line options that all comparisons share."""
     a = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(cases))
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
@@ -115,13 +117,13 @@ def arguments(text, cases):
     a.add_argument("--ours-only", action="store_true")
     a.add_argument("--warm-up", type=int, default=5)
     a.add_argument("--repeat", type=int, default=20)
-    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
-    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="another option for quadrille, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="write all measurements")
     return a
 
 
 def run(a, cases, compare_case, print_case):
-    """Compares the cases that were asked for, one after another, and prints the table."""
+    """Compares the requested cases one after another and prints the table."""
     o = a.parse_args()
     wrong = [name for name in o.cases if name not in cases]
     if wrong:
@@ -141,7 +143,7 @@ def run(a, cases, compare_case, print_case):
 
 def main():
     a = arguments(__doc__, CASES)
-    a.add_argument("--no-floor", action="store_true", help="leaves out the floor")
+    a.add_argument("--no-floor", action="store_true", help="do not measure the floor")
     return run(a, CASES, compare, print_breakdown)
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A training step in PyTorch on one GPU, written for speed: the peer that compare.py sets beside Quadrille's; and the floor of
-that step on this card.
+"""A training step in PyTorch on one GPU, written for speed: the baseline of compare.py; and the floor
+of that step on this card.
 
   torch_step.py step CASE ...    one JSON line per case: milliseconds, peak memory, loss
-  torch_step.py floor CASE ...   one JSON line per case: milliseconds of the products and of attention, each timed alone, and of
-                                 the fewest bytes that the rest must move
+  torch_step.py floor CASE ...   one JSON line per case: milliseconds of the GEMMs and of attention,
+                                 each timed alone, and of the least bytes that the rest must move
 
-The step: torch.compile, cuDNN attention, autocast to bf16, fused AdamW, clipping; fp32 weights. Each case runs in a process of
-its own when compare.py calls this, so that one case's memory is not another's.
+The step: torch.compile, cuDNN attention, autocast to bf16, fused AdamW, clipping; fp32 weights.
+compare.py runs each case in a process of its own, so that they do not share memory.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cases import CASES, products
 
-COPY_BYTES = 4.3e12  # bytes per second that kernels which only move data reach on an H200
+COPY_BYTES = 4.3e12  # bytes per second of memory-bound kernels on an H200
 
 
 class Block(nn.Module):
@@ -90,7 +90,7 @@ class Model(nn.Module):
 
 
 def timed(function, warm_up, repeat):
-    """Median milliseconds by the GPU's own clock."""
+    """Median milliseconds, measured with CUDA events."""
     for _ in range(warm_up):
         function()
     torch.cuda.synchronize()
@@ -106,7 +106,7 @@ def timed(function, warm_up, repeat):
 
 
 def measure(make, vocab, batch, seq, o):
-    """Steps of the model that make() gives, its loss a function of tokens and targets."""
+    """Times steps of the model that make() returns; its loss is a function of tokens and targets."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):
@@ -155,7 +155,7 @@ def attention(case):
                 grad = torch.randn_like(forward())
                 both = timed(lambda: torch.autograd.grad(forward(), (q, k, v), grad), 3, 8)
         except RuntimeError:
-            continue  # a backend that does not take this shape
+            continue  # a backend that does not support this shape
         best = both if best is None else min(best, both)
     return best
 
@@ -164,7 +164,7 @@ def run_floor(name, o):
     case = CASES[name]
     layers, hidden, _, _, ffn, vocab, llama, batch, seq = case
     rows = batch * seq
-    # The head is computed in chunks of rows, so that its logits fit.
+    # The head is computed in chunks of rows, so that its logits fit into memory.
     product_ms = sum(three_products(m, n, k) * times * rows / m
                      for n, k, times in products(case) for m in [min(rows, 8192) if n == vocab else rows])
     attention_ms = attention(case) * layers

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Quadrille's training step beside PyTorch's on this machine's cores: same models, same batch, one run.
+"""Compares Quadrille's training step with PyTorch's on this machine's cores: same models, same batch,
+one run.
 
-  python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3 [--quadrille build/release/bin/quadrille] [--case gpt2:1x2]
+  python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3
+      [--quadrille build/release/bin/quadrille] [--case gpt2:1x2]
 
-VENV is a virtual environment with PyTorch from the Python index. Each case runs ours, theirs (eager and compiled) and ours
-again; medians of the timed steps, the better of PyTorch's two counts.
+VENV is a virtual environment with PyTorch from the Python index. Each case runs ours, theirs (eager
+and compiled) and ours again; times are medians of the timed steps, and the better of PyTorch's two
+counts.
 """
 import argparse
 import json
@@ -20,7 +23,7 @@ CASES = {  # name, preset, vocabulary, seq, global batch
     "gpt2": ("GPT-2 124M", "gpt2-124M", 50257, 256, 4),
     "llama": ("small Llama", "llama-small", 8192, 256, 8),
 }
-LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads of each
+LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads per rank
 
 
 def ours(o, case, ranks, threads, folder, text):

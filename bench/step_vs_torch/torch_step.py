@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""A training step in PyTorch on CPU cores: the peer that compare.py and bench/zero/compare.py set beside Quadrille's.
+"""A training step in PyTorch on CPU cores: the baseline of compare.py and bench/zero/compare.py.
 
-One process is one rank. With --ranks above 1 it joins the others over gloo, through DistributedDataParallel or, with
---sharded, FSDP2 (fully_shard of each block and of the rest). The model is written the way the PyTorch documentation recommends
-for speed: fused attention, AdamW's fused implementation, one backward pass. Every rank prints one JSON object: seconds of each
-timed step, the loss of the last, and this process's resident bytes before the model was made and at their peak while training.
+One process is one rank. With --ranks above 1 it joins the others over gloo, with
+DistributedDataParallel or, with --sharded, FSDP2 (fully_shard of each block and of the rest). The
+model follows the PyTorch documentation's advice for speed: fused attention, fused AdamW, one
+backward pass. Every rank prints one JSON object: seconds of each timed step, the loss of the last
+step, and this process's resident bytes before the model was created and at the peak while training.
 """
 import argparse
 import json
@@ -96,13 +97,13 @@ def resident(what):
 
 
 def forget_peak():
-    """What was resident while the model was made does not count (VmHWM starts anew)."""
+    """Resets VmHWM, so that memory used while creating the model does not count."""
     with open("/proc/self/clear_refs", "w", encoding="utf-8") as f:
         f.write("5")
 
 
 def shard(model):
-    """As the FSDP2 tutorial does it: a unit per block, the rest with the root."""
+    """As in the FSDP2 tutorial: one unit per block, the rest in the root."""
     from torch.distributed.fsdp import fully_shard
     mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for block in model.blocks:
@@ -116,7 +117,7 @@ def main():
     a.add_argument("--model", required=True)
     a.add_argument("--vocab", type=int, default=0)
     a.add_argument("--seq", type=int, required=True)
-    a.add_argument("--batch", type=int, required=True, help="sequences of this rank")
+    a.add_argument("--batch", type=int, required=True, help="sequences per rank")
     a.add_argument("--steps", type=int, default=5)
     a.add_argument("--warm-up", type=int, default=2)
     a.add_argument("--threads", type=int, default=1)

@@ -1,14 +1,22 @@
 #!/usr/bin/env python3
-"""This machine, predicted and measured: the step time and memory of ten layouts of a GPT-2-like model on 1, 2 and 4 ranks.
+"""Compares predictions with measurements on this machine: step time and memory of ten layouts of a
+GPT-2-like model on 1, 2 and 4 ranks.
 
-  python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3] [--before "chrt -f 20"]
+  python3 bench/this_machine/compare.py [--quadrille build/release/bin/quadrille] [--rounds 3]
+      [--before "chrt -f 20"]
 
-In each round the machine is measured (`bench machine`), then each layout is predicted from these figures (`simulate`) and measured (`bench step`, ranks as
-threads). A machine with neighbours becomes faster and slower within seconds, by a third and more. So the steps of a layout are taken in turn with steps
-of a reference (`bench step --in-turn`): the same model with one rank per core, the step that `bench machine` takes apart. What counts as measured is how many
-steps of the reference a layout takes, times the seconds of one in `bench machine`: its seconds on a machine as fast as that one was. The seconds as they
-were are printed beside it, with the error of the prediction against them. The first layout but one is the reference itself: its error says whether the
-parts of a step add up to the whole, no more. The error of a layout is the median over the rounds; all rounds are printed too. --ops compares op by op.
+In each round the machine is measured (`bench machine`), then each layout is predicted from these
+figures (`simulate`) and measured (`bench step`, ranks as threads).
+
+A shared machine becomes faster and slower within seconds, by a third and more. So the steps of a
+layout alternate with steps of a reference (`bench step --in-turn`): the same model with one rank
+per core, the step that `bench machine` breaks down. The measured time of a layout is its ratio to
+the reference, times the seconds of the reference in `bench machine`: its time on a machine as fast
+as that one was. The raw seconds are printed too, with the error of the prediction relative to them.
+
+On two cores the layout `dp 2` is the reference itself: its error only shows whether the parts of a
+step add up to the whole. The error of a layout is the median over the rounds; all rounds are printed
+too. --ops compares op by op.
 """
 import argparse
 import json
@@ -49,7 +57,7 @@ def call(o, *words, timed=True):
 
 
 def write_reference(o, path):
-    """The step that `bench machine` takes apart: one rank of one thread on each core."""
+    """The step that `bench machine` breaks down: one single-threaded rank per core."""
     sections = {}
     for word in [*model(o), f"parallel.ranks={len(os.sched_getaffinity(0))}"]:
         key, value = word.split("=", 1)
@@ -77,13 +85,13 @@ def one_round(o, folder):
                             "allocated_bytes": measured["allocated_bytes"], "predicted_ops": predicted["ops"],
                             "measured_ops": {op["name"]: op["seconds"] * in_turn / measured["step_seconds"] for op in measured["rows"]}, "machine": machine}
         row["error"], row["error_as_it_was"] = row["predicted"] / in_turn - 1, row["predicted"] / row["as_it_was"] - 1
-        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * in_turn:7.1f} ms in turn ({100 * row['error']:+.1f} %), "
-              f"{1e3 * row['as_it_was']:7.1f} ms as it was ({100 * row['error_as_it_was']:+.1f} %)", flush=True)
+        print(f"  {name:16} predicted {1e3 * row['predicted']:7.1f} ms, measured {1e3 * in_turn:7.1f} ms alternating ({100 * row['error']:+.1f} %), "
+              f"{1e3 * row['as_it_was']:7.1f} ms raw ({100 * row['error_as_it_was']:+.1f} %)", flush=True)
     return rows
 
 
 def show_ops(rows):
-    """Seconds of rank 0 by op, predicted and measured, of one round."""
+    """Seconds of rank 0 by op, predicted and measured, in one round."""
     for name, row in rows.items():
         print(f"\n{name}")
         for op in [*row["measured_ops"], *(op for op in row["predicted_ops"] if op not in row["measured_ops"])]:
@@ -93,7 +101,7 @@ def show_ops(rows):
 
 
 def show(o, rounds):
-    print(f"\n{'layout':16} {'predicted':>10} {'in turn':>10} {'error':>8}   {'rounds':18} {'as it was':>9}   {'rounds':18} memory predicted, allocated")
+    print(f"\n{'layout':16} {'predicted':>10} {'measured':>10} {'error':>8}   {'rounds':18} {'raw':>9}   {'rounds':18} memory predicted, allocated")
     good = True
     for name in rounds[0]:
         rows = [r[name] for r in rounds]
@@ -114,7 +122,7 @@ def show(o, rounds):
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
-    a.add_argument("--before", default="", help="a command that starts what is timed, such as 'nice -n -20' or 'chrt -f 20'")
+    a.add_argument("--before", default="", help="a command prefix for timed programs, such as 'nice -n -20' or 'chrt -f 20'")
     a.add_argument("--layers", type=int, default=4)
     a.add_argument("--hidden", type=int, default=384)
     a.add_argument("--vocab", type=int, default=4096)
@@ -127,9 +135,9 @@ def main():
     a.add_argument("--rounds", type=int, default=3)
     a.add_argument("--within", type=float, default=0.15)
     a.add_argument("--only", action="append", choices=list(LAYOUTS))
-    a.add_argument("--ops", action="store_true", help="also prints seconds by op")
-    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option, may be repeated")
-    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    a.add_argument("--ops", action="store_true", help="also print seconds by op")
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="another option, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="write all measurements")
     o = a.parse_args()
     rounds = []
     with tempfile.TemporaryDirectory() as folder:

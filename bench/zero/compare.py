@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Plain and sharded data parallelism beside PyTorch's DDP and FSDP2 (gloo) on this machine's cores: tokens per second and
-resident memory of the same GPT-2-like model, in one run.
+"""Compares plain and sharded data parallelism with PyTorch's DDP and FSDP2 (gloo) on this machine's
+cores: tokens per second and resident memory of the same GPT-2-like model, in one run.
 
-  python3 bench/zero/compare.py --torch VENV/bin/python3 [--quadrille build/release/bin/quadrille] [--ranks 2 4] [--rounds 2]
+  python3 bench/zero/compare.py --torch VENV/bin/python3
+      [--quadrille build/release/bin/quadrille] [--ranks 2 4] [--rounds 2]
 
-VENV is a virtual environment with PyTorch from the Python index. Each round runs all of them one after another; a figure is the
-best of the rounds' medians, so that what else the machine does counts least. Memory is the highest resident size of any rank's
-process, PyTorch's from the first step on, and in brackets what is more than at the start (libraries loaded, no model made).
+VENV is a virtual environment with PyTorch from the Python index. Each round runs all of them one
+after another; a figure is the best of the rounds' medians, to reduce the effect of other programs.
+Memory is the highest resident size of any rank's process, PyTorch's from the first step on; in
+brackets the increase since the start (libraries loaded, no model created).
 """
 import argparse
 import json
@@ -24,7 +26,7 @@ PEERS = {"DDP": [], "FSDP2": ["--sharded"]}
 
 
 def model(o):
-    """Our options, and the same as an entry of data/models.json."""
+    """The model as our options, and as an entry of data/models.json."""
     keys = {"layers": o.layers, "hidden": o.hidden, "heads": o.hidden // 64, "vocab": o.vocab, "ffn": 4 * o.hidden}
     entry = dict(keys, name="bench", arch="gpt2", head_dim=64, kv_heads=keys["heads"], max_seq=o.seq, norm_eps=1e-5, qkv_bias=True,
                  linear_bias=True, position="learned", tied=True, rope_base=None)
@@ -116,18 +118,18 @@ def main():
     a.add_argument("--torch", required=True, help="python3 of a virtual environment with PyTorch")
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
     a.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    a.add_argument("--threads", type=int, default=1, help="of each rank")
+    a.add_argument("--threads", type=int, default=1, help="threads per rank")
     a.add_argument("--layers", type=int, default=6)
     a.add_argument("--hidden", type=int, default=512)
     a.add_argument("--vocab", type=int, default=8192)
     a.add_argument("--seq", type=int, default=256)
-    a.add_argument("--batch", type=int, default=4, help="sequences of a step, a multiple of the ranks")
+    a.add_argument("--batch", type=int, default=4, help="sequences per step, a multiple of the ranks")
     a.add_argument("--steps", type=int, default=6)
     a.add_argument("--warm-up", type=int, default=2)
     a.add_argument("--rounds", type=int, default=2)
     a.add_argument("--only", action="append", choices=[*STAGES, *PEERS])
-    a.add_argument("--set", action="append", default=[], metavar="key=value", help="a further option of ours, may be repeated")
-    a.add_argument("--json", metavar="FILE", help="writes everything that was measured")
+    a.add_argument("--set", action="append", default=[], metavar="key=value", help="another option for quadrille, may be repeated")
+    a.add_argument("--json", metavar="FILE", help="write all measurements")
     o = a.parse_args()
     words, entry = model(o)
     everything = {}

@@ -1,4 +1,5 @@
-/* qd_convert(): which side is which, the folders, and what goes along with the tensors. */
+/* qd_convert(): converts a Hugging Face folder to a run folder, or a checkpoint to a Hugging Face
+ * folder, with configuration and tokenizer. */
 #include "base/text/strbuf.h"
 #include "ckpt/folder.h"
 #include "ckpt/huggingface.h"
@@ -46,7 +47,7 @@ static qd_status put_text(const char *folder, const char *name, qd_strbuf *text)
     return status;
 }
 
-/* As it is: what we do not read in it stays. */
+/* Copied unchanged, including the parts that we do not read. */
 static qd_status copy_tokenizer(const char *from, const char *folder)
 {
     qd_strbuf text = {0};
@@ -56,35 +57,33 @@ static qd_status copy_tokenizer(const char *from, const char *folder)
     return put_text(folder, QD_HF_TOKENIZER, &text);
 }
 
-/* ---- from Hugging Face ---- */
-
-/* A tokenizer that we cannot read would be in the way of every use of the model. */
+/* A tokenizer that we cannot read is not copied: it would make the model unusable. */
 static qd_status import_tokenizer(const qd_convert_options *o, const char *aside, int64_t vocab, qd_convert_report *report)
 {
     file_path path;
     qd_tokenizer *tokenizer = NULL;
     QD_TRY(path_in(o->from, QD_HF_TOKENIZER, path));
     if (access(path, F_OK) != 0) {
-        qd_strbuf_puts(&report->notes, "there is no tokenizer.json: text needs one in the new folder\n");
+        qd_strbuf_puts(&report->notes, "there is no tokenizer.json: to use text, put one into the new folder\n");
         return QD_OK;
     }
     qd_status status = qd_tokenizer_load(path, NULL, &tokenizer);
     if (status == QD_USAGE) {
-        qd_strbuf_printf(&report->notes, "tokenizer.json was left out: %s\n", qd_error_message());
+        qd_strbuf_printf(&report->notes, "tokenizer.json was not copied: %s\n", qd_error_message());
         return QD_OK;
     }
     QD_TRY(status);
     int32_t size = qd_tokenizer_size(tokenizer);
     qd_tokenizer_destroy(tokenizer);
     if (size > vocab) {
-        qd_strbuf_printf(&report->notes, "tokenizer.json was left out: it has %d tokens, the model %lld\n", size, (long long)vocab);
+        qd_strbuf_printf(&report->notes, "tokenizer.json was not copied: it has %d tokens, the model %lld\n", size, (long long)vocab);
         return QD_OK;
     }
     report->tokenizer = true;
     return copy_tokenizer(path, aside);
 }
 
-/* The configuration of a run that could train this model on. */
+/* The configuration of a run that could continue to train this model. */
 static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, qd_arena *arena, qd_program **program, char **asked,
                              char **text)
 {
@@ -137,7 +136,7 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
     const qd_ckpt_meta meta = {.config = text, .seed = 1};
     if (status == QD_OK)
         status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
-    if (status == QD_NOT_FINITE) /* a file of theirs is not what it should be */
+    if (status == QD_NOT_FINITE) /* the source file is damaged */
         status = qd_error_prefix(QD_CORRUPT, "%s: ", o->from);
     free(asked);
     free(text);
@@ -164,8 +163,6 @@ static qd_status import(const qd_convert_options *o, const char *aside, qd_conve
     return status;
 }
 
-/* ---- to Hugging Face ---- */
-
 static void put_token_name(qd_json_writer *json, const char *key, const qd_tokenizer *tokenizer, int32_t token)
 {
     size_t length = 0;
@@ -177,14 +174,14 @@ static void put_token_name(qd_json_writer *json, const char *key, const qd_token
     qd_json_put_string(json, key, name);
 }
 
-/* Where the tokenizer puts no token before a text, that which ends documents begins them, too. */
+/* If the tokenizer adds no token before a text, the token that ends documents also begins them. */
 static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, int32_t *begin, int32_t *end,
                                   qd_convert_report *report)
 {
     *begin = *end = -1;
     if (c->data.tokenizer[0] == '\0' || strcmp(c->data.tokenizer, "bytes") == 0) {
         qd_strbuf_puts(&report->notes, c->data.tokenizer[0] ? "the model's tokens are bytes: there is no tokenizer.json\n"
-                                                            : "the model's tokenizer is not known: there is no tokenizer.json\n");
+                                                            : "the model's tokenizer is unknown: there is no tokenizer.json\n");
         return QD_OK;
     }
     qd_model_text text;
@@ -193,7 +190,8 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
     qd_strbuf config = {0};
     if (status == QD_OK) {
         *end = text.encoder.document_end;
-        *begin = qd_tokenizer_before(text.tokenizer, 0) >= 0 ? qd_tokenizer_before(text.tokenizer, 0) : *end;
+        int32_t before = qd_tokenizer_before(text.tokenizer, 0);
+        *begin = before >= 0 ? before : *end;
         qd_json_writer json = qd_json_writer_on(&config);
         qd_json_object_begin(&json, NULL);
         qd_json_put_string(&json, "tokenizer_class", "PreTrainedTokenizerFast");
@@ -205,7 +203,7 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
         status = path_in(aside, QD_HF_TOKENIZER, path);
     }
     if (status == QD_OK)
-        status = qd_tokenizer_save(text.tokenizer, path); /* also where it was read from another format */
+        status = qd_tokenizer_save(text.tokenizer, path); /* also if it was read from another format */
     if (status == QD_OK)
         status = put_text(aside, "tokenizer_config.json", &config);
     report->tokenizer = status == QD_OK;
@@ -253,15 +251,13 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
     return status;
 }
 
-/* ---- folders ---- */
-
 static qd_status check_folders(const qd_convert_options *o)
 {
     struct stat info;
     if (stat(o->from, &info) != 0)
-        return QD_FAIL(QD_USAGE, "%s: %s; a run folder, a checkpoint or a Hugging Face folder would be right", o->from, strerror(errno));
+        return QD_FAIL(QD_USAGE, "%s: %s; give a run folder, a checkpoint or a Hugging Face folder", o->from, strerror(errno));
     if (lstat(o->to, &info) == 0)
-        return QD_FAIL(QD_USAGE, "%s: is there already; name a new folder", o->to);
+        return QD_FAIL(QD_USAGE, "%s: exists already; name a new folder", o->to);
     return QD_OK;
 }
 
@@ -273,13 +269,13 @@ qd_status qd_convert(const qd_convert_options *o, qd_convert_report *report)
     if (snprintf(aside, sizeof aside, "%s.part", o->to) >= (int)sizeof aside)
         return QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", o->to);
     report->imported = exists(o->from, QD_HF_CONFIG);
-    QD_TRY(qd_ckpt_remove_folder(aside)); /* what a killed conversion left */
+    QD_TRY(qd_ckpt_remove_folder(aside)); /* left by a killed conversion */
     QD_TRY(qd_folder_make(aside));
     qd_status status = report->imported ? import(o, aside, report) : export(o, aside, report);
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(aside);
     if (status == QD_OK && rename(aside, o->to) != 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", o->to, strerror(errno));
+        status = QD_FAIL(QD_IO, "%s: the result cannot be moved there: %s", o->to, strerror(errno));
     if (status != QD_OK) {
         char message[1024];
         snprintf(message, sizeof message, "%s", qd_error_message());

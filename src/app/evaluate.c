@@ -1,4 +1,4 @@
-/* Evaluation: passes over windows of tokens, forward only. */
+/* Evaluation: forward passes over windows of tokens. */
 #include "app/evaluate.h"
 
 static qd_status check_seq(const qd_config *c)
@@ -9,7 +9,7 @@ static qd_status check_seq(const qd_config *c)
                    (long long)c->model.max_seq);
 }
 
-/* Enough rows to keep the products large, few enough to stay in the caches. */
+/* Enough rows for large GEMMs, few enough to stay in the caches. */
 static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
 {
     int64_t count = wanted > 0 ? wanted : 4096 / seq;
@@ -17,9 +17,9 @@ static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
     return count > 1 ? count : 1;
 }
 
-/* The windows that are left when they are fewer than a pass has: a program for so many, which
- * shares the weights. Rows of a pass do not know of each other, so the losses are those of a pass
- * filled up with windows that do not count. */
+/* The last windows, if they are fewer than a pass has: a program for that many, which shares the
+ * weights. Rows of a pass are independent, so the losses are those of a pass filled up with windows
+ * that do not count. */
 static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int64_t first, int64_t count, qd_step_output *out)
 {
     qd_side_program side;
@@ -32,7 +32,7 @@ static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int6
     if (status == QD_OK && out->skipped)
         status = QD_FAIL(QD_NOT_FINITE, "windows %lld to %lld: %s", (long long)first, (long long)(first + count - 1), out->not_finite);
     qd_side_program_close(&side);
-    return status == QD_NO_MEMORY ? qd_trainer_step(run->trainer, out) : status; /* which pays for windows that do not count */
+    return status == QD_NO_MEMORY ? qd_trainer_step(run->trainer, out) : status; /* computes windows that do not count, too */
 }
 
 qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
@@ -61,8 +61,6 @@ qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, 
     *result = (qd_evaluation){.loss = sum / counted, .tokens = (int64_t)counted};
     return QD_OK;
 }
-
-/* ---- tokens in memory ---- */
 
 typedef struct memory_windows {
     const int32_t *tokens;

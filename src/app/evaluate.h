@@ -17,12 +17,13 @@ typedef struct qd_evaluate_passes {
     void *context;
 } qd_evaluate_passes;
 
-/* Runs windows 0 .. all-1 of the source through the model, and asks it for others only where memory
- * is short: it fills those with targets of -1. `run` was opened; its trainer is made here. */
+/* Runs windows 0 .. all-1 of the source through the model. Asks the source for others only where
+ * memory is short: it fills those with targets of -1. `run` has been opened; its trainer is created
+ * here. */
 qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, int64_t all,
                               const qd_evaluate_passes *passes, qd_evaluation *result);
 
-/* The same for tokens in memory, cut into windows. */
+/* The same for tokens in memory, which are cut into windows. */
 qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t count, const qd_evaluate_passes *passes,
                              qd_evaluation *result);
 #endif

@@ -1,4 +1,4 @@
-/* qd_evaluate(): which tokens of which data set are predicted. */
+/* qd_evaluate(): opens the data set and chooses the tokens that are predicted. */
 #include "ckpt/safetensors.h"
 #include "train/run/run_corpus.h"
 #include "app/evaluate.h"
@@ -13,7 +13,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Tokens [first, end) of each source, cut into windows; all but the first of each are predicted. */
+/* Tokens [first, end) of each source, cut into windows; all except the first of each are
+ * predicted. */
 typedef struct token_range {
     int64_t first, end, windows;
 } token_range;
@@ -23,10 +24,10 @@ typedef struct range_windows {
     token_range *ranges; /* per source */
     int count;
     int64_t all; /* windows */
-    int64_t bytes; /* of the targets that were handed out */
+    int64_t bytes; /* of the targets so far */
 } range_windows;
 
-/* *seq: of a window, as it is wanted; as long as the longest text where that is shorter. */
+/* *seq: the requested length of a window; reduced to the longest text if that is shorter. */
 static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t train_seq, int64_t *seq, range_windows *w)
 {
     int64_t longest = 1;
@@ -56,12 +57,12 @@ static void count_bytes(range_windows *w, const int32_t *targets, int64_t count)
         size_t length = 1;
         if (tokenizer && targets[i] >= 0 && (qd_tokenizer_is_special(tokenizer, targets[i]) ||
                                              !qd_tokenizer_bytes(tokenizer, targets[i], &length)))
-            length = 0; /* no part of the text */
+            length = 0; /* not part of the text */
         w->bytes += targets[i] >= 0 ? (int64_t)length : 0;
     }
 }
 
-/* Window `index` of all; nothing is counted of what lies behind the end of its range or of all. */
+/* Window `index` of all; positions past the end of its range, or of all ranges, do not count. */
 static qd_status fill_one(range_windows *w, int64_t index, int64_t seq, int32_t *tokens, int32_t *targets, int32_t *doc_start)
 {
     int64_t have = 0;
@@ -90,8 +91,8 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
-/* Opens the text, or what the run was trained on with the tokens that it kept. Nothing is
- * written. */
+/* Opens the given text, or the run's training data with the tokens that it stored. Writes
+ * nothing. */
 static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *run, qd_run_corpus *corpus)
 {
     qd_config c = run->config;
@@ -101,23 +102,23 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     c.run_dir = "";
     if (!o->text) {
         if (c.data.validation <= 0.0)
-            return QD_FAIL(QD_USAGE, "%s: nothing was held out (data.validation is 0): name a text to evaluate", o->model);
+            return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0): name a text to evaluate", o->model);
         if (kept && c.data.cache[0] == '\0')
             c.data.cache = tokens;
         return qd_run_corpus_open(&c, NULL, corpus);
     }
     if (o->baseline)
-        return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: leave out the text %s", o->text);
+        return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: omit the text %s", o->text);
     c.data.path = o->text;
     c.data.validation = 0.0;
     c.data.cache = "";
-    /* Bytes that were not asked for by name are those of text. */
+    /* "bytes" that was not set explicitly is the default for text: leave it open. */
     if (strcmp(c.data.tokenizer, "bytes") == 0 && strcmp(qd_options_string(run->options, "data.tokenizer"), "bytes") != 0)
         c.data.tokenizer = "";
     c.strategy.seq = 1; /* a text shorter than a window is evaluated too */
     QD_TRY(c.data.tokenizer[0] != '\0' || c.model.vocab == 256
                ? QD_OK
-               : QD_FAIL(QD_USAGE, "%s: has no tokenizer.json that could turn text into its %lld tokens", o->model,
+               : QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to encode text with its %lld tokens", o->model,
                          (long long)c.model.vocab));
     return qd_run_corpus_open(&c, NULL, corpus);
 }
@@ -136,7 +137,7 @@ static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int
     return qd_safetensors_write(w, logits, &hash);
 }
 
-/* Of the first window, token by token: logits of whole windows are never in memory otherwise. */
+/* Logits of the first window, token by token: the logits of a whole window are never in memory. */
 static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, int64_t seq)
 {
     qd_generator *g = NULL;

@@ -1,3 +1,4 @@
+/* Generation with a KV cache: feeds tokens in pieces and samples the next token. */
 #include "app/generate.h"
 
 #include "base/rng.h"
@@ -7,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Prompts are fed in pieces of this many tokens, what remains one by one. */
+/* Prompts are fed in pieces of this many tokens, the rest one by one. */
 #define PIECE 32
 
 typedef struct candidate {
@@ -15,7 +16,7 @@ typedef struct candidate {
     int32_t token;
 } candidate;
 
-/* What adds `rows` tokens to the sequence. */
+/* A program that adds `rows` tokens to the sequence. */
 typedef struct stepper {
     qd_interpreter *interpreter;
     int64_t rows;
@@ -23,11 +24,11 @@ typedef struct stepper {
 
 struct qd_generator {
     qd_model_run run;
-    qd_side_program pieces; /* shares weights, cache and logits with the trainer's, for single tokens */
+    qd_side_program pieces; /* shares weights, cache and logits with the trainer's program, which feeds single tokens */
     stepper one, piece;
     qd_batch_source source;
     const int32_t *next; /* tokens about to be fed */
-    int64_t base; /* number in the sequence of the first token in the cache */
+    int64_t base; /* index in the sequence of the first token in the cache */
     int64_t past, context, vocab;
     float *logits;
     candidate *candidates;
@@ -141,12 +142,12 @@ void qd_generator_forget(qd_generator *g, int64_t position)
     g->past = 0;
 }
 
-/* No order of likelihood would hold among them, and text would come out all the same. */
+/* Non-finite logits have no order of likelihood, but would still produce text. */
 static qd_status check_finite(const qd_generator *g)
 {
     for (int64_t i = 0; i < g->vocab; i++)
         if (!isfinite(g->logits[i]))
-            return QD_FAIL(QD_NOT_FINITE, "the logits after %lld tokens are not finite numbers: a weight of the model may not be finite; "
+            return QD_FAIL(QD_NOT_FINITE, "the logits after %lld tokens are not finite: a weight of the model may not be finite; "
                                           "try an older checkpoint", (long long)(g->base + g->past));
     return QD_OK;
 }
@@ -178,7 +179,7 @@ const float *qd_generator_logits(const qd_generator *g)
     return g->logits;
 }
 
-/* Logits are finite, so that this is an order. */
+/* Logits are finite, so this is a total order. */
 static int likelier_first(const void *a, const void *b)
 {
     const candidate *x = a, *y = b;
@@ -198,7 +199,7 @@ int32_t qd_generator_sample(qd_generator *g, const qd_sampling *s)
     double total = 0.0, most = g->candidates[0].logit;
     for (int64_t i = 0; i < kept; i++)
         total += exp((g->candidates[i].logit - most) / s->temperature);
-    /* top-p: the fewest likeliest tokens whose share reaches it */
+    /* top-p: the fewest most likely tokens whose total probability reaches it */
     double share = 0.0, limit = s->top_p < 1.0 ? s->top_p * total : total;
     int64_t within = 0;
     while (within < kept && share < limit)

@@ -1,4 +1,4 @@
-/* qd_generate(): a prompt becomes tokens, tokens become text. */
+/* qd_generate(): encodes the prompt, generates tokens and decodes them. */
 #include "app/generate.h"
 #include "app/model_text.h"
 
@@ -16,7 +16,7 @@ typedef struct session {
     qd_generator *generator;
     qd_model_text text;
     qd_tokens history; /* prompt and continuation */
-    qd_strbuf pending; /* text that is not handed out yet */
+    qd_strbuf pending; /* text that has not been passed to the caller yet */
 } session;
 
 qd_generate_options qd_generate_options_default(void)
@@ -45,7 +45,7 @@ static qd_status remember(qd_tokens *history, int32_t token)
     return QD_OK;
 }
 
-/* Feeds the last `count` tokens of the history. If they do not fit, the context starts anew with
+/* Feeds the last `count` tokens of the history. If they do not fit, the context is restarted with
  * its last half. */
 static qd_status feed(session *s, int64_t count, bool *started_anew)
 {
@@ -82,7 +82,8 @@ static qd_status read_prompt(session *s)
     return QD_OK;
 }
 
-/* Hands out whole characters, or at the end everything. False: the caller has enough. */
+/* Passes whole characters to the caller, or everything at the end. False: the caller wants no
+ * more. */
 static bool hand_out(session *s, bool all)
 {
     const qd_generate_options *o = s->options;

@@ -1,3 +1,4 @@
+/* Encodes and decodes text with a model's tokenizer, or as bytes. */
 #include "app/model_text.h"
 
 #include <string.h>
@@ -6,7 +7,7 @@ qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
 {
     memset(text, 0, sizeof *text);
     if (c->data.tokenizer[0] == '\0')
-        return QD_FAIL(QD_USAGE, "%s: has no tokenizer.json that says which text its %lld tokens are", c->run_dir,
+        return QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to decode its %lld tokens", c->run_dir,
                        (long long)c->model.vocab);
     if (strcmp(c->data.tokenizer, "bytes") == 0) {
         text->encoder = qd_text_encoder_bytes();
@@ -46,7 +47,7 @@ void qd_model_text_decode(const qd_model_text *text, int32_t token, qd_strbuf *o
         qd_strbuf_puts(out, "\xEF\xBF\xBD");
 }
 
-/* Bytes of the character that begins with this one; 0: none does. */
+/* Bytes of the UTF-8 character that begins with this byte; 0: no character does. */
 static size_t utf8_length(unsigned char lead)
 {
     return lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;

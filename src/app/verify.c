@@ -1,3 +1,4 @@
+/* qd_verify(): trains two layouts step by step and compares losses, gradients and weights. */
 #include <quadrille/verify.h>
 
 #include "train/run/run_corpus.h"
@@ -24,7 +25,7 @@ typedef struct comparison {
     bool bit_equal;
 } comparison;
 
-/* *raised: whether eps has taken the place of the configuration's own. */
+/* *raised: whether eps has replaced the configuration's own. */
 static qd_status open_side(const qd_options *options, double eps, side *s, bool *raised)
 {
     QD_TRY(qd_config_resolve(options, 0, &s->config));
@@ -43,7 +44,7 @@ static void close_side(side *s)
     free(s->values);
 }
 
-/* The two must be the same run in all that the layout does not decide. */
+/* The two must be the same run in everything that the layout does not decide. */
 static qd_status check_same_run(const qd_config *a, const qd_config *b)
 {
     if (!qd_model_equal(&a->model, &b->model))
@@ -95,7 +96,7 @@ static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *
             continue;
         double scale = norms[i] > floor ? norms[i] : floor;
         double relative = scale > 0.0 ? distances[i] / scale : distances[i];
-        if (!(relative <= out->worst) || out->name[0] == '\0') { /* also what is not a number */
+        if (!(relative <= out->worst) || out->name[0] == '\0') { /* also true for NaN */
             out->worst = relative;
             snprintf(out->name, sizeof out->name, "%s", p->ledger->params[i].name);
         }

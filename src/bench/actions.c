@@ -1,4 +1,4 @@
-/* What each action of a step costs its rank's thread. */
+/* Measures the CPU time of each action of a step on its rank's thread. */
 #include <quadrille/bench.h>
 
 #include "base/thread.h"
@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One call: steps that are added to the samples of earlier ones. */
+/* One call: its steps are added to the samples of earlier calls. */
 typedef struct measurement {
     qd_bench_actions *actions;
-    double **now; /* per rank: of the step that runs */
+    double **now; /* per rank: times of the current step */
     int steps;    /* of this call */
 } measurement;
 
@@ -36,8 +36,8 @@ static qd_status begin(qd_trainer *trainer, qd_comm *world, void *argument)
     return QD_OK;
 }
 
-/* Cores are not alike where other programs and other guests of the machine use them, and a rank
- * tends to stay on its own: each has its turn on all of them. */
+/* Cores differ when other programs or other guests of the machine use them, and a rank tends to
+ * stay on one core: move each rank over all of them. */
 static qd_status move_on(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     (void)trainer;
@@ -60,9 +60,9 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The value that a tenth of them lie below: of `count`, which are put in order. Other work on the
- * machine's cores and caches only adds to a time, often for longer than a step; the least alone
- * would be a single lucky sample. */
+/* The 10th percentile of `count` values, which are sorted. Other work on the machine's cores and
+ * caches only adds to a time, often for longer than a step; the minimum could be a single lucky
+ * sample. */
 static double lower_tenth(double *values, size_t count)
 {
     qsort(values, count, sizeof *values, by_value);
@@ -89,7 +89,7 @@ static qd_status summarize(qd_bench_actions *actions, const qd_program *p, int r
             values[s] = samples[s * count + i];
         qsort(values, steps, sizeof *values, by_value);
         actions->single[rank][i] = values[steps / 2];
-        if (pass[i] > 0.0) /* the first micro-batch has set it for all */
+        if (pass[i] > 0.0) /* set for all by the first micro-batch */
             continue;
         size_t found = 0;
         for (size_t k = i; k < count; k++)
@@ -128,7 +128,7 @@ qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int s
 {
     qd_config config;
     QD_TRY(qd_config_resolve(options, 0, &config));
-    config.threads = 1; /* the rank's own thread does all its work */
+    config.threads = 1; /* the rank's own thread does all of its work */
     QD_TRY(make_room(actions, config.world));
     measurement m = {.actions = actions, .steps = steps};
     qd_team *team = NULL;

@@ -1,4 +1,4 @@
-/* Attention alone: whole, and in the parts of a ring. */
+/* Times attention alone: whole, and in the parts of ring attention. */
 #include "bench/rates.h"
 
 #include "base/clock.h"
@@ -20,7 +20,8 @@ qd_status qd_rate_attention_create(const qd_model *m, const qd_strategy *s, qd_r
     if (!a)
         return QD_FAIL(QD_NO_MEMORY, "no memory to measure attention");
     *attention = a;
-    *a = (qd_rate_attention){.batch = s->micro_batch, .seq = s->seq, .heads = m->heads, .kv_heads = m->kv_heads, .head_dim = m->head_dim};
+    *a = (qd_rate_attention){.batch = s->micro_batch, .seq = s->seq, .heads = m->heads,
+                             .kv_heads = m->kv_heads, .head_dim = m->head_dim};
     a->q = (int64_t)m->heads * m->head_dim;
     a->kv = (int64_t)m->kv_heads * m->head_dim;
     size_t rows = (size_t)(a->batch * a->seq), wide = (size_t)(a->q + 2 * a->kv);
@@ -68,7 +69,7 @@ static qd_status run_whole(const qd_rate_attention *a, qd_device *device, bool b
     return (backward ? k->attention_backward : k->attention_forward)(qd_device_compute_stream(device), &args);
 }
 
-/* Rank 0 of cp meets the keys of all its ranks in turn. */
+/* Rank 0 of cp processes the keys of all its ranks, one part after another. */
 static qd_status run_parts(const qd_rate_attention *a, qd_device *device, int cp, bool backward)
 {
     const qd_kernels *k = qd_device_kernels(device);

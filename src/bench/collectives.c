@@ -1,4 +1,4 @@
-/* The parent's side of `bench collectives`: starts the ranks, waits, reads the board. */
+/* The parent of `bench collectives`: starts the ranks, waits for them and reads the board. */
 #define _GNU_SOURCE /* memfd_create */
 #include "bench/collectives.h"
 
@@ -18,7 +18,7 @@
 
 extern char **environ;
 
-/* As root, Open MPI wants to be asked twice; for the child only. */
+/* As root, Open MPI requires both variables; they are set for the child only. */
 static const char *const open_mpi_as_root[] = {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
 enum { AS_ROOT = 2, LAUNCHER_WORDS = 8, NUMBER_BYTES = 64 };
 
@@ -26,8 +26,8 @@ typedef struct launch {
     qd_local_world *world;
     int board_fd;
     qd_bench_board *board;
-    const char **words;    /* command line, ended by NULL */
-    const char **extended; /* environment, ended by NULL */
+    const char **words;    /* command line, NULL-terminated */
+    const char **extended; /* environment, NULL-terminated */
     char numbers[QD_BENCH_RANK_ARGUMENTS][NUMBER_BYTES];
     char launcher_ranks[NUMBER_BYTES];
     pid_t *children;
@@ -45,7 +45,7 @@ static qd_status check_config(const qd_bench_collectives_config *config)
     if (config->ranks < 1 || config->ranks > QD_BENCH_RANKS_MOST)
         return QD_FAIL(QD_USAGE, "bench collectives: ranks is %d, it must be 1 to %d", config->ranks, QD_BENCH_RANKS_MOST);
     if (config->smallest_bytes < 4 || config->largest_bytes < config->smallest_bytes)
-        return QD_FAIL(QD_USAGE, "bench collectives: sizes %lld to %lld B; from 4 B up is right",
+        return QD_FAIL(QD_USAGE, "bench collectives: sizes are %lld to %lld B; they must be at least 4 B and ascending",
                        (long long)config->smallest_bytes, (long long)config->largest_bytes);
     if (!(config->seconds > 0))
         return QD_FAIL(QD_USAGE, "bench collectives: seconds must be above 0");
@@ -63,7 +63,7 @@ static qd_status make_board(launch *l)
 {
     l->board_fd = memfd_create("quadrille-bench", MFD_CLOEXEC);
     if (l->board_fd < 0 || ftruncate(l->board_fd, sizeof *l->board) != 0)
-        return QD_FAIL(QD_SYSTEM, "cannot make %zu bytes of shared memory: %s", sizeof *l->board, strerror(errno));
+        return QD_FAIL(QD_SYSTEM, "cannot create %zu bytes of shared memory: %s", sizeof *l->board, strerror(errno));
     void *at = mmap(NULL, sizeof *l->board, PROT_READ | PROT_WRITE, MAP_SHARED, l->board_fd, 0);
     if (at == MAP_FAILED)
         return QD_FAIL(QD_SYSTEM, "cannot map shared memory: %s", strerror(errno));
@@ -113,7 +113,7 @@ static qd_status make_words(launch *l, const qd_bench_collectives_config *config
     return QD_OK;
 }
 
-/* Starts mpirun, or each rank by itself. */
+/* Starts mpirun, or each rank. */
 static qd_status start(launch *l, const qd_bench_collectives_config *config)
 {
     posix_spawn_file_actions_t actions;
@@ -131,12 +131,13 @@ static qd_status start(launch *l, const qd_bench_collectives_config *config)
     }
     posix_spawn_file_actions_destroy(&actions);
     if (error == ENOENT && config->against_mpi)
-        return QD_FAIL(QD_SYSTEM, "there is no %s in the PATH, which comes with an MPI library; only --against mpi needs one", l->words[0]);
+        return QD_FAIL(QD_SYSTEM, "there is no %s in the PATH; it comes with an MPI library, and only --against mpi needs one",
+                       l->words[0]);
     return error ? QD_FAIL(QD_SYSTEM, "cannot start '%s': %s", l->words[0], strerror(error)) : QD_OK;
 }
 
-/* Waits for all children, and for no other child of this process. The local rank of a child that
- * dies is told to the others, so that none waits for it. */
+/* Waits for all children, and for no other child of this process. Reports the rank of a child that
+ * dies to the others, so that none waits for it. */
 static bool wait_all(launch *l, bool under_mpi)
 {
     bool good = true;

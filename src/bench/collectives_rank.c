@@ -1,5 +1,5 @@
-/* One rank of `bench collectives`: times our calls and MPI's in turn, in the same processes, and
- * beside them the bare copies that an operation cannot do without. */
+/* One rank of `bench collectives`: times our calls and MPI's alternately, in the same processes,
+ * and the bare copies that an operation needs at least. */
 #define _GNU_SOURCE /* process_vm_readv */
 #include "bench/collectives.h"
 
@@ -20,22 +20,22 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* LOCAL and MPI_MEMORY: in memory that the library has given for it; the others: in ordinary
+/* LOCAL and MPI_MEMORY: buffers allocated by the library for this purpose; the others: ordinary
  * memory. */
 typedef enum side { LOCAL, PLAIN, COPIES, BARE, BARE_PAST, MPI_BACKEND, MPI_OWN, MPI_MEMORY, SIDES } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
-/* A sample is long against the clock and against one turn of the scheduler's queue. */
+/* A sample is long compared with the clock's resolution and the scheduler's time slice. */
 #define SAMPLE_SECONDS 5e-3
-#define COPIES_LEAST (64 << 10) /* smaller copies say more about system calls than about copies */
+#define COPIES_LEAST (64 << 10) /* smaller copies measure system calls, not copies */
 
 typedef struct bench {
     qd_bench_rank_arguments arguments;
     int rank, ranks, sides;
-    qd_comm *comms[SIDES]; /* LOCAL, MPI_BACKEND; PLAIN borrows */
+    qd_comm *comms[SIDES]; /* LOCAL, MPI_BACKEND; PLAIN uses LOCAL's */
     pid_t neighbour;       /* 0: its memory cannot be read */
     const float *neighbour_in;
-    float *in[SIDES], *out[SIDES]; /* LOCAL, PLAIN, MPI_MEMORY; the others borrow PLAIN's */
+    float *in[SIDES], *out[SIDES]; /* LOCAL, PLAIN, MPI_MEMORY; the others use PLAIN's */
     qd_bench_board *board;
 } bench;
 
@@ -74,7 +74,7 @@ static qd_status ours(qd_comm *comm, qd_coll_kind kind, const float *in, float *
     return qd_comm_barrier(comm, NULL);
 }
 
-/* What a rank copies from others and from itself when the ranks share an operation's copies
+/* Bytes that a rank copies from others and from itself when the ranks share an operation's copies
  * evenly. */
 static void copies_of(qd_coll_kind kind, int64_t bytes, int ranks, int64_t *others, int64_t *own)
 {
@@ -119,7 +119,7 @@ static qd_status copy(const bench *b, qd_coll_kind kind, int64_t bytes)
     return qd_comm_barrier(b->comms[LOCAL], NULL);
 }
 
-/* Finds the neighbour's memory, if all ranks can read theirs. */
+/* Finds the neighbour's memory, if all ranks can read that of their neighbours. */
 static qd_status meet_neighbour(bench *b)
 {
     struct {
@@ -150,13 +150,13 @@ static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, 
     return ours(b->comms[s], kind, b->in[s], b->out[s], count, root);
 }
 
-/* `rounds` calls, one after another. Seconds of one on this rank. */
+/* Makes `rounds` calls; *seconds: of one on this rank. */
 static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count, int64_t rounds, double *seconds)
 {
     int right = (b->rank + 1) % b->ranks, left = (b->rank + b->ranks - 1) % b->ranks;
     double begin = 0;
-    /* Before the clock starts: calls that bring this side's buffers back near, after the other
-     * sides' turn. */
+    /* Warm up: these calls bring this side's buffers back into the caches after the other sides
+     * have run. */
     for (int64_t i = -b->ranks; i < rounds; i++) {
         if (i == 0) {
             QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
@@ -166,7 +166,7 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
             QD_TRY(call(b, s, kind, count, (int)((i + b->ranks) % b->ranks)));
             continue;
         }
-        /* Even ranks send first, so that a send that waits for its receiver is met by one. */
+        /* Even ranks send first, so that a send that waits for its receiver meets one. */
         for (int turn = 0; turn < 2; turn++) {
             bool sends = (b->rank + turn) % 2 == 0;
             QD_TRY(call(b, s, sends ? QD_COLL_SEND : QD_COLL_RECV, count, sends ? right : left));
@@ -176,7 +176,7 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
     return QD_OK;
 }
 
-/* The slowest rank's value of each. */
+/* The maximum of each value over the ranks. */
 static qd_status slowest(const bench *b, double *values, int count)
 {
     return qd_comm_all_reduce(b->comms[LOCAL], values, values, count, QD_F64, QD_MAX, NULL);
@@ -205,7 +205,7 @@ static double bus_bytes(qd_coll_kind kind, int64_t bytes, int ranks)
     }
 }
 
-/* Operations whose message is cut into one part per rank. */
+/* Operations whose message has one part per rank. */
 static bool in_parts(qd_coll_kind kind)
 {
     return kind == QD_COLL_REDUCE_SCATTER || kind == QD_COLL_ALL_GATHER || kind == QD_COLL_ALL_TO_ALL ||
@@ -215,7 +215,7 @@ static bool in_parts(qd_coll_kind kind)
 static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
 {
     int64_t count = kind == QD_COLL_ALL_TO_ALL ? bytes / 4 / b->ranks : bytes / 4;
-    /* Warm up, and see how long it takes; the slowest side decides how much fits into the time. */
+    /* Warm up and estimate; the slowest side decides how many samples fit into the time. */
     double estimate[SIDES] = {0}, slow = 0;
     for (int turn = 0; turn < 2; turn++)
         for (int s = 0; s < b->sides; s++)
@@ -274,7 +274,7 @@ static qd_status measure(bench *b, qd_coll_kind kind, int64_t bytes)
 static qd_status parse(int count, char *const *arguments, qd_bench_rank_arguments *out)
 {
     if (count != QD_BENCH_RANK_ARGUMENTS)
-        return QD_FAIL(QD_USAGE, "a rank of bench collectives is started by it, not by hand (%d arguments, not %d)",
+        return QD_FAIL(QD_USAGE, "ranks of bench collectives are started by quadrille, not by hand (%d arguments, not %d)",
                        count, QD_BENCH_RANK_ARGUMENTS);
     *out = (qd_bench_rank_arguments){
         .rank = atoi(arguments[0]),
@@ -311,7 +311,7 @@ static qd_status open_worlds(bench *b)
     if (mpi) {
         QD_TRY(qd_mpi_native_open(&b->rank, &b->ranks));
         if (b->ranks != b->arguments.ranks)
-            return QD_FAIL(QD_SYSTEM, "mpirun made a world of %d ranks, not %d; is it of the same MPI library?",
+            return QD_FAIL(QD_SYSTEM, "mpirun created a world of %d ranks, not %d; does it belong to another MPI library?",
                            b->ranks, b->arguments.ranks);
     }
     int fd = open(b->arguments.world_path, O_RDWR | O_CLOEXEC);
@@ -369,7 +369,7 @@ static qd_status measure_all(bench *b)
             if ((kinds[k] == QD_COLL_SEND && b->ranks == 1) ||
                 (b->arguments.operation >= 0 && b->arguments.operation != (int)kinds[k]))
                 break;
-            /* Every rank has the same part, and at least one element of it. */
+            /* All ranks have equal parts of at least one element. */
             if (in_parts(kinds[k]))
                 bytes_here = size < whole ? whole : size / whole * whole;
             if (bytes_here == last)
@@ -386,7 +386,7 @@ qd_status qd_bench_collectives_rank(int count, char *const *arguments)
 {
     bench b = {0};
     qd_status status;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* a measurement that was ended leaves nobody behind */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* no process is left behind when the measurement is ended */
     QD_TRY_DONE(parse(count, arguments, &b.arguments));
     QD_TRY_DONE(open_board(&b));
     QD_TRY_DONE(open_worlds(&b));
@@ -394,7 +394,7 @@ qd_status qd_bench_collectives_rank(int count, char *const *arguments)
 
 done:
     if (status != QD_OK) {
-        /* A rank that was told of another's failure has nothing to add. */
+        /* A rank that failed because another one did has nothing to add. */
         if (b.board && status != QD_REMOTE && !atomic_exchange(&b.board->failed, 1)) {
             b.board->status = (int)status;
             snprintf(b.board->message, sizeof b.board->message, "rank %d: %s", b.rank, qd_error_message());

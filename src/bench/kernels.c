@@ -1,3 +1,4 @@
+/* Times each kernel of a device at a model's sizes, next to measurements of the machine's peak. */
 #include "bench/kernels.h"
 
 #include "base/clock.h"
@@ -7,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Buffers of the bench, large enough for every row: x, y, z hold activations of the widest layer or
- * logits, w weights. Products read x, y and w and write y (from x and w), z and the gradient, so
- * that numbers stay as they are however often they run. */
+/* Buffers of the benchmark, large enough for every row: x, y, z hold activations of the widest
+ * layer or logits, w weights. GEMMs read x, y and w and write y (from x and w), z and the gradient,
+ * so that values do not grow however often they run. */
 enum { X, Y, Z, W, GRADIENT, STATISTICS, MOMENT1, MOMENT2, TOKENS, BUFFERS };
 
 typedef struct context {
@@ -18,8 +19,8 @@ typedef struct context {
     const qd_kernels *kernels;
     const qd_kernel_bench_config *config;
     qd_kernel_bench *bench;
-    struct product *products[QD_KERNEL_BENCH_ROWS]; /* of each row of a product */
-    double best_adds;                               /* additions per second of the best look */
+    struct product *products[QD_KERNEL_BENCH_ROWS]; /* of each compute-bound row */
+    double best_adds;                               /* additions per second, the best measurement */
     int64_t rows;
     void *buffer[BUFFERS];
     int64_t bytes[BUFFERS];
@@ -65,12 +66,13 @@ static double median(double *values, int count)
     return count ? values[count / 2] : 0.0;
 }
 
-/* What a product's row runs, and its runs so far. Rows are visited round and round, so that each
- * has its part of calm and busy times; in a visit, looks at the machine and runs are strictly in
- * turn: look, run, look, run, look. A look at multiply-adds takes about as long as a run, LOOK_MOST
- * times their loop at most; one at additions is short, and next to the run. */
+/* A compute-bound row (GEMM or attention) and its runs so far. Rows are visited round-robin, so
+ * that each gets its share of calm and busy times. In a visit, measurements of the machine
+ * ("looks") and runs alternate strictly: look, run, look, run, look. A look at multiply-adds takes
+ * about as long as a run, but at most LOOK_MOST times their loop; one at additions is short and
+ * next to the run. */
 enum { RUNS_LEAST = 5, RUNS_MOST = 2000, QUIET_RUNS = 15, PATIENCE = 5, LOOK_MOST = 8 };
-static const double VISIT = 0.05; /* seconds, but one run at least */
+static const double VISIT = 0.05; /* seconds, but at least one run */
 typedef struct product {
     call what; /* args: `args` below; NULL: register tiles */
     union {
@@ -78,11 +80,11 @@ typedef struct product {
         qd_attention_args attention;
     } args;
     double flops; /* of a run */
-    double spent; /* seconds, looks included */
-    int look;     /* runs of the multiply-adds' loop */
+    double spent; /* seconds, including looks */
+    int look;     /* iterations of the loop of multiply-adds */
     int count;
     double seconds[RUNS_MOST];
-    double fma[RUNS_MOST][2], adds[RUNS_MOST][2]; /* right before and after */
+    double fma[RUNS_MOST][2], adds[RUNS_MOST][2]; /* right before and after each run */
 } product;
 
 static double share_of(const product *p, int i)
@@ -90,9 +92,9 @@ static double share_of(const product *p, int i)
     return p->flops / p->seconds[i] / (0.5 * (p->fma[i][0] + p->fma[i][1]));
 }
 
-/* Nobody else was on our cores before and after: the machine did nearly its best. Not nearer,
- * because for moments its clock is 5 to 10 % faster; a neighbour takes half of the additions from a
- * core. */
+/* Whether no other program was on our cores before and after the run: the machine was near its
+ * best. The limit is not tighter because the clock is 5 to 10 % faster for moments; a neighbour
+ * takes half of the additions from a core. */
 static bool is_quiet(const context *c, const product *p, int i)
 {
     static const double nearly = 0.85;
@@ -100,7 +102,7 @@ static bool is_quiet(const context *c, const product *p, int i)
     return fmin(p->fma[i][0], p->fma[i][1]) >= fma && fmin(p->adds[i][0], p->adds[i][1]) >= adds;
 }
 
-/* Time and runs are up, and, unless PATIENCE is at its end, enough runs were quiet. */
+/* Enough time and runs, and enough quiet runs unless PATIENCE is exhausted. */
 static bool enough(const context *c, const product *p)
 {
     int quiet = 0;
@@ -142,7 +144,8 @@ static qd_status look_at_adds(context *c, double *rate)
     return QD_OK;
 }
 
-/* Touches pages, and finds how many runs of the multiply-adds' loop take as long as the product. */
+/* Touches the pages, and finds how many iterations of the loop of multiply-adds take as long as the
+ * run. */
 static qd_status prepare(context *c, product *p)
 {
     double rate, seconds;
@@ -172,8 +175,8 @@ static qd_status visit(context *c, product *p)
     return QD_OK;
 }
 
-/* A machine that shares its cores with others has a ceiling that moves within milliseconds, so each
- * run is held against the one beside it. */
+/* On a machine that shares its cores the peak moves within milliseconds, so each run is compared
+ * with the measurements next to it. */
 static void end_product(const context *c, const product *p, qd_kernel_bench_row *row)
 {
     double all[RUNS_MOST], quiet[RUNS_MOST], best = INFINITY;
@@ -190,7 +193,7 @@ static void end_product(const context *c, const product *p, qd_kernel_bench_row 
     row->quiet_share = row->quiet_runs >= RUNS_LEAST ? median(quiet, row->quiet_runs) : 0.0;
 }
 
-/* Runs all products that have a row. */
+/* Runs all compute-bound rows. */
 static qd_status run_products(context *c)
 {
     const int count = c->bench->count;
@@ -205,7 +208,7 @@ static qd_status run_products(context *c)
             again = true;
         }
     }
-    for (int i = 0; i < count; i++) /* last, when the best that the machine did is known */
+    for (int i = 0; i < count; i++) /* last, when the machine's best is known */
         end_product(c, c->products[i], &c->bench->rows[i]);
     return QD_OK;
 }
@@ -220,7 +223,7 @@ static qd_status add_row(context *c, const char *kernel, const char *shape, qd_k
     return QD_OK;
 }
 
-/* A row for run_products(), which comes before the rows of bytes. */
+/* Adds a row for run_products(), which runs before the memory-bound rows. */
 static qd_status add_product(context *c, const char *kernel, const char *shape, double flops, product **added)
 {
     qd_kernel_bench_row *row;
@@ -241,7 +244,7 @@ static qd_status add_matmul(context *c, const char *kernel, const char *shape, q
     return QD_OK;
 }
 
-/* Bytes that a run moves, against copying. */
+/* A memory-bound row: bytes that a run moves, compared with copying. */
 static qd_status measure(context *c, const char *kernel, const char *shape, call what, double bytes)
 {
     qd_kernel_bench_row *row;
@@ -258,13 +261,13 @@ static qd_status measure(context *c, const char *kernel, const char *shape, call
     return QD_OK;
 }
 
-/* What the products below could reach if packing and memory cost nothing. */
+/* What the GEMMs below could reach if packing and memory cost nothing. */
 static qd_status add_tiles(context *c)
 {
     double flops, seconds;
     product *p;
     QD_TRY(qd_device_run_tiles(c->device, &flops, &seconds));
-    return flops > 0.0 ? add_product(c, "register tiles", "panels in the second-level cache", flops, &p) : QD_OK;
+    return flops > 0.0 ? add_product(c, "register tiles", "panels in the L2 cache", flops, &p) : QD_OK;
 }
 
 /* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
@@ -312,7 +315,7 @@ static qd_status add_attention(context *c)
         .dq = z, .dk = z + (size_t)f->channels * size, .dv = z + (size_t)(f->channels + kv) * size,
         .delta = lse + f->batch * f->heads * f->seq,
     };
-    /* what the triangle needs: two products forward, five backward */
+    /* FLOPs of the causal triangle: two GEMMs forward, five backward */
     double triangle = (double)f->batch * f->heads * head_dim * (double)f->seq * (double)(f->seq + 1);
     product *forward, *backward;
     QD_TRY(add_product(c, "attention forward", shape, 2 * triangle, &forward));
@@ -365,8 +368,8 @@ static qd_status measure_memory_bound(context *c)
     QD_TRY(measure(c, "cross-entropy", logit_shape, (call){CALL_cross_entropy, &loss}, 2 * logits));
     qd_param_range range = {.count = f->hidden * f->channels, .decay = true};
     snprintf(weight_shape, sizeof weight_shape, "%lld parameters", (long long)range.count);
-    /* fp32: parameter, gradient and two moments read, three written; a bf16 parameter has its own
-     * fp32 master */
+    /* fp32: reads parameter, gradient and two moments, writes three of them; a bf16 parameter has
+     * its own fp32 master */
     qd_adamw_args adamw = {
         .param = c->buffer[W], .grad = c->buffer[GRADIENT], .master = c->buffer[d == QD_F32 ? W : Z],
         .m = c->buffer[MOMENT1], .v = c->buffer[MOMENT2], .ranges = &range, .range_count = 1, .lr = 1e-4f,
@@ -392,7 +395,7 @@ static qd_status fill_random(context *c, int buffer)
     if (!host)
         return QD_FAIL(QD_NO_MEMORY, "bench: no memory for %lld bytes of input", (long long)c->bytes[buffer]);
     uint32_t state = 1;
-    for (int64_t i = 0; i < count; i++) { /* about uniform in (-1, 1): zeros would be faster than real numbers */
+    for (int64_t i = 0; i < count; i++) { /* roughly uniform in (-1, 1): zeros would be faster than real data */
         state = state * 1664525u + 1013904223u;
         float x = (float)(int32_t)state * 0x1p-31f;
         uint32_t bits;

@@ -1,5 +1,5 @@
-/* This machine in figures that a simulation of its ranks needs: training steps taken apart, and
- * products, attention and exchanges alone. */
+/* Measures this machine for the simulator: training steps split into ops, and GEMMs, attention and
+ * exchanges alone. */
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
@@ -14,20 +14,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* One step, as the mean of the ranks saw it. */
+/* Times of one step, the mean over the ranks. */
 typedef struct step_times {
     double op[QD_OP_KIND_COUNT], action[QD_ACTION_KIND_COUNT];
     double seconds, peak;
 } step_times;
 
-/* Ranks that train the model without any of its parallelism, and what was measured of them. */
+/* Ranks that train the model without parallelism, and their measurements. */
 typedef struct crew {
     qd_options *options;
     qd_config config;
     qd_random_tokens random;
     qd_batch_source source;
     qd_team *team;
-    qd_step_profile *profiles; /* per rank: of the step that runs */
+    qd_step_profile *profiles; /* per rank: of the current step */
     step_times *times;         /* per step */
     double flops[QD_OP_KIND_COUNT], bytes[QD_OP_KIND_COUNT]; /* of a step and rank */
     int ranks, steps;
@@ -80,7 +80,7 @@ static qd_status take_step(crew *c, bool timed)
     return qd_team_call(c->team, measure_peak, &t->peak);
 }
 
-/* The median over steps of a figure of step_times. */
+/* The median over steps of one figure of step_times. */
 static double median_of(const crew *c, size_t offset)
 {
     double values[QD_BENCH_MACHINE_STEPS];
@@ -89,7 +89,8 @@ static double median_of(const crew *c, size_t offset)
     return qd_rates_median(values, c->steps);
 }
 
-/* Seconds that the products of a kind take in a step by the fit, per run of the program's list. */
+/* Seconds that the GEMMs of a kind take in a step according to the fit, per run of the program's
+ * list. */
 static double fitted(const qd_program *p, const qd_bench_product *product, qd_op_kind kind)
 {
     double sum = 0.0;
@@ -108,8 +109,8 @@ static double fitted(const qd_program *p, const qd_bench_product *product, qd_op
 
 static const qd_op_kind of_product[] = {QD_OP_LINEAR, QD_OP_LINEAR_DX, QD_OP_LINEAR_DW};
 
-/* Bytes per second, or FLOPs per second, of ops: those named, or without names all that only move
- * bytes. */
+/* FLOPs or bytes per second of ops: of the given kinds or, without kinds, of all memory-bound
+ * ops. */
 static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
 {
     double work = 0.0, seconds = 0.0;
@@ -126,22 +127,22 @@ static double rate_of(const crew *c, const qd_op_kind *kinds, int count)
     return seconds > 0.0 ? work / seconds : 0.0;
 }
 
-/* What the cores reach together over the sum of what they reach apart. */
+/* The rate of the cores together, relative to the sum of their separate rates. */
 static double gain(const crew *together, const crew *apart, const qd_op_kind *kinds, int count)
 {
     double alone = rate_of(apart, kinds, count);
     return alone > 0.0 ? rate_of(together, kinds, count) / (alone * apart->ranks) : 1.0;
 }
 
-/* A rank's part in summing the gradients of a step. */
+/* Seconds of a rank's share of summing the gradients of a step. */
 static double sums(const crew *c, const qd_bench_exchange *sum)
 {
     return 2.0 * (c->ranks - 1.0) / c->ranks * (double)qd_model_parameters(&c->config.model) *
            (double)qd_dtype_size(c->config.strategy.grad) / sum->bandwidth;
 }
 
-/* How much longer a step takes than its computing, by the medians that the rates are taken from,
- * and its sums: what else is not computing is waiting for the last rank, and the interpreter. */
+/* How much longer a step takes than its computation and its sums, by the medians that the rates are
+ * taken from: waiting for the last rank, and the interpreter. */
 static double late(const crew *c, const qd_bench_exchange *sum)
 {
     static const qd_action_kind actions[] = {QD_ACTION_UPDATE, QD_ACTION_SQUARES, QD_ACTION_ZERO};
@@ -153,8 +154,8 @@ static double late(const crew *c, const qd_bench_exchange *sum)
     return fmax(0.0, (median_of(c, offsetof(step_times, seconds)) - sums(c, sum)) / computing - 1.0);
 }
 
-/* The configured model without any of its parallelism, on a batch that its ranks can share. The
- * configuration points into *own, which is freed by the caller. */
+/* The configured model without parallelism, on a batch that its ranks can share. The configuration
+ * points into *own, which the caller frees. */
 static qd_status resolve(const qd_options *options, int ranks, int threads, const char *zero, int64_t batch, qd_options **own,
                          qd_config *config)
 {
@@ -212,8 +213,8 @@ static void close_crew(crew *c)
     free(c->times);
 }
 
-/* Rates of a core, from ranks of one thread on all cores: the rate of a product is that of the
- * step, which has more to do between products; the fit says how it depends on shapes. */
+/* Rates of a core, from single-threaded ranks on all cores. The rate of a GEMM is that of the step,
+ * which does more between GEMMs; the fit describes how it depends on shapes. */
 static void fill_rates(const crew *apart, const qd_rates *rates, qd_bench_machine *m)
 {
     static const qd_op_kind attention[2] = {QD_OP_ATTENTION, QD_OP_ATTENTION_GRAD};
@@ -228,7 +229,7 @@ static void fill_rates(const crew *apart, const qd_rates *rates, qd_bench_machin
         m->part[i] = qd_rates_part(rates, i == 1);
     }
     m->stream = rate_of(apart, NULL, 0);
-    /* Gradients are read for the norm; the rest is the optimizer's. */
+    /* Gradients are read for the norm; all other bytes are the optimizer's. */
     double elements = (double)qd_model_parameters(&apart->config.model),
            bytes = qd_update_bytes(&program->strategy) + (double)qd_dtype_size(program->strategy.grad);
     m->update = elements * bytes / (median_of(apart, offsetof(step_times, action) + QD_ACTION_UPDATE * sizeof(double)) +
@@ -245,11 +246,11 @@ static void fill_gains(const crew *together, const crew *apart, qd_bench_machine
     m->together[2] = gain(together, apart, NULL, 0);
 }
 
-enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: it shares its state out, for want of memory */
+enum { APART, TOGETHER, CROWD, CREWS }; /* the crowd takes no steps: its state is sharded to save memory */
 
-/* Everything in turn, step by step: a machine that others share becomes faster and slower within
- * seconds. The order changes, and the number of runs, so that what comes at even intervals does not
- * always meet the same. */
+/* Interleaves all measurements, step by step: a shared machine becomes faster and slower within
+ * seconds. The order and the number of runs vary, so that periodic disturbances do not always hit
+ * the same measurement. */
 enum { MOST_RUNS = 3 }; /* after a step */
 static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, int warm_up, int steps)
 {
@@ -273,13 +274,13 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     m->cores = cores;
     if (strcmp(qd_options_string(options, "run.device"), "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED,
-                       "run.device is %s: the figures are those of processors; measure them with run.device=cpu, and take a built-in "
+                       "run.device is %s: only processors can be measured; measure with run.device=cpu, and use a built-in "
                        "cluster for accelerators",
                        qd_options_string(options, "run.device"));
     if (steps > QD_BENCH_MACHINE_STEPS)
-        return QD_FAIL(QD_USAGE, "bench machine: %d steps are more than it takes a median of: at most %d", steps, QD_BENCH_MACHINE_STEPS);
-    /* Every rank takes as many micro-batches; where none is named, its whole share is one, of as
-     * many sequences in both crowds. */
+        return QD_FAIL(QD_USAGE, "bench machine: %d steps are too many for its median: at most %d", steps, QD_BENCH_MACHINE_STEPS);
+    /* Every rank runs the same number of micro-batches; if no size is set, its whole share is one,
+     * with as many sequences in both crews. */
     int64_t micro = qd_options_int(options, "train.micro_batch"), each = (micro > 0 ? micro : 1) * cores;
     int64_t batch = (qd_options_int(options, "train.global_batch") + each - 1) / each * each;
     qd_status status;
@@ -291,8 +292,8 @@ qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int s
     QD_TRY_DONE(measure(crews, apart, crowd, warm_up, steps));
     fill_rates(&crews[APART], apart, m);
     fill_gains(&crews[TOGETHER], &crews[APART], m);
-    /* The ranks of a core share the loss of meeting as they share the core, and so the time of an
-     * exchange; on one core only a crowd exchanges. */
+    /* Ranks that share a core share the cost of synchronizing, and with it the time of an exchange;
+     * on one core only the crowd exchanges. */
     double share = cores > 1 ? 1.0 : 0.5;
     for (int kind = 0; kind < QD_RATE_EXCHANGES; kind++) {
         qd_rates_exchange(cores > 1 ? apart : crowd, kind, &m->exchange[kind]);

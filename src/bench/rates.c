@@ -1,3 +1,4 @@
+/* Measures rates on a team of ranks and fits them. */
 #include "bench/rates.h"
 
 #include "base/clock.h"
@@ -19,22 +20,22 @@ double qd_rates_median(double *values, int count)
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-/* Operands are taken in turn from SLOTS places each, so that they come from where they come from in
- * a step: not from the nearest cache. */
+/* Operands rotate through SLOTS buffers each, so that they come from the same level of the memory
+ * hierarchy as in a step, not from the nearest cache. */
 enum { SLOTS = 4 };
 static const int64_t counts[2] = {4096, 262144}; /* elements of exchanges: 16 KiB, 1 MiB */
 
-/* What one rank needs. */
+/* Buffers of one rank. */
 typedef struct place {
     float *memory[3]; /* of the operands */
     float *in, *out;  /* of exchanges */
-    qd_comm *group;   /* that meets */
+    qd_comm *group;   /* of the ranks that synchronize */
 } place;
 
-/* What one run gives, of a rank and then as the mean of the ranks. */
+/* Times of one run: of a rank, then the mean over the ranks. */
 typedef struct sample {
-    /* when all products began and ended, with and without meeting after each: the first rank's
-     * begin and the last one's end */
+    /* begin (of the first rank) and end (of the last one) of all GEMMs, with and without
+     * synchronizing after each */
     double met[2], apart[2];
     double product[QD_RATE_KINDS][QD_RATE_SHAPES], attention[2][QD_RATE_CUTS];
     double exchange[QD_RATE_EXCHANGES][2];
@@ -42,20 +43,18 @@ typedef struct sample {
 
 struct qd_rates {
     qd_team *team;
-    int64_t rows, hidden, ffn; /* the shapes are made of these, their halves and quarters */
-    int64_t seq, elements;     /* of one operand's place */
+    int64_t rows, hidden, ffn; /* shapes consist of these, their halves and quarters */
+    int64_t seq, elements;     /* elements of one operand's buffer */
     int ranks, met, runs, most;
     bool alone;
     place *places;
     qd_rate_attention **attention; /* of each rank */
-    sample *samples, *own;         /* own: of each rank, of the run that runs */
-    double *sorted;                /* room to sort a figure of all runs */
+    sample *samples, *own;         /* own: of each rank, in the current run */
+    double *sorted;                /* workspace to sort one figure of all runs */
 };
 
-/* ---- products ---- */
-
-/* Products of a block and of their parts under tp, cp and smaller micro-batches: (m, n) over k of y
- * = x Wᵀ, as parts of rows, ffn and hidden. */
+/* GEMMs of a block and of its shards under tp, cp and smaller micro-batches: (m, n) over k of y =
+ * x Wᵀ, in terms of rows, ffn and hidden. */
 static void shape_of(const qd_rates *r, int kind, int index, int64_t shape[3])
 {
     const int64_t rows = r->rows, f = r->ffn, h = r->hidden;
@@ -80,7 +79,7 @@ static qd_status run_product(qd_device *device, const qd_rates *r, const place *
     return qd_stream_wait(qd_device_compute_stream(device));
 }
 
-/* Every product once; group: the ranks that meet after each, NULL: none do. times: begin and
+/* Every GEMM once. group: the ranks that synchronize after each one; NULL: none. times: begin and
  * end. */
 static qd_status run_products(qd_device *device, qd_comm *world, const qd_rates *r, qd_comm *group, sample *own, double times[2])
 {
@@ -100,8 +99,7 @@ static qd_status run_products(qd_device *device, qd_comm *world, const qd_rates 
     return qd_comm_barrier(world, NULL);
 }
 
-/* Solves the equations of `use` unknowns by elimination with the largest pivots; singular ones
- * become 0. */
+/* Gaussian elimination with partial pivoting for the unknowns of `use`; singular ones become 0. */
 static void solve(double a[4][5], const bool use[4], double x[4])
 {
     int rows[4], count = 0;
@@ -114,7 +112,7 @@ static void solve(double a[4][5], const bool use[4], double x[4])
         int best = c;
         for (int i = c; i < count; i++)
             best = fabs(a[rows[i]][rows[c]]) > fabs(a[rows[best]][rows[c]]) ? i : best;
-        for (int k = 0; k < 5; k++) { /* exchange the equations, not their names */
+        for (int k = 0; k < 5; k++) { /* swap the equations, not their names */
             double keep = a[rows[c]][k];
             a[rows[c]][k] = a[rows[best]][k];
             a[rows[best]][k] = keep;
@@ -134,8 +132,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Elements of the largest operand or result of all products: any of them may be (m, k), (n, k) or
- * (m, n). */
+/* Elements of the largest operand or result of all GEMMs: it may be (m, k), (n, k) or (m, n). */
 static int64_t largest_operand(const qd_rates *r)
 {
     int64_t most = 0;
@@ -146,8 +143,6 @@ static int64_t largest_operand(const qd_rates *r)
     }
     return most;
 }
-
-/* ---- exchanges ---- */
 
 static qd_status run_exchange(qd_comm *world, int kind, float *in, float *out, int64_t count)
 {
@@ -169,7 +164,7 @@ static qd_status time_exchange(qd_comm *world, int kind, const place *p, int64_t
 {
     enum { CALLS = 4 };
     double begin = 0.0;
-    for (int i = -1; i < CALLS; i++) { /* the first brings the buffers near */
+    for (int i = -1; i < CALLS; i++) { /* the first one is a warm-up */
         QD_TRY(run_exchange(world, kind, p->in, p->out, count));
         if (i < 0) {
             QD_TRY(qd_comm_barrier(world, NULL));
@@ -179,8 +174,6 @@ static qd_status time_exchange(qd_comm *world, int kind, const place *p, int64_t
     *seconds = (qd_clock_now() - begin) / CALLS;
     return QD_OK;
 }
-
-/* ---- a run ---- */
 
 static qd_status run_rank(qd_trainer *trainer, qd_comm *world, void *rates)
 {
@@ -209,13 +202,13 @@ static double mean_over_ranks(const qd_rates *r, size_t offset)
 qd_status qd_rates_run(qd_rates *r)
 {
     if (r->runs == r->most)
-        return QD_FAIL(QD_USAGE, "%d runs of products are the most there is room for", r->most);
+        return QD_FAIL(QD_USAGE, "there is memory for at most %d runs of GEMMs", r->most);
     QD_TRY(qd_team_call(r->team, run_rank, r));
-    /* A sample is an array of doubles: each is the mean of the ranks'. */
+    /* A sample is an array of doubles: take the mean of each over the ranks. */
     for (size_t at = 0; at < sizeof(sample); at += sizeof(double))
         *(double *)((char *)&r->samples[r->runs] + at) = mean_over_ranks(r, at);
     sample *all = &r->samples[r->runs++];
-    for (int rank = 0; rank < r->ranks; rank++) { /* ranks that share cores begin when they can */
+    for (int rank = 0; rank < r->ranks; rank++) { /* ranks that share cores begin when they are scheduled */
         const sample *own = &r->own[rank];
         all->apart[0] = fmin(all->apart[0], own->apart[0]);
         all->apart[1] = fmax(all->apart[1], own->apart[1]);
@@ -234,8 +227,8 @@ static double median_of(const qd_rates *r, size_t offset)
     return r->runs > 0 ? qd_rates_median(values, r->runs) : 0.0;
 }
 
-/* Least squares of relative errors: seconds per FLOP = x0 + x1 / m + x2 / n + x3 / k, with what
- * would be negative left out. */
+/* Least squares of relative errors: seconds per FLOP = x0 + x1 / m + x2 / n + x3 / k, without terms
+ * that would be negative. */
 void qd_rates_product(const qd_rates *r, int kind, qd_bench_product *product)
 {
     bool use[4] = {true, true, true, true};
@@ -257,12 +250,13 @@ void qd_rates_product(const qd_rates *r, int kind, qd_bench_product *product)
         solve(a, use, x);
         again = false;
         for (int i = 1; i < 4; i++)
-            if (x[i] < 0.0 || (x[0] <= 0.0 && use[i])) { /* times that say nothing of shapes leave one rate */
+            if (x[i] < 0.0 || (x[0] <= 0.0 && use[i])) { /* times that do not depend on shapes leave one rate */
                 use[i] = false;
                 again = true;
             }
     }
-    *product = (qd_bench_product){.flops = 1.0 / x[0], .half_m = x[1] / x[0], .half_n = x[2] / x[0], .half_k = x[3] / x[0]};
+    *product = (qd_bench_product){.flops = 1.0 / x[0], .half_m = x[1] / x[0], .half_n = x[2] / x[0],
+                                  .half_k = x[3] / x[0]};
 }
 
 void qd_rates_exchange(const qd_rates *r, int kind, qd_bench_exchange *exchange)
@@ -310,9 +304,7 @@ double qd_rates_meeting(const qd_rates *r)
     return r->runs > 0 ? fmax(0.0, qd_rates_median(values, r->runs)) / (QD_RATE_KINDS * QD_RATE_SHAPES) : 0.0;
 }
 
-/* ---- setting up ---- */
-
-/* Memory of the rank's device is touched by the rank, so that it lies where it would. */
+/* The rank itself touches the memory of its device first, so that it is placed as in training. */
 static qd_status set_up_rank(qd_trainer *trainer, qd_comm *world, void *rates)
 {
     qd_rates *r = rates;
@@ -321,7 +313,7 @@ static qd_status set_up_rank(qd_trainer *trainer, qd_comm *world, void *rates)
     (void)trainer;
     for (int i = 0; i < 3; i++) {
         if (!(p->memory[i] = aligned_alloc(64, (bytes + 63) / 64 * 64)))
-            return QD_FAIL(QD_NO_MEMORY, "no memory for products");
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the operands of GEMMs");
         memset(p->memory[i], 0, bytes);
     }
     p->in = calloc((size_t)counts[1], sizeof *p->in);
@@ -338,7 +330,8 @@ qd_status qd_rates_create(qd_team *team, const qd_config *config, int met, bool 
     if (!r)
         return QD_FAIL(QD_NO_MEMORY, "no memory to measure rates");
     *rates = r;
-    *r = (qd_rates){.team = team, .rows = s->micro_batch * s->seq, .hidden = config->model.hidden, .ffn = config->model.ffn, .seq = s->seq,
+    *r = (qd_rates){.team = team, .rows = s->micro_batch * s->seq, .hidden = config->model.hidden,
+                    .ffn = config->model.ffn, .seq = s->seq,
                     .ranks = qd_team_size(team), .met = met, .most = runs, .alone = alone};
     r->elements = largest_operand(r);
     r->places = calloc((size_t)r->ranks, sizeof *r->places);
@@ -347,7 +340,7 @@ qd_status qd_rates_create(qd_team *team, const qd_config *config, int met, bool 
     r->samples = calloc((size_t)runs, sizeof *r->samples);
     r->sorted = calloc((size_t)runs, sizeof *r->sorted);
     if (!r->places || !r->attention || !r->own || !r->samples || !r->sorted)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the times of products");
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the times of GEMMs");
     for (int rank = 0; rank < r->ranks && !alone; rank++)
         QD_TRY(qd_rate_attention_create(&config->model, s, &r->attention[rank]));
     return qd_team_call(team, set_up_rank, r);
@@ -363,7 +356,7 @@ void qd_rates_destroy(qd_rates *r)
         for (int i = 0; i < 3 && r->places; i++)
             free(r->places[rank].memory[i]);
         if (r->places) {
-            qd_comm_destroy(r->places[rank].group); /* not by the rank's thread: a team that has failed runs nothing */
+            qd_comm_destroy(r->places[rank].group); /* not on the rank's thread: a failed team runs nothing */
             free(r->places[rank].in);
             free(r->places[rank].out);
         }

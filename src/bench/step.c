@@ -1,4 +1,4 @@
-/* Where the time of a training step goes, against what the machine can do. */
+/* Breaks down the time of a training step, and compares it with the machine's peak. */
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Multiply-adds between the ops of a step, twice a millisecond of which the better counts, this
- * often, in seconds. */
+/* Interval in seconds between measurements of multiply-adds between the ops of a step; each takes
+ * the better of two of a millisecond. */
 static const double LOOK_EVERY = 0.03;
 
 static void describe_device(const qd_device *device, char *text, size_t size)
@@ -57,7 +57,8 @@ qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_t
     for (int i = 0; i < bench.count && i < QD_BENCH_ROWS; i++) {
         const qd_kernel_bench_row *from = &bench.rows[i];
         qd_bench_row *to = &table->rows[table->count++];
-        *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes, .ceiling_share = from->share,
+        *to = (qd_bench_row){.seconds = from->seconds, .flops = from->flops, .bytes = from->bytes,
+                             .ceiling_share = from->share,
                              .quiet_share = from->quiet_share, .runs = from->runs, .quiet_runs = from->quiet_runs};
         snprintf(to->name, sizeof to->name, "%s", from->kernel);
         snprintf(to->shape, sizeof to->shape, "%s", from->shape);
@@ -72,8 +73,8 @@ static qd_status set_profile(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-/* Rank 0 measures with all ranks' threads at work: they share the machine, so their ceiling is that
- * of all together. */
+/* Rank 0 measures while the threads of all ranks work: they share the machine, so the ceiling is
+ * that of all together. */
 static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     qd_ceiling mine, *sum = argument;
@@ -86,7 +87,7 @@ static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argu
     return QD_OK;
 }
 
-/* The multiply-add rate of all ranks' threads together, as it is now: the mean over some ten
+/* The current multiply-add rate of all ranks' threads together: the mean over about ten
  * milliseconds. */
 static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument)
 {
@@ -104,7 +105,7 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-/* mean: of the steps' times, as the rows are means too. */
+/* mean: of the times of steps, because the rows are means too. */
 static void add_row(qd_bench_step_result *r, double mean, const char *name, double seconds, double flops, double bytes)
 {
     if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
@@ -121,9 +122,9 @@ static void add_row(qd_bench_step_result *r, double mean, const char *name, doub
     }
 }
 
-/* Rank 0's time: ops first, then the actions that are not modules, then what no line explains.
- * beside: copies from and to host memory have streams of their own. */
-static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profile *p, int steps, bool beside)
+/* Rank 0's time: ops first, then the actions that are not modules, then the unexplained rest.
+ * apart: copies from and to host memory have streams of their own. */
+static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profile *p, int steps, bool apart)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
@@ -135,9 +136,9 @@ static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profil
         if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_RECOMPUTE || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
             kind == QD_ACTION_BACKWARD_WEIGHT)
             continue;
-        bool copies = beside && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
+        bool copies = apart && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
-        snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
+        snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", overlapped" : "");
         add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
@@ -181,11 +182,11 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
-/* A step from when the first rank begins, without the waking of its thread, until it has ended on
- * all of them. */
+/* A step from the moment the first rank begins, without the wake-up of its thread, until it has
+ * ended on all ranks. */
 typedef struct timed_step {
-    pthread_mutex_t lock; /* begin */
-    double begin, end;    /* by rank 0 */
+    pthread_mutex_t lock; /* guards begin */
+    double begin, end;    /* end: set by rank 0 */
 } timed_step;
 
 static qd_status whole_step(qd_trainer *trainer, qd_comm *world, void *argument)
@@ -212,11 +213,11 @@ static qd_status time_step(qd_team *team, double *seconds)
     return status;
 }
 
-/* What a machine shared with others can do moves while the ops run: looks at its multiply-add rate
- * between them. */
+/* The peak of a shared machine changes while the ops run: measures its multiply-add rate between
+ * them ("looks"). */
 typedef struct looks {
     double at;             /* when the last one ended */
-    double seconds, rates; /* what they took, and the sum of what they found */
+    double seconds, rates; /* their total time, and the sum of their results */
     int64_t count;
 } looks;
 
@@ -226,7 +227,7 @@ static qd_status look_at_machine(void *context, qd_stream *stream)
     double begin = qd_clock_now(), rate;
     if (begin - l->at < LOOK_EVERY)
         return QD_OK;
-    QD_TRY(qd_device_measure_fma(qd_stream_device(stream), 2, &rate)); /* the better of two: the first may meet a thread that sleeps */
+    QD_TRY(qd_device_measure_fma(qd_stream_device(stream), 2, &rate)); /* the better of two: the first may have to wake a thread */
     l->at = qd_clock_now();
     l->seconds += l->at - begin;
     l->rates += rate;
@@ -234,15 +235,15 @@ static qd_status look_at_machine(void *context, qd_stream *stream)
     return QD_OK;
 }
 
-/* Each step between two looks at what the machine can do just then, and with those of `within`
- * inside it: on a shared machine it moves. Their time is not the step's. */
+/* Measures the peak before and after each step, and with `within` inside it, because that of a
+ * shared machine changes. The time of these looks is not part of the step. */
 static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *within, double *mean, qd_bench_step_result *r)
 {
     qd_status status;
     double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
     if (!times)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d times", steps);
-    /* An accelerator is nobody else's, and products between the steps would only warm it up. */
+    /* An accelerator is not shared, and GEMMs between the steps would only heat it up. */
     bool look = qd_device_get_caps(qd_team_device(team))->host_memory;
     if (look)
         QD_TRY_DONE(qd_team_call(team, measure_now, &before));
@@ -258,16 +259,16 @@ static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *wit
         steps_per_flop[i] = 1.0 / (times[i] * possible);
         r->table.beside_flops += possible / steps;
     }
-    r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, once multiplied by its FLOPs */
+    r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, after multiplication by its FLOPs */
     r->step_seconds = take_median(times, steps);
 done:
     free(times);
     return status;
 }
 
-/* Steps of both in turn: ours, the other's, the other's, ours. What comes at even intervals, as a
- * scheduler's share for others does, then hits both alike, and a ratio is of two steps each.
- * Nothing comes between the steps. */
+/* Alternates steps of both: ours, the other's, the other's, ours. Periodic disturbances, such as
+ * the scheduler's time slices for other programs, then hit both equally, and a ratio is of two
+ * steps each. Nothing runs between the steps. */
 static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r)
 {
     qd_status status = QD_OK;
@@ -295,7 +296,7 @@ done:
     return status;
 }
 
-/* Rank 0's. */
+/* Rank 0. */
 static qd_status read_host_bytes(qd_trainer *trainer, qd_comm *world, void *bytes)
 {
     if (qd_comm_rank(world) == 0)
@@ -331,7 +332,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     qd_team *team = NULL, *other = NULL;
     qd_step_profile *profile = calloc(1, sizeof *profile);
     looks within = {0};
-    qd_ceiling ceiling = {.fma_flops = 1.0, .copy_bytes = 1.0}; /* of an accelerator it is known at the end */
+    qd_ceiling ceiling = {.fma_flops = 1.0, .copy_bytes = 1.0}; /* an accelerator's is measured at the end */
     qd_status status = profile ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a profile");
     if (status != QD_OK)
         return status;
@@ -353,11 +354,12 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
         QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
     QD_TRY_DONE(run_steps(team, warm_up));
     QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL));
-    /* On a device that runs behind the host, the events of a profile take time of their own: there
-     * the steps that are timed are not those that are profiled. */
+    /* On a device that runs behind the host, the events of a profile take time of their own, so the
+     * timed steps are not profiled there. */
     if (on_host)
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
-    /* Ranks would have to meet for it, and not all of them do in the middle of a step. */
+    /* Only with one rank: several would have to synchronize, and not all do in the middle of a
+     * step. */
     if (on_host && config.world == 1 && !other) {
         profile->ops.after_op = look_at_machine;
         profile->ops.context = &within;
@@ -374,7 +376,7 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     if (!on_host) {
         QD_TRY_DONE(qd_team_call(team, set_profile, profile));
         QD_TRY_DONE(run_steps(team, steps));
-        /* After the steps: products at the card's limit would warm it up for them. */
+        /* After the steps: GEMMs at the card's limit would heat it up. */
         QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
         result->table.beside_flops = ceiling.fma_flops;
         result->ceiling_share = 1.0 / (result->step_seconds * ceiling.fma_flops);

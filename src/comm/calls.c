@@ -1,4 +1,4 @@
-/* The public operations: argument checks, and one request for each. */
+/* The public operations: each checks its arguments and turns the call into one request. */
 #include "device/sum.h"
 #include "comm/work.h"
 
@@ -6,15 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What every call must satisfy. `in` and `out` may be NULL where the rank moves nothing through
- * them. */
+/* Checks for every call. `in` and `out` may be NULL where the rank moves nothing through them. */
 static qd_status check(const qd_comm *comm, const qd_coll_request *r, bool uses_in, bool uses_out)
 {
     const char *kind = qd_coll_kind_name(r->kind);
     if ((unsigned)r->dtype >= QD_DTYPE_COUNT)
         return QD_FAIL(QD_USAGE, "%s in group %s: %d is not an element type", kind, comm->name, (int)r->dtype);
     if (r->count < 0 || r->count > INT64_MAX / 16)
-        return QD_FAIL(QD_USAGE, "%s in group %s: a count of %lld is not possible; it must be 0 or more", kind,
+        return QD_FAIL(QD_USAGE, "%s in group %s: the count is %lld; it must be 0 or more and below 2^59", kind,
                        comm->name, (long long)r->count);
     if ((uses_in && !r->in) || (uses_out && !r->out))
         return QD_FAIL(QD_USAGE, "%s in group %s: the %s buffer is NULL", kind, comm->name,
@@ -78,8 +77,6 @@ qd_status qd_comm_all_gather(qd_comm *comm, const void *in, void *out, int64_t c
     return submit(comm, &r, own_slice(comm, count) > 0, count > 0, work);
 }
 
-/* ---- vectored ---- */
-
 static uint64_t mix(uint64_t hash, int64_t value)
 {
     hash = (hash ^ (uint64_t)value) * 0x9e3779b97f4a7c15u;
@@ -107,11 +104,12 @@ static qd_status check_lists(const qd_comm *comm, qd_coll_kind kind, const qd_se
             *shape = mix(mix(*shape, segment.offset), segment.count);
         }
     }
-    *shape |= 1; /* never 0, which means "no lists" */
+    *shape |= 1; /* 0 means "no lists" */
     return QD_OK;
 }
 
-/* One allocation: the lists, then all segments. Asynchronous calls need not keep theirs. */
+/* One allocation: the lists, then all segments. The caller of an asynchronous call may free its
+ * own. */
 static qd_segment_list *copy_lists(const qd_comm *comm, const qd_segment_list *lists)
 {
     size_t segments = 0;
@@ -165,8 +163,6 @@ qd_status qd_comm_all_gather_v(qd_comm *comm, const void *packed, void *full, co
     return submit_lists(comm, &r, lists, work);
 }
 
-/* ---- all-to-all ---- */
-
 qd_status qd_comm_all_to_all(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work)
 {
     if (work) *work = NULL;
@@ -178,7 +174,7 @@ qd_status qd_comm_all_to_all(qd_comm *comm, const void *in, void *out, int64_t c
         table[i] = count;
         table[comm->size + i] = count * i;
     }
-    r.count = 0; /* pairs are compared instead */
+    r.count = 0; /* counts are compared per pair instead */
     r.in_counts = r.out_counts = table;
     r.in_offsets = r.out_offsets = table + comm->size;
     return qd_transfer_submit(comm, &r, 0, table, work);
@@ -220,8 +216,6 @@ qd_status qd_comm_all_to_all_v(qd_comm *comm, const void *in, const int64_t *in_
     return qd_transfer_submit(comm, &r, 0, table, work);
 }
 
-/* ---- rooted ---- */
-
 static qd_status submit_rooted(qd_comm *comm, const qd_coll_request *r, bool uses_in, bool uses_out, qd_work **work)
 {
     if (work) *work = NULL;
@@ -257,8 +251,6 @@ qd_status qd_comm_scatter(qd_comm *comm, const void *in, void *out, int64_t coun
     qd_coll_request r = {.kind = QD_COLL_SCATTER, .dtype = dtype, .root = root, .count = count, .in = in, .out = out};
     return submit_rooted(comm, &r, count > 0 && comm->rank == root, own_slice(comm, count) > 0, work);
 }
-
-/* ---- point to point ---- */
 
 static qd_status submit_message(qd_comm *comm, const qd_coll_request *r, qd_work **work)
 {

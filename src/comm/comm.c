@@ -1,4 +1,5 @@
-/* Communicators: creation, splitting, destruction, and what is not an operation. */
+/* Communicators: creation, splitting, destruction, shared memory, abort and statistics. The
+ * operations are in calls.c. */
 #include "comm/device.h"
 #include "comm/work.h"
 
@@ -45,8 +46,6 @@ const char *qd_comm_host(const qd_comm *comm, int rank)
     return comm->world->hosts ? comm->world->hosts[comm->world_ranks[rank]] : "";
 }
 
-/* ---- making and dropping ---- */
-
 static void comm_free(qd_comm *comm)
 {
     if (!comm) return;
@@ -70,7 +69,7 @@ static void world_free(qd_world *world)
     free(world);
 }
 
-/* Everything but world_ranks' values and the backend's part. */
+/* Sets everything except the values of world_ranks and the backend's data. */
 static qd_comm *comm_new(qd_world *world, int rank, int size, const char *name, int64_t id)
 {
     qd_comm *comm = calloc(1, sizeof *comm);
@@ -92,7 +91,7 @@ static qd_comm *comm_new(qd_world *world, int rank, int size, const char *name, 
     return NULL;
 }
 
-/* Calls group_create and counts the communicator; frees it on failure. */
+/* Calls group_create and adds a reference to the world; frees the communicator on failure. */
 static qd_status comm_join(qd_comm *comm)
 {
     qd_world *world = comm->world;
@@ -164,7 +163,7 @@ void qd_comm_destroy(qd_comm *comm)
         qd_world_unlock(world);
     }
     comm_free(comm);
-    if (host) qd_comm_destroy(host); /* so a communicator on a device is never the last of its world */
+    if (host) qd_comm_destroy(host); /* the last of its world is therefore never on a device */
     if (last) {
         qd_world_lock(world);
         world->backend->world_destroy(world);
@@ -172,8 +171,6 @@ void qd_comm_destroy(qd_comm *comm)
         world_free(world);
     }
 }
-
-/* ---- on a device ---- */
 
 static const qd_comm_device_ops *const device_tables[] = {&qd_comm_device_threads, &qd_comm_device_nccl};
 
@@ -196,7 +193,7 @@ qd_status qd_comm_on_device(qd_comm *host, qd_device *device, const char *backen
         if (strcmp(device_tables[i]->name, backend) == 0) table = device_tables[i];
     if (!table) return QD_FAIL(QD_USAGE, "'%s' does not move device memory; 'local' and 'nccl' do", backend);
     if (host->on_device) return QD_FAIL(QD_USAGE, "group %s is on a device already", host->name);
-    /* An id that no other communicator has: notes of waiting operations name it. */
+    /* A unique id: the notes of waiting operations use it. */
     qd_comm *comm = comm_new(host->world, host->rank, host->size, host->name, -1 - host->id);
     if (!comm) return QD_FAIL(QD_NO_MEMORY, "no memory for group %s on a device", host->name);
     memcpy(comm->world_ranks, host->world_ranks, (size_t)host->size * sizeof *comm->world_ranks);
@@ -216,7 +213,7 @@ bool qd_comm_watch(qd_comm *comm, qd_timeline *timeline, int id)
     return true;
 }
 
-/* The communicator for host memory is split, and the new one put on the same device. */
+/* Splits the communicator for host memory and puts the new one on the same device. */
 static qd_status split_on_device(qd_comm *comm, int colour, int key, const char *name, qd_comm **group)
 {
     qd_comm *host = NULL;
@@ -229,8 +226,6 @@ static qd_status split_on_device(qd_comm *comm, int colour, int key, const char 
         (*group)->owns_host = true;
     return status;
 }
-
-/* ---- splitting ---- */
 
 typedef struct split_entry {
     int64_t colour, key;
@@ -265,7 +260,7 @@ qd_status qd_comm_split(qd_comm *comm, int colour, int key, const char *name, qd
     entries[comm->rank] = (split_entry){colour, key};
     QD_TRY_DONE(qd_comm_all_gather(comm, &entries[comm->rank], entries, 2 * (int64_t)comm->size, QD_I64, NULL));
 
-    /* The first member of each group takes an id; -1 tells the others that there was none. */
+    /* The first member of each group reserves an id; -1 tells the others that it failed. */
     int count = colour >= 0 ? split_members(comm, entries, members) : 0;
     bool leads = count > 0 && members[0] == comm->rank;
     qd_status reserve_status = QD_OK;
@@ -313,13 +308,11 @@ done:
     return status;
 }
 
-/* ---- memory ---- */
-
 qd_status qd_comm_alloc(qd_comm *comm, int64_t bytes, void **memory)
 {
     *memory = NULL;
     if (bytes < 0)
-        return QD_FAIL(QD_USAGE, "shared memory of %lld bytes: a size must not be negative", (long long)bytes);
+        return QD_FAIL(QD_USAGE, "shared memory of %lld bytes: the size must not be negative", (long long)bytes);
     if (comm->world->backend->alloc) QD_TRY(comm->world->backend->alloc(comm->world, bytes, memory));
     if (!*memory) *memory = qd_memory_take(bytes > 0 ? bytes : 1);
     return *memory ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for a buffer of %lld bytes", (long long)bytes);
@@ -337,8 +330,6 @@ int64_t qd_comm_shared_bytes(qd_comm *comm, int64_t *staging)
     return comm->world->backend->shared_bytes ? comm->world->backend->shared_bytes(comm->world, staging) : -1;
 }
 
-/* ---- the rest ---- */
-
 void qd_comm_at(qd_comm *comm, const char *place)
 {
     qd_world *world = comm->world;
@@ -351,7 +342,7 @@ void qd_comm_at(qd_comm *comm, const char *place)
 void qd_comm_abort(qd_comm *comm, const char *reason)
 {
     qd_world *world = comm->world;
-    qd_error_record kept; /* the caller's own failure stays what this thread says */
+    qd_error_record kept; /* keeps the caller's own error as this thread's message */
     qd_error_keep(&kept);
     qd_world_lock(world);
     world->backend->abort(world, reason);

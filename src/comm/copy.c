@@ -1,21 +1,23 @@
+/* Copies that bypass the caches: non-temporal stores with software prefetch on x86, memcpy
+ * elsewhere. */
 #include "comm/copy.h"
 
 #include <stdbool.h>
 #include <string.h>
 
-/* What is copied several times is read once: a block stays in the first-level cache, past the
- * caches, or in the second. */
+/* Data with several destinations is read in blocks that stay in the L1 cache (non-temporal stores)
+ * or in L2 (copies through the caches). */
 #define STREAM_BLOCK (8 << 10)
 #define COPY_BLOCK (64 << 10)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-/* Whole lines, LINE by LINE; `to` is on a line. Returns how much was copied: all but less than a
- * line. What comes two pages later is fetched, beyond the end too, where the next copy often
- * begins: the processor's own prefetching stops at each page. Far copies take two pages at a time,
- * so that misses of the TLB overlap; others are faster without, and if they fetch one line of each
- * pair. */
+/* Copies whole cache lines with LINE; `to` is aligned to a line. Returns the bytes copied: all but
+ * less than a line. Prefetches two pages ahead, also past the end, where the next copy often
+ * begins: the hardware prefetcher stops at page boundaries. Far copies alternate between two pages,
+ * so that TLB misses overlap. Near ones are faster without that, and with one prefetch for each
+ * pair of lines. */
 #define PAGE 4096
 #define FETCH(from) _mm_prefetch((from) + 2 * PAGE, _MM_HINT_T0)
 #define DEFINE_LINES(NAME, TARGET, LINE)                                                                    \
@@ -45,7 +47,7 @@
         return i;                                                                                           \
     }
 
-/* Past the caches, which saves reading the lines of `to` first. */
+/* Non-temporal stores avoid reading the lines of `to` first. */
 #define LINE_512(to, from) _mm512_stream_si512((void *)(to), _mm512_loadu_si512((from)))
 #define QUARTER(to, from) _mm_stream_si128((__m128i *)(to), _mm_loadu_si128((const __m128i *)(from)))
 #define LINE_128(to, from)                                                                                  \
@@ -58,7 +60,7 @@
 DEFINE_LINES(stream_avx512, "avx512f", LINE_512)
 DEFINE_LINES(stream_sse2, "sse2", LINE_128)
 
-/* Others see it after finish_streaming(). */
+/* Visible to other ranks after finish_streaming(). */
 static void stream(char *to, const char *from, int64_t bytes, bool far)
 {
     int64_t head = (int64_t)(-(uintptr_t)to & 63);

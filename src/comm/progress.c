@@ -1,24 +1,24 @@
-/* The progress thread of a rank: polls the heads of all non-empty queues, so that a receive that
- * waits never holds back a gather. It sleeps when nothing moves, and on a condition variable when
- * every queue is empty or polled by a thread that waits for its work. */
+/* The progress thread of a rank polls the heads of all non-empty queues, so that a waiting receive
+ * never delays a gather. It sleeps when nothing moves. It waits on a condition variable when every
+ * queue is empty or is polled by the thread that waits for its work. */
 #include "comm/work.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PROGRESS_YIELDS 20 /* and no spins: the compute threads need the cores */
+#define PROGRESS_YIELDS 20 /* no spinning: the compute threads need the cores */
 
 struct qd_progress {
     qd_world *world;
     pthread_t thread;
-    pthread_mutex_t lock; /* everything below, and `listed` and `next` of the queues */
+    pthread_mutex_t lock; /* guards everything below, and `listed` and `next` of the queues */
     pthread_cond_t change;
     qd_queue *queues;
     bool stop;
-    qd_queue *polling; /* must not be freed now */
+    qd_queue *polling; /* being polled; must not be freed */
 };
 
-/* True if some listed queue has work that nobody else is polling. Empty queues are taken off the
+/* True if some listed queue has work that no other thread polls. Removes empty queues from the
  * list. */
 static bool any_active(qd_progress *progress)
 {

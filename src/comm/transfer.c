@@ -1,5 +1,5 @@
-/* An operation seen by itself: its segments, its fingerprint, and the messages when ranks
- * disagree. */
+/* Properties of a single operation: its segments, which ranks produce and consume, its fingerprint,
+ * and the error message when ranks disagree. */
 #include "comm/comm_impl.h"
 
 #include <stdio.h>
@@ -23,8 +23,6 @@ void qd_comm_place_get(const qd_comm_place *place, char text[QD_COMM_PLACE_BYTES
     text[QD_COMM_PLACE_BYTES - 1] = '\0';
 }
 
-/* ---- segments ---- */
-
 int qd_transfer_segment_count(const qd_transfer *op, int rank)
 {
     return op->request.lists ? op->request.lists[rank].count : 1;
@@ -46,8 +44,8 @@ int64_t qd_transfer_packed_count(const qd_transfer *op, int rank)
     return count;
 }
 
-/* Calls for the pieces of packed range [first, first + count): full offset, packed offset,
- * length. */
+/* Copies packed range [first, first + count) of `rank` between the full and the packed buffer,
+ * segment by segment. */
 static void copy_pieces(const qd_transfer *op, int rank, int64_t first, int64_t count, char *full, char *packed,
                         bool pack)
 {
@@ -77,8 +75,6 @@ void qd_transfer_unpack(const qd_transfer *op, int rank, int64_t first, int64_t 
 {
     copy_pieces(op, rank, first, count, full, (char *)packed, false);
 }
-
-/* ---- who takes part in what ---- */
 
 bool qd_transfer_is_split(const qd_transfer *op)
 {
@@ -113,8 +109,6 @@ bool qd_transfer_consumes(const qd_transfer *op, int rank)
     default: return true;
     }
 }
-
-/* ---- what stays on its rank ---- */
 
 void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context)
 {
@@ -166,8 +160,6 @@ void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way)
     qd_transfer_own_pieces(op, copy_piece, &way);
 }
 
-/* ---- agreement ---- */
-
 static const char *reduce_text(const qd_fingerprint *f)
 {
     switch (f->kind) {
@@ -201,7 +193,7 @@ const char *qd_fingerprint_text(const qd_fingerprint *f, char *buffer, size_t by
     return buffer;
 }
 
-/* " at 'step 3'", or nothing. */
+/* " at 'step 3'", or "". */
 static const char *place_text(const char *place, char *buffer, size_t bytes)
 {
     buffer[0] = '\0';

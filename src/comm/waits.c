@@ -1,4 +1,4 @@
-/* Who is late: notes of waiting operations, and the verdict when a deadline has passed. */
+/* Finds the late rank: notes of waiting operations, and the verdict after a deadline. */
 #include "comm/work.h"
 
 #include "base/clock.h"
@@ -30,8 +30,6 @@ static bool is_message(const qd_fingerprint *fingerprint)
 {
     return fingerprint->kind == QD_COLL_SEND || fingerprint->kind == QD_COLL_RECV;
 }
-
-/* ---- a waiting operation's own note ---- */
 
 void qd_wait_write(qd_transfer *op, double now, bool holds)
 {
@@ -68,17 +66,15 @@ void qd_wait_clear(qd_transfer *op)
     op->note = -1;
 }
 
-/* ---- the verdict ---- */
-
-/* A rank that somebody waits for. */
+/* A rank that another rank waits for. */
 typedef struct suspect {
     int rank;   /* of the world */
-    int waiter; /* index of the suspect that waits for it; -1: this rank itself */
-    int first;  /* the suspect that this rank itself waits for, at the head of the chain */
+    int waiter; /* index of the suspect that waits for it; -1: this rank waits for it */
+    int first;  /* index of the first suspect of the chain, for which this rank waits */
     uint64_t entered;
     char place[QD_COMM_PLACE_BYTES];
     qd_wait_note note; /* the waiter's */
-    bool waits;        /* it waits for others, so it is not the culprit */
+    bool waits;        /* it waits for other ranks itself, so it is not the culprit */
 } suspect;
 
 typedef struct hunt {
@@ -101,8 +97,8 @@ static void add(hunt *h, int rank, int waiter, uint64_t entered, const char *pla
     h->count++;
 }
 
-/* The waits of suspect i: that in the operation where it is awaited, if it is there, else whatever
- * holds it. */
+/* Adds the ranks that suspect i waits for: in the operation that its waiter is in, if suspect i has
+ * entered it, else in any operation that blocks suspect i. */
 static void follow(hunt *h, int i)
 {
     qd_world *world = h->op->comm->world;
@@ -113,7 +109,7 @@ static void follow(hunt *h, int i)
     for (int k = 0; k < QD_WAIT_NOTES; k++) {
         qd_wait_note *note = &notes[k];
         qd_wait_note_get(board, k, note);
-        /* Who waits renews its note many times in this time. */
+        /* A waiting rank renews its note many times in this interval. */
         if (note->renewed <= 0 || h->now - note->renewed > world->config.deadline_seconds / 2) {
             note->renewed = 0;
             continue;
@@ -139,14 +135,14 @@ static void follow(hunt *h, int i)
     }
 }
 
-/* "rank 1 on host a (last in 2 at 'step 3'), rank 2 (...)": the culprits for which the same
- * operation waits as for the first. */
+/* "rank 1 on host a (last in 2 at 'step 3'), rank 2 (...)": the first culprit and the others that
+ * the same operation waits for. Returns the first one's index, or -1. */
 static int list(const hunt *h, char *text, size_t bytes)
 {
     const char(*hosts)[QD_COMM_HOST_BYTES] = h->op->comm->world->hosts;
     int first = -1;
     size_t used = 0;
-    for (int pass = 0; pass < 2 && first < 0; pass++) /* if all wait, in a circle, those that this rank waits for */
+    for (int pass = 0; pass < 2 && first < 0; pass++) /* second pass: all wait in a cycle; list those that this rank waits for */
         for (int i = 0; i < h->count; i++) {
             const suspect *s = &h->suspects[i];
             if ((pass == 0 && s->waits) || (first >= 0 && s->waiter != h->suspects[first].waiter) || used + 1 >= bytes)
@@ -175,7 +171,7 @@ qd_status qd_wait_verdict(const qd_transfer *op)
     qd_world *world = comm->world;
     hunt h = {.op = op, .now = qd_clock_now(), .suspects = malloc((size_t)world->size * sizeof *h.suspects)};
     if (!h.suspects)
-        return QD_FAIL(QD_TIMEOUT, "a peer did not arrive in group %s; no memory to say more", comm->name);
+        return QD_FAIL(QD_TIMEOUT, "a peer did not arrive in group %s; there is no memory for details", comm->name);
     qd_wait_note own = {.group = comm->id, .fingerprint = op->fingerprint};
     qd_world_lock(world);
     for (int peer = 0; peer < comm->size; peer++) {

@@ -1,4 +1,4 @@
-/* Executing operations: queues, blocking calls, work handles, deadlines. */
+/* Executes operations: queues, blocking calls, work handles, deadlines and world-wide failure. */
 #include "comm/work.h"
 
 #include "base/clock.h"
@@ -10,11 +10,9 @@
 #include <string.h>
 
 #define WAIT_YIELDS 200    /* before a waiting caller sleeps */
-#define IDLE_CHECK 64      /* idle polls between looks at the abort record and the clock */
-#define SLEEP_SECONDS 0.02 /* a sleeper looks at the deadline this often */
-#define NOTE_SECONDS 0.05  /* a wait of this length is worth a note */
-
-/* ---- failure of a world ---- */
+#define IDLE_CHECK 64      /* idle polls between checks of the abort record and the clock */
+#define SLEEP_SECONDS 0.02 /* a sleeping thread checks the deadline this often */
+#define NOTE_SECONDS 0.05  /* waits longer than this publish a note */
 
 qd_status qd_world_check(qd_world *world)
 {
@@ -37,7 +35,9 @@ qd_status qd_world_check(qd_world *world)
 
 void qd_world_fail(qd_world *world, qd_status status)
 {
-    if (atomic_exchange(&world->failing, 1)) { /* another thread does it: before the others know, no operation may give its memory back */
+    if (atomic_exchange(&world->failing, 1)) {
+        /* Another thread reports the failure. Wait until it is published: before that, no operation
+         * may free its memory. */
         while (atomic_load_explicit(&world->failed, memory_order_acquire) == QD_OK) sched_yield();
         return;
     }
@@ -56,10 +56,8 @@ void qd_world_wake(qd_world *world)
     world->backend->wake(world);
 }
 
-/* ---- one operation ---- */
-
-/* Starts or polls. The clock is read only when nothing moves: moved_at == 0 means "read it when
- * needed". */
+/* Starts or polls. moved_at == 0 means "not read yet": the clock is read only when nothing
+ * moves. */
 static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
 {
     qd_status status = QD_OK;
@@ -79,8 +77,8 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
     return status;
 }
 
-/* Abort record, deadline and note, for an operation that has been idle for a while. holds: see
- * qd_wait_note. */
+/* For an operation without progress: checks the abort record and the deadline, and writes its note.
+ * holds: see qd_wait_note. */
 static qd_status op_check_idle(qd_transfer *op, bool holds)
 {
     QD_TRY(qd_world_check(op->comm->world));
@@ -89,7 +87,7 @@ static qd_status op_check_idle(qd_transfer *op, bool holds)
         op->moved_at = op->checked_at = now;
         return QD_OK;
     }
-    /* A job that was suspended and continued: the others had as little time as this rank. */
+    /* If the job was suspended and continued, the peers had no time to make progress either. */
     op->moved_at += qd_clock_lost(&op->checked_at, now);
     double waited = now - op->moved_at;
     if (waited > deadline) return qd_wait_verdict(op);
@@ -98,12 +96,12 @@ static qd_status op_check_idle(qd_transfer *op, bool holds)
     return QD_OK;
 }
 
-/* After the last poll, good or bad. */
+/* After the last poll, whatever the status. */
 static void op_end(qd_transfer *op, qd_status status)
 {
     qd_comm *comm = op->comm;
     if (status != QD_OK)
-        qd_world_fail(comm->world, status); /* the note stays: it tells the others why */
+        qd_world_fail(comm->world, status); /* the note stays: the others follow it to find the cause */
     else if (op->note >= 0)
         qd_wait_clear(op);
     if (op->started) {
@@ -118,13 +116,13 @@ static void op_end(qd_transfer *op, qd_status status)
     pthread_mutex_unlock(&comm->stats_lock);
 }
 
-/* In the caller's thread, before the operation is known to anybody, and when it is over. Nothing
- * for host memory. */
+/* In the caller's thread: before the operation is queued, and when it is over. No-ops for host
+ * memory. */
 static qd_status op_submit(qd_transfer *op)
 {
     if (!op->comm->on_device) return QD_OK;
     qd_status status = op->comm->on_device->submit(op);
-    if (status != QD_OK) qd_world_fail(op->comm->world, status); /* its number is taken: the others would wait for it */
+    if (status != QD_OK) qd_world_fail(op->comm->world, status); /* its sequence number is used: peers would wait for it */
     return status;
 }
 static qd_status op_complete(qd_transfer *op, qd_status status)
@@ -176,7 +174,7 @@ void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context
     } else if (idle->step < idle->spins + idle->yields) {
         idle->step++;
         sched_yield();
-    } else { /* from here on: poll, and sleep again if nothing came of it */
+    } else { /* from here on: poll, then sleep if nothing moved */
         uint32_t ticket = world->backend->sleep_prepare(world);
         if (again(context)) {
             world->backend->sleep_cancel(world);
@@ -186,8 +184,6 @@ void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context
         }
     }
 }
-
-/* ---- queues ---- */
 
 void qd_queue_init(qd_queue *queue, qd_world *world)
 {
@@ -213,11 +209,11 @@ static void work_complete(qd_queue *queue, qd_work *work, qd_status status)
     pthread_mutex_unlock(&queue->lock);
     atomic_fetch_sub_explicit(&queue->length, 1, memory_order_release);
     qd_world *world = queue->world;
-    atomic_store_explicit(&work->done, 1, memory_order_release); /* the waiter may free it from here on */
+    atomic_store_explicit(&work->done, 1, memory_order_release); /* from here on the waiter may free it */
     qd_world_wake(world);
 }
 
-/* The caller holds the turn. */
+/* The caller holds the queue's turn. */
 static void poll_head(qd_queue *queue, bool *moved)
 {
     for (;;) {
@@ -248,8 +244,6 @@ void qd_queue_poll(qd_queue *queue, bool *moved)
     poll_head(queue, moved);
     atomic_store_explicit(&queue->turn, 0, memory_order_release);
 }
-
-/* ---- submitting and waiting ---- */
 
 static qd_queue *queue_of(qd_comm *comm, const qd_coll_request *request)
 {
@@ -342,14 +336,14 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
         queue->tail = item;
         atomic_fetch_add_explicit(&queue->length, 1, memory_order_release);
         pthread_mutex_unlock(&queue->lock);
-        /* The peers may already wait: start at once if nobody is at it, then leave it to the
-         * progress thread. */
+        /* Peers may already be waiting: start at once if no other thread holds the queue's turn,
+         * then leave the rest to the progress thread. */
         if (work) {
             bool moved = false;
             qd_queue_poll(queue, &moved);
             if (!atomic_load_explicit(&item->done, memory_order_acquire)) {
                 status = qd_progress_add(world, queue);
-                if (status != QD_OK) qd_world_fail(world, status); /* the work is completed with it by its waiter */
+                if (status != QD_OK) qd_world_fail(world, status); /* its waiter completes the work with this status */
             }
         }
     }
@@ -362,7 +356,7 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
 
 typedef struct work_waiter {
     qd_work *work;
-    bool turn; /* this thread holds the queue's turn and polls instead of the progress thread */
+    bool turn; /* this thread holds the queue's turn and polls in place of the progress thread */
 } work_waiter;
 
 static bool work_again(void *context)

@@ -1,5 +1,5 @@
-/* Queues, work handles and waiting: what comm.c, calls.c, work.c and progress.c share. Backends do
- * not need it. */
+/* Queues, work handles and waiting, shared by comm.c, calls.c, work.c, progress.c and waits.c. Most
+ * backends do not need it. */
 #ifndef QD_COMM_WORK_H
 #define QD_COMM_WORK_H
 
@@ -9,15 +9,15 @@ struct qd_work {
     qd_transfer op;
     qd_work *next;
     qd_queue *queue;
-    double begin, end; /* of its run, by qd_clock_now() */
+    double begin, end; /* of its execution, by qd_clock_now() */
     _Atomic int done;
     qd_status status;
     char message[QD_COMM_REASON_BYTES];
-    void *owned; /* copies of lists and counts that the caller need not keep */
+    void *owned; /* copies of lists and counts, so that the caller may free its own */
 };
 
-/* Works in the order of their calls. Only the thread that holds `turn` starts, polls and removes
- * the head. */
+/* Works in the order of their calls. `turn` is a lock: only the thread that holds it starts, polls
+ * and removes the head. */
 struct qd_queue {
     qd_world *world;
     pthread_mutex_t lock; /* head, tail */
@@ -31,8 +31,8 @@ struct qd_queue {
 
 void qd_queue_init(qd_queue *queue, qd_world *world);
 void qd_queue_destroy(qd_queue *queue);
-/* Polls the head, and following ones as long as they complete at once. *moved is set when anything
- * happened. */
+/* Polls the head, and the next ones as long as they complete at once. Sets *moved on any
+ * progress. */
 void qd_queue_poll(qd_queue *queue, bool *moved);
 
 /* Runs or queues an operation whose request is filled. `owned` (may be NULL) is freed when it is
@@ -40,33 +40,32 @@ void qd_queue_poll(qd_queue *queue, bool *moved);
 qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint64_t shape, void *owned,
                              qd_work **work);
 
-/* The failure that this world is in, as a status with its message recorded; QD_OK if none (also
- * asks the backend). */
+/* The failure of this world, with its message recorded; QD_OK if none. Also asks the backend. */
 qd_status qd_world_check(qd_world *world);
-/* Records a failure of this rank (message of the calling thread) and tells the others, unless
- * another rank was first. */
+/* Records a failure of this rank (the calling thread's message) and reports it to the other ranks,
+ * unless another rank failed first. */
 void qd_world_fail(qd_world *world, qd_status status);
 
-/* Waiting. A thread spins, then yields, then sleeps; it sets `step` to 0 after progress. */
+/* Waiting. A thread spins, then yields, then sleeps; it resets `step` to 0 after progress. */
 typedef struct qd_idle {
     int step, spins, yields;
 } qd_idle;
-/* One idle step. `again` is called once more between announcing the sleep and sleeping; true: do
- * not sleep. */
+/* One idle step. `again` is called between announcing the sleep and sleeping; if it returns true,
+ * the thread does not sleep. */
 typedef bool (*qd_again)(void *context);
 void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context);
 void qd_world_wake(qd_world *world);
 
 /* waits.c */
 void qd_wait_write(qd_transfer *op, double now, bool holds); /* writes or renews the operation's note */
-void qd_wait_clear(qd_transfer *op);                         /* something moved: takes it away */
-qd_status qd_wait_verdict(const qd_transfer *op);            /* the deadline has passed: QD_TIMEOUT that names who is late */
+void qd_wait_clear(qd_transfer *op);                         /* removes the note after progress */
+qd_status qd_wait_verdict(const qd_transfer *op);            /* after the deadline: QD_TIMEOUT that names the late ranks */
 
 /* progress.c */
 typedef struct qd_progress qd_progress;
 qd_status qd_progress_add(qd_world *world, qd_queue *queue); /* the queue has become non-empty */
 void qd_progress_remove(qd_world *world, qd_queue *queue);   /* the queue will be freed */
-void qd_progress_nudge(qd_world *world);                     /* a waiter has let go of a non-empty queue */
+void qd_progress_nudge(qd_world *world);                     /* a waiter has released a non-empty queue */
 void qd_progress_destroy(qd_world *world);
 
 static inline void qd_world_lock(qd_world *world)
@@ -78,8 +77,7 @@ static inline void qd_world_unlock(qd_world *world)
     if (world->backend->serialized) pthread_mutex_unlock(&world->serialize);
 }
 
-/* Who moves the data of an operation: the world's backend, or the table of a communicator on a
- * device. */
+/* Dispatch to the world's backend, or to the table of a communicator on a device. */
 static inline qd_status qd_op_start(qd_transfer *op)
 {
     const qd_comm_device_ops *on_device = op->comm->on_device;
@@ -103,7 +101,7 @@ static inline bool qd_op_late(const qd_transfer *op, int peer, qd_peer_report *r
     return on_device ? on_device->late(op, peer, report) : op->comm->world->backend->late(op, peer, report);
 }
 
-/* Around calls marked [S] for an operation. Tables of devices see to themselves. */
+/* Held around calls marked [S] for an operation. Device tables do their own locking. */
 static inline void qd_op_lock(const qd_transfer *op)
 {
     if (!op->comm->on_device) qd_world_lock(op->comm->world);

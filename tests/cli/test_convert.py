@@ -121,7 +121,7 @@ class Convert(program.ProgramTest):
         self.one_line(self.run_program("convert", "nothing"), 2, "FROM TO")
         self.ok(self.run_program(*self.small("model.activation=gelu", "train.steps=1", "--save-every", "1", "--dir", "odd")))
         self.one_line(self.run_program("convert", "odd", "new"), 2, "model.activation")
-        self.one_line(self.run_program("convert", "odd", "odd"), 2, "is there already")
+        self.one_line(self.run_program("convert", "odd", "odd"), 2, "exists already")
         self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
     def test_what_the_target_cannot_hold_is_refused(self):

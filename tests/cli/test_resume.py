@@ -177,7 +177,7 @@ class Resume(program.ProgramTest):
         self.assertRegex(" ".join(notes()), "text.txt has [0-9]+ tokens as before, but its content has changed")
         self.assertEqual(len(notes()), 2)
         other = self.write("other.txt", "the quick brown fox jumps over the lazy dog\n" * 500)
-        self.assertRegex(" ".join(notes(f"data.path={other}")), r"data.path was \S*text.txt\S* and is \S*other.txt\S*: samples are others")
+        self.assertRegex(" ".join(notes(f"data.path={other}")), r"data.path was \S*text.txt\S* and is \S*other.txt\S*: samples differ")
         self.assertRegex(" ".join(notes("model.dropout=0.1", "train.precision=bf16")),
                          "model.dropout was 0 and is 0.1 .*train.precision was fp32 and is bf16 .*train.grad_dtype was fp32 and is bf16")
 

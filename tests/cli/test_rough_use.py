@@ -161,7 +161,7 @@ class RoughUse(program.ProgramTest):
         cases = [(["step", "--smallest", "16"], "--smallest is for collectives"), (["machine", "--json"], "--json is for collectives, "),
                  (["simulator", "model.layers=3"], "model.layers has no meaning here"), (["collectives", "--tp", "2"], "parallel.tp"),
                  (["plans", "run.yaml"], "'run.yaml' is one argument too many"), (["step", "a.yaml", "b.yaml"], "'b.yaml'"),
-                 (["collectives", "--smallest", "4096", "--largest", "16"], "sizes 4096 to 16")]
+                 (["collectives", "--smallest", "4096", "--largest", "16"], "sizes are 4096 to 16")]
         for arguments, part in cases:
             with self.subTest(arguments):
                 self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)

@@ -267,7 +267,7 @@ class Text(program.ProgramTest):
                 self.ok(result)  # finite, and still too large to compute with
                 for sampling in (["--temperature", "0"], ["--top-k", "5"], ["--json"]):
                     result = self.run_program("generate", f"broken-{value}", "--prompt", "And God said", *sampling)
-                    self.one_line(result, 1, "not finite numbers", "a weight of the model", "older checkpoint")
+                    self.one_line(result, 1, "are not finite", "a weight of the model", "older checkpoint")
                     self.assertEqual(result.stdout, "")
                 self.one_line(self.run_program("eval", f"broken-{value}", "corpus.txt"), 1, "the loss is not a finite number")
 

@@ -181,7 +181,7 @@ class Faults(program.ProgramTest):
             result = self.ok(self.run_program(*self.small("train.steps=5", f"parallel.ranks={RANKS}", f"run.dir={self.folder}/full",
                                                           "--overwrite", "--ranks-as", ranks_as)))
             self.assertEqual(result.stdout.count("No space left"), 1)
-            self.assertIn("metrics.jsonl: 5 steps are left out: the disk had no room", result.stdout)
+            self.assertIn("metrics.jsonl: 5 steps were not written: the disk was full", result.stdout)
 
     def test_random_moments(self):
         """Also while the ranks start and end."""

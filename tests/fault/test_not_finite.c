@@ -176,7 +176,7 @@ static void ends_the_run(void **state)
     const char *message = qd_error_message();
     assert_non_null(strstr(message, "no checkpoint is written after step 8, and the run ends"));
     assert_non_null(strstr(message, "rank 1: element ["));
-    assert_non_null(strstr(message, "is nan; the last one is that of step 6"));
+    assert_non_null(strstr(message, "is nan; the last one is from step 6"));
     for (int step = 6; step <= 8; step += 2) {
         snprintf(folder, sizeof folder, "%s/run/checkpoints/step-%012d", (const char *)*state, step);
         assert_int_equal(access(folder, F_OK), step == 6 ? 0 : -1);

@@ -98,7 +98,7 @@ class Signals(program.ProgramTest):
             run.stdout.close()
             errors = run.stderr.read()
             self.assertEqual(run.wait(60), STOPPED, errors)
-            self.assertRegex(errors, r"^quadrille: SIGPIPE \(nobody reads standard output\): stopped after step \d+ of 80 with a checkpoint")
+            self.assertRegex(errors, r"^quadrille: SIGPIPE \(standard output is closed\): stopped after step \d+ of 80 with a checkpoint")
             self.assertEqual(self.saved("run"), [len(self.metrics("run"))])
 
     def suspend(self, run):
@@ -149,7 +149,7 @@ class Signals(program.ProgramTest):
             run.send_signal(number)
             _, errors = self.finish(run)
             self.assertEqual(run.returncode, status, errors)
-            self.assertRegex(errors, rf"^quadrille: {begin} before the first step, while text became tokens.*\n$")
+            self.assertRegex(errors, rf"^quadrille: {begin} before the first step, while the text was tokenized.*\n$")
             self.assertEqual(os.listdir(self.path(number.name)), [])
 
     def test_threads_and_one_rank(self):

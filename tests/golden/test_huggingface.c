@@ -296,7 +296,7 @@ static void test_refused(void **state)
     convert(fixture(names[0]), scratch_path(state, "taken"), QD_F32, 0, &report);
     assert_int_equal(qd_convert(&(qd_convert_options){.from = fixture(names[0]), .to = scratch_path(state, "taken")}, &report), QD_USAGE);
     qd_strbuf_free(&report.notes);
-    assert_non_null(strstr(qd_error_message(), "is there already"));
+    assert_non_null(strstr(qd_error_message(), "exists already"));
 }
 
 int main(void)

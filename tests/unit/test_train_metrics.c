@@ -83,7 +83,7 @@ static void full_disk(void **state)
             else
                 assert_null(remark);
         }
-        assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 3 steps are left out"));
+        assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 3 steps were not written"));
         qd_metrics_destroy(m);
         lines_are(path, "1 2 3 6 8 9 ");
     }
@@ -102,11 +102,11 @@ static void failing_disk(void **state)
         cut_short = step == 2;
         ok(qd_metrics_write(m, &(qd_train_step){.step = step, .loss = 1.5}, &remark));
         if (step == 2)
-            assert_non_null(strstr(remark, "metrics.jsonl: Input/output error: steps are left out until it can be written again"));
+            assert_non_null(strstr(remark, "metrics.jsonl: Input/output error: steps are not written until it can be written again"));
         else
             assert_null(remark);
     }
-    assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 4 steps are left out: Input/output error"));
+    assert_non_null(strstr(qd_metrics_lost(m), "metrics.jsonl: 4 steps were not written: Input/output error"));
     qd_metrics_destroy(m);
     lines_are(path, "1 5 6 8 ");
 }

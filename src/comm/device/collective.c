@@ -1,9 +1,9 @@
 /* Collectives between devices of one process; see the top of threads_impl.h.
  *
- * All-reduce: each rank sums its slice of everybody's input and writes it into everybody's output.
- * Only it touches that slice of any buffer, so the operation works in place and needs no second
- * round. Large reduces are the same with one output. Small ones with more than two ranks are summed
- * by everybody (qd_coll_direct) from copies in page-locked memory, since inputs may be outputs. */
+ * All-reduce: each rank sums its slice of all inputs and writes it into all outputs. No other rank
+ * touches that slice of any buffer, so the operation works in place and needs no second round.
+ * Large reduces do the same with one output. Small all-reduces of more than two ranks are summed by
+ * every rank (qd_coll_direct) from copies in page-locked memory, since inputs may be outputs. */
 #include "comm/device/threads_impl.h"
 
 #include "base/clock.h"
@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <string.h>
 
-#define DRAIN_SECONDS 5 /* a peer that has failed is given this long to let its stream run dry */
+#define DRAIN_SECONDS 5 /* how long to wait for the stream of a failed peer to drain */
 
 typedef struct state {
     qd_threads_base base;
@@ -47,14 +47,14 @@ static const char *input_of(const qd_transfer *op, int rank)
     return rank == op->comm->rank ? op->request.in : post_of(op, rank)->request.in;
 }
 
-/* This rank uses what `peer` has posted, so its stream waits for it. */
+/* Whether this rank uses what `peer` has posted: its stream then waits for the peer's event. */
 static bool waits_for(const qd_transfer *op, int peer)
 {
     return state_of(op)->direct || op->request.kind == QD_COLL_BARRIER ||
            (qd_transfer_produces(op, peer) && qd_transfer_consumes(op, op->comm->rank));
 }
 
-/* `peer` uses what this rank has posted, so this rank stays until the peer is through. */
+/* Whether `peer` uses what this rank has posted: this rank then stays until the peer is done. */
 static bool awaited_by(const qd_transfer *op, int peer)
 {
     if (state_of(op)->direct) return false;
@@ -62,10 +62,8 @@ static bool awaited_by(const qd_transfer *op, int peer)
            (qd_transfer_produces(op, op->comm->rank) && qd_transfer_consumes(op, peer));
 }
 
-/* ---- posting ---- */
-
-/* The input of a direct all-reduce, for all to read. The last user of this copy was operation s -
- * 2, which every rank has left. */
+/* Copies the input of a direct all-reduce to where all ranks read it. The last user of this staging
+ * buffer was operation s - 2, which every rank has left. */
 static qd_status stage(qd_transfer *op)
 {
     qd_stream *stream = qd_threads_stream(op);
@@ -90,7 +88,7 @@ qd_status qd_threads_collective_start(qd_transfer *op)
     s->entered = 0;
     s->posted = s->enqueued = false;
     s->pushed = 0;
-    /* Two ranks move the same bytes either way. */
+    /* With two ranks both ways move the same bytes. */
     s->direct = r->kind == QD_COLL_ALL_REDUCE && op->comm->size > 2 && qd_coll_direct(bytes, op->comm->size);
     post->ready = s->base.flight->ready;
     if (s->direct) {
@@ -109,10 +107,8 @@ qd_status qd_threads_collective_start(qd_transfer *op)
     return QD_OK;
 }
 
-/* ---- this rank's share ---- */
-
-/* Reduces this rank's segments of everybody's input. to_full: results keep their place in the full
- * buffer, of every rank or of the root. */
+/* Reduces this rank's segments over all inputs. to_full: results are stored at their offset in the
+ * full buffer, of every rank or of the root. */
 static qd_status sum_segments(qd_transfer *op, bool to_full)
 {
     const qd_coll_request *r = &op->request;
@@ -144,7 +140,7 @@ static qd_status sum_segments(qd_transfer *op, bool to_full)
     return QD_OK;
 }
 
-/* Reduces whole messages into this rank's output. */
+/* Reduces the whole message into this rank's output. */
 static qd_status sum_whole(qd_transfer *op, bool staged)
 {
     const qd_coll_request *r = &op->request;
@@ -159,7 +155,7 @@ static qd_status sum_whole(qd_transfer *op, bool staged)
     return r->count > 0 ? qd_device_kernels(op->comm->device)->sum_ranks(qd_threads_stream(op), &args) : QD_OK;
 }
 
-/* What `from` has for this rank, in pieces. */
+/* Adds the pieces that `from` has for this rank to the batch. */
 static void take_from(qd_transfer *op, int from, qd_threads_batch *batch)
 {
     const qd_coll_request *r = &op->request, *theirs = &post_of(op, from)->request;
@@ -246,7 +242,7 @@ static qd_status enqueue(qd_transfer *op)
     return qd_event_record(lane->parity[parity_of(op)].done, stream);
 }
 
-/* The peers that touch this rank's buffers have enqueued their share: behind that the operation is
+/* The peers that access this rank's buffers have enqueued their share: after that, the operation is
  * over. */
 static qd_status end(qd_transfer *op)
 {
@@ -260,9 +256,7 @@ static qd_status end(qd_transfer *op)
     return qd_event_record(state_of(op)->base.flight->over, stream);
 }
 
-/* ---- poll ---- */
-
-/* Everybody's call must agree before any data is used. */
+/* The calls of all ranks must agree before any data is used. */
 static qd_status enter(qd_transfer *op, bool *moved)
 {
     state *s = state_of(op);
@@ -319,7 +313,7 @@ qd_status qd_threads_collective_poll(qd_transfer *op, bool *done, bool *moved)
     return QD_OK;
 }
 
-/* A peer whose stream may still use this rank's buffers. */
+/* Whether the peer's stream may still use this rank's buffers. */
 static bool still_runs(const qd_transfer *op, int peer)
 {
     qd_threads_lane *lane = qd_threads_lane_of(op, peer);
@@ -332,10 +326,10 @@ void qd_threads_collective_finish(qd_transfer *op)
 {
     qd_threads_lane *lane = qd_threads_lane_of(op, op->comm->rank);
     if (atomic_load(&lane->left) >= op->fingerprint.sequence) return;
-    /* Failed with buffers known to others. The world has failed, so nobody begins to use them any
-     * more; wait until those who do have enqueued, and until what they enqueued has run. */
+    /* Failed while others know our buffers. The world has failed, so no rank begins to use them any
+     * more. Wait until the ranks that do have enqueued their work, and until it has run. */
     qd_threads_wait_outside(op->comm);
-    qd_stream_wait(qd_threads_stream(op)); /* its own errors are of no interest any more */
+    qd_stream_wait(qd_threads_stream(op)); /* errors of this stream no longer matter */
     atomic_store(&lane->drained, op->fingerprint.sequence);
     double until = qd_clock_now() + DRAIN_SECONDS;
     for (int p = 0; p < op->comm->size; p++)

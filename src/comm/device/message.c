@@ -1,7 +1,7 @@
-/* Send and receive between devices of one process. The sender posts its message; the receiver, once
- * both have called, copies it on its own stream and says so; the sender's stream goes on behind
- * that copy. A sender posts message s + 1 only after it has left message s, so one post and one
- * event are enough for a channel. */
+/* Send and receive between devices of one process. The sender posts its message. Once both have
+ * called, the receiver copies it on its own stream and publishes an event; the sender's stream
+ * waits for that event. A sender posts message s + 1 only after it has left message s, so one post
+ * and one event per channel are enough. */
 #include "comm/device/threads_impl.h"
 
 typedef struct state {
@@ -30,7 +30,7 @@ qd_status qd_threads_message_start(qd_transfer *op)
         post->ready = s->base.flight->ready;
         atomic_store_explicit(&post->posted, op->fingerprint.sequence, memory_order_release);
         qd_threads_ring(op->comm, peer);
-    } else { /* the sender does not wait for this; it only tells who is late */
+    } else { /* the sender does not wait for this; it only helps to name the late rank */
         atomic_store_explicit(&s->channel->entered, op->fingerprint.sequence, memory_order_release);
     }
     return QD_OK;
@@ -96,8 +96,8 @@ void qd_threads_message_finish(qd_transfer *op)
 {
     state *s = state_of(op);
     if (s->over) return;
-    /* Failed: the other side begins nothing any more, but may be enqueuing its copy. Copies that
-     * run are waited for when the buffers are freed. */
+    /* Failed: the other side starts nothing new, but may be enqueueing its copy. Running copies are
+     * waited for when the buffers are freed. */
     qd_threads_wait_outside(op->comm);
 }
 
@@ -105,6 +105,6 @@ bool qd_threads_message_late(const qd_transfer *op, int peer, uint64_t *sequence
 {
     const state *s = state_of(op);
     if (peer != op->request.root) return false;
-    *sequence = s->sends ? atomic_load(&s->channel->entered) : atomic_load(&s->channel->post.posted);
+    *sequence = atomic_load(s->sends ? &s->channel->entered : &s->channel->post.posted);
     return true;
 }

@@ -1,4 +1,5 @@
-/* The life of a communicator on devices of one process, and the table that the core calls. */
+/* Creates and destroys communicators on devices of one process, and defines the table that the core
+ * calls. */
 #include "comm/device/threads_impl.h"
 #include "comm/work.h"
 
@@ -13,8 +14,6 @@ static bool is_message(const qd_transfer *op)
 {
     return op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
 }
-
-/* ---- other ranks ---- */
 
 void qd_threads_ring(const qd_comm *comm, int rank)
 {
@@ -66,8 +65,6 @@ void qd_threads_wait_outside(const qd_comm *comm)
         while (r != comm->rank && atomic_load(&group->shared->lanes[r].inside)) sched_yield();
 }
 
-/* ---- pieces ---- */
-
 void qd_threads_batch_add(void *context, void *to, const void *from, int64_t bytes)
 {
     qd_threads_batch *batch = context;
@@ -86,8 +83,6 @@ qd_status qd_threads_batch_end(qd_threads_batch *batch)
     batch->count = 0;
     return batch->status;
 }
-
-/* ---- flights ---- */
 
 static void flight_free(qd_flight *flight)
 {
@@ -126,8 +121,6 @@ static void flight_give(qd_comm *comm, qd_flight *flight)
     pthread_mutex_unlock(&group->lock);
 }
 
-/* ---- an operation, in the caller's thread ---- */
-
 static qd_status submit(qd_transfer *op)
 {
     qd_threads_base *base = (qd_threads_base *)op->state;
@@ -151,8 +144,6 @@ static qd_status complete(qd_transfer *op, bool good)
     flight_give(op->comm, flight);
     return status;
 }
-
-/* ---- an operation, wherever it makes progress ---- */
 
 static qd_status start(qd_transfer *op)
 {
@@ -186,8 +177,6 @@ static bool late(const qd_transfer *op, int peer, qd_peer_report *report)
     return is_late;
 }
 
-/* ---- creation ---- */
-
 static void shared_drop(qd_threads_shared *shared)
 {
     if (!shared || atomic_fetch_sub(&shared->refs, 1) > 1) return;
@@ -197,7 +186,7 @@ static void shared_drop(qd_threads_shared *shared)
     free(shared);
 }
 
-/* `count` zeroed elements on lines of their own. */
+/* `count` zeroed elements, aligned to cache lines. */
 static void *take_lines(size_t count, size_t size)
 {
     void *memory = aligned_alloc(QD_THREADS_LINE, count * size);
@@ -224,7 +213,7 @@ static qd_threads_shared *shared_new(int size)
     return shared;
 }
 
-/* This rank's own resources; also those of a half-made group. */
+/* Frees this rank's own resources, also those of a partly created group. */
 static void group_free(qd_comm *comm)
 {
     qd_threads_group *group = comm->backend_data;
@@ -261,11 +250,11 @@ static qd_status fill_lane(qd_comm *comm, qd_threads_lane *lane)
     return QD_OK;
 }
 
-typedef struct entry { /* of a rank, for all */
+typedef struct entry { /* what one rank tells all others */
     int64_t shared, device;
 } entry;
 
-/* Every rank learns where the shared memory is. */
+/* Tells every rank the address of the shared memory. */
 static qd_status meet(qd_comm *comm, entry *entries)
 {
     qd_threads_group *group = comm->backend_data;
@@ -276,10 +265,9 @@ static qd_status meet(qd_comm *comm, entry *entries)
                                        "(run.ranks_as=threads); for one rank per GPU there is run.backend=nccl", comm->name);
     qd_threads_shared *made = comm->rank == 0 ? shared_new(comm->size) : NULL;
     entries[comm->rank] = (entry){(int64_t)(intptr_t)made, (int64_t)(intptr_t)comm->device};
-    /* Should this fail on rank 0, others may have the address already: then the memory is not given
-     * back. */
+    /* If this fails on rank 0, others may have the address already: the memory is then leaked. */
     QD_TRY(qd_comm_all_gather(comm->host, &entries[comm->rank], entries, 2 * (int64_t)comm->size, QD_I64, NULL));
-    if (!entries[0].shared) return QD_FAIL(QD_NO_MEMORY, "no memory for what group %s shares", comm->name);
+    if (!entries[0].shared) return QD_FAIL(QD_NO_MEMORY, "no memory for the shared state of group %s", comm->name);
     group->shared = (qd_threads_shared *)(intptr_t)entries[0].shared;
     group->lane = &group->shared->lanes[comm->rank];
     return QD_OK;
@@ -291,7 +279,7 @@ static qd_status create(qd_comm *comm)
 {
     qd_status status = QD_OK;
     if (comm->size > QD_SUM_RANKS_MOST)
-        return QD_FAIL(QD_UNSUPPORTED, "group %s: %d ranks cannot share device memory; %d can", comm->name, comm->size,
+        return QD_FAIL(QD_UNSUPPORTED, "group %s: %d ranks cannot share device memory; at most %d can", comm->name, comm->size,
                        QD_SUM_RANKS_MOST);
     qd_threads_group *group = calloc(1, sizeof *group);
     entry *entries = calloc((size_t)comm->size, sizeof *entries);
@@ -309,7 +297,7 @@ static qd_status create(qd_comm *comm)
             mine = qd_device_reach(comm->device, (qd_device *)(intptr_t)entries[r].device);
         char reason[QD_COMM_REASON_BYTES];
         if (mine != QD_OK) snprintf(reason, sizeof reason, "%s", qd_error_message());
-        /* Behind this all lanes are filled, or nobody goes on. */
+        /* After this all lanes are filled, or no rank continues. */
         int32_t worst = mine != QD_OK ? comm->rank + 1 : 0;
         QD_TRY_DONE(qd_comm_all_reduce(comm->host, &worst, &worst, 1, QD_I32, QD_MAX, NULL));
         if (mine != QD_OK)
@@ -324,8 +312,8 @@ done:
     return status;
 }
 
-/* Peers may be about to wait for events of this rank's last operations: they are inside them, so
- * this is short. */
+/* Waits for peers that may be about to wait for events of this rank's last operations. They are
+ * inside those operations, so this is short. */
 static void wait_left(const qd_comm *comm)
 {
     const qd_threads_group *group = comm->backend_data;

@@ -1,18 +1,18 @@
-/* Device memory between ranks that are threads of one process: what the ranks of a communicator
- * share.
+/* Device memory between ranks that are threads of one process: the state that the ranks of a
+ * communicator share, and the protocol.
  *
  * Ranks meet on the host, and events order their streams. For a collective, each rank
- *   posts      its call: fingerprint, addresses, and the event behind which its buffers are ready
- *   enqueues   once all have posted: its communication stream waits for the peers' events, does this rank's share of the
- *              work, and records `done`
- *   leaves     once the peers that touch its buffers have enqueued: its stream waits for their `done`, and records the event
- *              that the compute stream will wait for
- * Every event is recorded before anybody is told of it, so streams wait for the past only: they
- * cannot block each other, and no kernel waits for another one.
+ *   posts      its call: fingerprint, addresses, and the event after which its buffers are ready
+ *   enqueues   once all have posted: its communication stream waits for the peers' events, does
+ *              this rank's share of the work, and records `done`
+ *   leaves     once the peers that access its buffers have enqueued: its stream waits for their
+ *              `done` and records the event that the compute stream will wait for
+ * Every event is recorded before it is published, so streams wait only for work that is already
+ * enqueued: they cannot deadlock, and no kernel waits for another one.
  *
- * A rank leaves operation s only after all have posted it, so nobody is more than one operation
- * ahead, and what belongs to operation s (its post, its `done`) may be used again in operation s +
- * 2. */
+ * A rank leaves operation s only after all have posted it, so no rank is more than one operation
+ * ahead, and what belongs to operation s (its post, its `done`) may be reused in operation
+ * s + 2. */
 #ifndef QD_COMM_DEVICE_THREADS_IMPL_H
 #define QD_COMM_DEVICE_THREADS_IMPL_H
 
@@ -26,23 +26,23 @@
 /* The events of one operation of this rank: from submit to complete. */
 typedef struct qd_flight {
     qd_event *ready; /* compute stream, at the call */
-    qd_event *over;  /* communication stream: the operation has run, and the peers are through with this rank's buffers */
+    qd_event *over;  /* communication stream: the operation has run, and the peers no longer use this rank's buffers */
     struct qd_flight *next;
 } qd_flight;
 
 typedef struct qd_threads_post {
     _Atomic uint64_t posted; /* operation or message number; stored last */
     qd_fingerprint fingerprint;
-    qd_coll_request request; /* the arrays it points to live until the rank has left */
+    qd_coll_request request; /* the arrays it points to stay valid until the rank has left */
     qd_event *ready;
 } qd_threads_post;
 
-/* What a rank shows to its group. Everything but `inside` is written by this rank only. */
+/* What a rank publishes to its group. Everything except `inside` is written by this rank only. */
 typedef struct qd_threads_lane {
     _Alignas(QD_THREADS_LINE) _Atomic uint64_t enqueued; /* operation number */
-    _Atomic uint64_t left;     /* operation number: this rank needs the others' events no more */
-    _Atomic uint64_t drained;  /* after a failure in this operation, its stream has run dry */
-    _Atomic uint32_t inside;   /* threads of this rank that use what belongs to others */
+    _Atomic uint64_t left;     /* operation number: this rank no longer needs the others' events */
+    _Atomic uint64_t drained;  /* operation number: after a failure in it, this rank's stream has drained */
+    _Atomic uint32_t inside;   /* number of this rank's threads that use other ranks' resources */
     struct {
         qd_threads_post post;
         qd_event *done;
@@ -51,8 +51,8 @@ typedef struct qd_threads_lane {
         int64_t pushed;   /* bytes written into each peer's memory; readable with `enqueued` */
     } parity[2];
     qd_device *device;
-    pthread_mutex_t lock; /* the next */
-    qd_world *world;      /* to wake the rank; NULL once it has gone */
+    pthread_mutex_t lock; /* guards the next */
+    qd_world *world;      /* to wake the rank; NULL once it has left */
 } qd_threads_lane;
 
 /* Messages of one sender to one receiver. */
@@ -61,10 +61,10 @@ typedef struct qd_threads_channel {
     _Atomic uint64_t left;     /* sender: message number */
     _Alignas(QD_THREADS_LINE) _Atomic uint64_t entered; /* receiver: message number */
     _Atomic uint64_t consumed; /* receiver: message number; the copy is enqueued */
-    qd_event *done;            /* receiver; made with its first message, readable with `consumed` */
+    qd_event *done;            /* receiver; created with its first message, valid once `consumed` is set */
 } qd_threads_channel;
 
-/* In the memory of the process; freed by the last rank that goes. */
+/* Heap memory of the process; freed by the last rank that leaves. */
 typedef struct qd_threads_shared {
     _Atomic int refs;
     int size;
@@ -76,7 +76,7 @@ typedef struct qd_threads_shared {
 typedef struct qd_threads_group {
     qd_threads_shared *shared;
     qd_threads_lane *lane; /* its own */
-    pthread_mutex_t lock;  /* the next */
+    pthread_mutex_t lock;  /* guards the next */
     qd_flight *free;
 } qd_threads_group;
 
@@ -106,7 +106,7 @@ static inline qd_stream *qd_threads_stream(const qd_transfer *op)
     return qd_device_comm_stream(op->comm->device);
 }
 
-/* Around this rank's share of an operation, for those who watch. */
+/* Around this rank's share of an operation: records it on the timeline, if there is one. */
 static inline qd_status qd_threads_piece_begin(qd_transfer *op)
 {
     return op->timeline ? qd_timeline_begin(op->timeline, op->timeline_id, &op->piece) : QD_OK;
@@ -117,21 +117,21 @@ static inline qd_status qd_threads_piece_end(qd_transfer *op)
     return op->timeline ? qd_timeline_end(op->timeline, op->piece) : QD_OK;
 }
 
-/* Wakes sleeping threads of a rank, or of all but this one. Call after the store that they wait
+/* Wakes sleeping threads of one rank, or of all other ranks. Call it after the store that they wait
  * for. */
 void qd_threads_ring(const qd_comm *comm, int rank);
 void qd_threads_ring_all(const qd_comm *comm);
-/* Where a rank says, or last said, that it is. */
+/* The current, or last known, place of a rank. */
 void qd_threads_place(const qd_comm *comm, int rank, char place[QD_COMM_PLACE_BYTES]);
 
-/* Brackets the use of what belongs to other ranks: events, arrays, addresses. False when the world
- * has failed: then they may be gone and must not be touched. A rank that fails waits for the others
- * to be outside before it lets go of its own. */
+/* Bracket the use of other ranks' resources: events, arrays, addresses. enter returns false when
+ * the world has failed: they may be gone then and must not be touched. A rank that fails waits for
+ * the others to be outside before it frees its own. */
 bool qd_threads_enter(const qd_comm *comm);
 void qd_threads_leave(const qd_comm *comm);
 void qd_threads_wait_outside(const qd_comm *comm);
 
-/* Pieces on their way to the device, handed over when there are many and at the end. */
+/* Collects pieces and submits them to the device when the batch is full and at the end. */
 enum { QD_THREADS_PIECES = 64 };
 typedef struct qd_threads_batch {
     qd_stream *stream;

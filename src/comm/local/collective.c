@@ -1,18 +1,19 @@
-/* Collectives over a slot, in rounds where they do not take one pass (onepass.c).
+/* Collectives over a slot: decides between one pass (onepass.c, common.c) and rounds, and runs the
+ * rounds (rounds.c).
  *
  * A rank's contribution is cut into rounds of at most `part` elements per destination. In each
  * round a rank
- *   produces   copies its parts into a buffer of its lane (nothing when the others read its memory directly)
- *   combines   all-reduce and split reduce only: sums its slice over all ranks and publishes the result in its own part of
- *              the buffer
- *   consumes   takes what the others produced (or combined) into `out`
- * and the three run as far ahead of each other as the ring of buffers allows. Small messages are
+ *   produces   copies its parts into a buffer of its lane (nothing if others read its memory)
+ *   combines   all-reduce and split reduce only: sums its slice over all ranks and publishes the
+ *              result in its own part of the buffer
+ *   consumes   copies what the others produced (or combined) into `out`
+ * and the three run as far ahead of each other as the ring of buffers allows. Small messages take
  * one round in the lane's small buffer, written before the post. Small all-reduces (qd_coll_direct)
  * need no second exchange: every rank sums everything.
  *
  * Layout of a buffer, by kind: "many" kinds hold a part for each rank (all-reduce, split reduce,
- * reduce-scatter, scatter, all-to-all); the part of the producer itself is empty, or the result it
- * combines. "One" kinds hold one part that everybody reads (all-gather, gather, broadcast, small
+ * reduce-scatter, scatter, all-to-all); the producer's own part is empty, or holds the result it
+ * combines. "One" kinds hold one part that all ranks read (all-gather, gather, broadcast, small
  * reduce). */
 #include "comm/local/collective_impl.h"
 
@@ -21,15 +22,15 @@
 #include <assert.h>
 #include <string.h>
 
-#define STREAM_BYTES (4 << 20) /* results of larger messages are written past the caches */
-#define PLACED_STREAM_BYTES (384 << 10) /* of an all-to-all between memories that are reached by address, without own blocks */
-#define PLACED_LEAST (32 << 10) /* smaller ones go through the lanes, and where there are more ranks than cores */
-#define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, where the ring is not smaller */
+#define STREAM_BYTES (4 << 20) /* results of larger messages bypass the caches */
+#define PLACED_STREAM_BYTES (384 << 10) /* the same for an all-to-all by address, without own blocks */
+#define PLACED_LEAST (32 << 10) /* smaller ones use the lanes, also where ranks outnumber cores */
+#define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, unless the ring is smaller */
 
-/* Processes: messages above REACH_LEAST bytes (of the whole message) go from memory to memory, and
- * those above these limits through the ring. Measured: below, the system call costs more than a
- * second copy; above, pinning pages does. Where several ranks read the same data, the ring is
- * better at all sizes. */
+/* Processes: messages of at least REACH_LEAST bytes (of the whole message) go from memory to
+ * memory, and those above these limits through the ring. Measured: below REACH_LEAST the system
+ * call costs more than a second copy, above the limits pinning pages does. Where several ranks read
+ * the same data, the ring is better at all sizes. */
 #define REACH_LEAST (64 << 10)
 static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
     [QD_COLL_ALL_REDUCE] = {2 << 20, 0},      [QD_COLL_REDUCE_SCATTER] = {4 << 20, 0},
@@ -40,17 +41,14 @@ static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more rank
 
 typedef qd_local_state state;
 
-/* ---- start ---- */
-
-/* Between processes: from memory to memory? Ranks with lists of segments go through the ring. */
+/* Whether processes copy from memory to memory. Ranks with segment lists use the ring. */
 static bool reaches_memory(const qd_transfer *op, int64_t bytes)
 {
     return qd_local_state_of(op)->remote && !op->request.lists && bytes > REACH_LEAST &&
            bytes <= reach_most[op->request.kind][op->comm->size > 2];
 }
 
-/* all-to-all: ranks know only their own counts when they begin, so each decides for its own
- * blocks. */
+/* all-to-all: at the start a rank knows only its own counts, so each decides for its own blocks. */
 static void plan_blocks(qd_transfer *op)
 {
     state *s = qd_local_state_of(op);
@@ -63,10 +61,10 @@ static void plan_blocks(qd_transfer *op)
         bytes += r->in_counts[to] * size;
         end += (r->in_counts[to] * size + 63) / 64 * 64;
     }
-    /* Of the whole message, to be compared with the other kinds: even blocks, with the own one. */
+    /* Size of the whole message as for other kinds: even blocks, including the own one. */
     bool reached = reaches_memory(op, bytes / (n - 1) * n);
     bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE;
-    bool waits = placed ? bytes >= PLACED_LEAST && op->comm->world->spin > 0 : reached; /* for those who read */
+    bool waits = placed ? bytes >= PLACED_LEAST && op->comm->world->spin > 0 : reached; /* for the readers */
     s->way = end <= QD_LOCAL_SMALL_BYTES && !waits ? QD_LOCAL_SMALL
              : placed                              ? QD_LOCAL_PLACED
              : reached                             ? QD_LOCAL_MEMORY
@@ -95,8 +93,8 @@ static uint64_t producers(const qd_transfer *op)
     return ranks;
 }
 
-/* Parts, rounds and buffers. Everything here must come out equal on all ranks (all-to-all: rounds
- * come later). */
+/* Chooses parts, rounds and buffers. All results must be equal on all ranks (all-to-all: rounds are
+ * counted later). */
 static void plan(qd_transfer *op)
 {
     state *s = qd_local_state_of(op);
@@ -123,27 +121,27 @@ static void plan(qd_transfer *op)
         if (elements > most) most = elements;
     }
     if (most == 0) return; /* no rounds */
-    int64_t line = 64 / size; /* parts begin on cache lines */
+    int64_t line = 64 / size; /* parts are aligned to cache lines */
     int64_t whole = (most + line - 1) / line * line;
     bool reached = reaches_memory(op, r->count * size);
     if ((s->many ? n : 1) * whole * size <= QD_LOCAL_SMALL_BYTES && !reached) {
         s->way = QD_LOCAL_SMALL;
         s->part_elements = whole;
         s->rounds = 1;
-        /* A rank that hoped for one pass has posted before it produces. */
+        /* A rank that was undecided about one pass has posted before it produces. */
         s->awaited = qd_local_pass_large(op) ? producers(op) : 0;
     } else if (reached) {
         s->way = QD_LOCAL_MEMORY;
         s->reaches = true;
         s->part_elements = most;
         s->rounds = 1;
-        /* The root of a scatter has its own part to copy, and could help several others only with
-         * trifles. */
+        /* The root of a scatter has its own part to copy; its share of several consumers' parts
+         * would be negligible. */
         s->shares = r->count * size >= QD_LOCAL_SHARE_BYTES && (r->kind == QD_COLL_BROADCAST || r->kind == QD_COLL_GATHER ||
                                                        (r->kind == QD_COLL_SCATTER && n == 2));
     } else {
         s->way = QD_LOCAL_STAGED;
-        /* Several rounds even of middling messages, so that ranks work at the same time. */
+        /* Several rounds also for medium messages, so that ranks work concurrently. */
         int64_t least = PART_LEAST / size, room = group->header->ring_bytes / (s->many ? n : 1) / size / line * line;
         s->part_elements = whole / 16 / line * line > least ? whole / 16 / line * line : least;
         if (s->part_elements > room) s->part_elements = room;
@@ -153,13 +151,13 @@ static void plan(qd_transfer *op)
     }
 }
 
-/* Whether `rank` consumes: the sums of a split reduce are the root's alone. */
+/* Whether `rank` consumes: only the root takes the sums of a split reduce. */
 static bool fetches(const qd_transfer *op, int rank)
 {
     return op->request.kind == QD_COLL_REDUCE ? rank == op->request.root : qd_transfer_consumes(op, rank);
 }
 
-/* All peers have left the last operation that used this rank's ring. */
+/* Whether all peers have left the last operation that used this rank's ring. */
 static bool ring_is_free(const qd_transfer *op)
 {
     qd_local_group *group = qd_local_group_of(op);
@@ -171,7 +169,7 @@ static bool ring_is_free(const qd_transfer *op)
     return true;
 }
 
-/* Rounds: what this rank does in them. Also produces the first one if there is room for it. */
+/* Sets up this rank's steps. Produces the first round if its buffer is free. */
 static void begin_rounds(qd_transfer *op)
 {
     state *s = qd_local_state_of(op);
@@ -190,7 +188,7 @@ static void begin_rounds(qd_transfer *op)
         if (r->count > 0) memcpy(qd_local_small_of(op, me), r->in, (size_t)(r->count * qd_local_element_size(op)));
     } else if (s->produces && (s->rounds > 0 || r->kind == QD_COLL_ALL_TO_ALL) &&
                (s->way == QD_LOCAL_SMALL || ring_is_free(op))) {
-        qd_local_produce(op); /* all-to-all: staged blocks are not empty, so there is a round */
+        qd_local_produce(op); /* all-to-all: staged blocks are not empty, so there is at least one round */
     }
 }
 
@@ -225,8 +223,6 @@ qd_status qd_local_collective_start(qd_transfer *op)
     return QD_OK;
 }
 
-/* ---- what may run now ---- */
-
 typedef bool (*role)(const qd_transfer *op, int rank);
 
 static bool is_awaited(const qd_transfer *op, int rank)
@@ -239,7 +235,7 @@ static bool everyone(const qd_transfer *op, int rank)
     return rank < op->comm->size;
 }
 
-/* True if `counter` of all peers with the role has reached `value`. */
+/* True if `counter` of all peers in this role has reached `value`. */
 #define ALL_REACHED(op, counter, has_role, value)                                                           \
     all_reached((op), offsetof(qd_local_lane, counter), (has_role), (value))
 static bool all_reached(const qd_transfer *op, size_t counter, role has_role, uint64_t value)
@@ -259,8 +255,8 @@ static bool can_produce(const qd_transfer *op)
     if (!s->produces || s->produced >= s->rounds) return false;
     if (s->way == QD_LOCAL_SMALL) return true;
     if (s->produced < QD_LOCAL_RING) return s->entered == op->comm->size || ring_is_free(op);
-    /* Who has combined, or consumed where nobody combines, has read what this rank had produced for
-     * it. */
+    /* A peer that has combined (or consumed, where no rank combines) has read what this rank
+     * produced for it. */
     uint64_t read = s->base + (uint64_t)(s->produced - QD_LOCAL_RING + 1);
     return s->combines ? ALL_REACHED(op, combined, everyone, read) : ALL_REACHED(op, consumed, fetches, read);
 }
@@ -272,8 +268,8 @@ static bool inputs_ready(const qd_transfer *op, int64_t k)
     return !s->awaited || ALL_REACHED(op, produced, is_awaited, s->base + (uint64_t)k + 1);
 }
 
-/* A sum takes the place of that of QD_LOCAL_RING rounds before. That a peer has produced this round
- * does not say that it has fetched the old sum: it waited for the others to combine. */
+/* A sum overwrites that of QD_LOCAL_RING rounds ago. A peer that has produced this round has not
+ * necessarily fetched the old sum: it waited only for the others to combine. */
 static uint64_t old_sum_fetched(const state *s)
 {
     return s->base + (uint64_t)(s->combined - QD_LOCAL_RING + 1);
@@ -294,9 +290,7 @@ static bool can_consume(const qd_transfer *op)
     return s->combined > s->consumed && ALL_REACHED(op, combined, everyone, s->base + (uint64_t)s->consumed + 1);
 }
 
-/* ---- poll ---- */
-
-/* See the top of local_impl.h: the answer of this operation is used from the next one on. */
+/* See the top of local_impl.h: the result takes effect with the next operation. */
 static void agree_on_reading(qd_transfer *op)
 {
     qd_local_group *group = qd_local_group_of(op);
@@ -315,8 +309,8 @@ static void agree_on_reading(qd_transfer *op)
     if (op->comm->id == 0) atomic_store_explicit(&group->view->remote, now, memory_order_relaxed);
 }
 
-/* Calls must agree before data is used: everybody's in rounds, those of the two sides of a copy in
- * one pass. */
+/* Calls must agree before data is used: those of all ranks in rounds, those of the two sides of a
+ * copy in one pass. */
 static qd_status enter(qd_transfer *op, bool *moved)
 {
     state *s = qd_local_state_of(op);
@@ -327,7 +321,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
         if (peer != comm->rank) {
             const qd_local_post *post = qd_local_post_of(op, peer);
             if (atomic_load_explicit(&post->posted, memory_order_acquire) != sequence) {
-                if (s->pass == QD_LOCAL_ROUNDS) return QD_OK; /* the later ones are of no use before this one */
+                if (s->pass == QD_LOCAL_ROUNDS) return QD_OK; /* rounds need this one before the later ones */
                 continue;
             }
             qd_fingerprint theirs = post->fingerprint;
@@ -344,7 +338,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
     }
     if (s->entered == comm->size) agree_on_reading(op);
     if (s->entered < comm->size || op->request.kind != QD_COLL_ALL_TO_ALL) return QD_OK;
-    /* Now all counts are known: compare the pairs, and count the rounds. */
+    /* All counts are known now: compare the pairs and count the rounds. */
     for (int from = 0; from < comm->size; from++) {
         qd_local_way way = qd_local_post_of(op, from)->way;
         bool staged = way == QD_LOCAL_STAGED;
@@ -365,7 +359,7 @@ static qd_status enter(qd_transfer *op, bool *moved)
     return QD_OK;
 }
 
-/* One step that may go into other ranks' memory; false when the world is aborted. */
+/* Runs a step that may access other ranks' memory; false when the world was aborted. */
 static bool guarded(qd_transfer *op, bool (*step)(qd_transfer *))
 {
     qd_local_group *group = qd_local_group_of(op);
@@ -377,7 +371,7 @@ static bool guarded(qd_transfer *op, bool (*step)(qd_transfer *))
     return good;
 }
 
-/* Others go into this rank's memory. */
+/* Whether others access this rank's memory. */
 static bool is_exposed(const qd_transfer *op)
 {
     const state *s = qd_local_state_of(op);
@@ -408,14 +402,14 @@ static void poll_common(qd_transfer *op, bool *done, bool *moved)
     op->busy_seconds += qd_clock_now() - began;
 }
 
-/* One pass, when it is decided. */
+/* After the decision for one pass. */
 static void poll_pass(qd_transfer *op, bool *done, bool *moved)
 {
     double began = qd_clock_now();
     bool worked = false;
     while (qd_local_pass_work(op)) {
         worked = true;
-        if (qd_local_state_of(op)->part >= 0) break; /* a piece at a time */
+        if (qd_local_state_of(op)->part >= 0) break; /* one piece per poll */
     }
     *done = qd_local_state_of(op)->done = qd_local_pass_is_done(op);
     if (!worked) return;
@@ -471,8 +465,8 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
                 op->bytes += group->lanes[r]->parity[op->fingerprint.sequence & 1].pushed[op->comm->rank];
     if (worked) {
         *moved = true;
-        /* The last thing a rank does in an operation of small messages is of no interest to
-         * anybody, unless it is a sum for the root. */
+        /* No rank waits for the last step of an operation of small messages, unless it is a sum
+         * for the root. */
         bool silent = *done && s->way == QD_LOCAL_SMALL && !s->awaited && (s->consumes || !s->combines);
         if (!silent) qd_local_ring_all(op->comm);
         if (timed) op->busy_seconds += qd_clock_now() - began;
@@ -487,8 +481,8 @@ void qd_local_collective_finish(qd_transfer *op)
     int me = op->comm->rank;
     atomic_store_explicit(&group->lanes[me]->finished, op->fingerprint.sequence, memory_order_release);
     if (!is_exposed(op) || s->done) return;
-    /* Failed with our buffers still known to others: the world is aborted, so nobody enters them
-     * any more; wait for those who are inside. */
+    /* Failed while others know our buffers. The world is aborted, so no rank enters them any more;
+     * wait for the ranks that are inside. */
     for (int r = 0; r < op->comm->size; r++)
         if (r != me) qd_local_wait_left(group, &group->lanes[r]->inside);
 }

@@ -1,9 +1,9 @@
-/* All-to-all where all ranks reach everybody's buffers by address: whoever runs does the work.
+/* All-to-all where all ranks reach all buffers by address: any running rank may do the work.
  *
- * What a rank receives is its list of chunks (qd_local_claim). A rank takes chunks of its own list
- * from the front, and when none is left helps the others, from the back of theirs: where ranks
- * outnumber cores, those that wait for a core are not waited for. It is over when all lists are
- * done. Before the posts nobody knows what to copy, so the own block is not in the list. */
+ * The data that a rank receives is its list of chunks (qd_local_claim). A rank claims chunks of its
+ * own list from the front, then helps the others from the back of theirs: where ranks outnumber
+ * cores, ranks that are not scheduled do not delay the rest. The operation is over when all lists
+ * are done. The own block is not in the list: it is copied without waiting for the posts. */
 #include "comm/local/collective_impl.h"
 
 #include <string.h>
@@ -23,7 +23,7 @@ void qd_local_common_begin(qd_transfer *op)
     qd_local_post *post = qd_local_post_of(op, me);
     int64_t size = qd_local_element_size(op), bytes = 0;
     for (int from = 0; from < n; from++) bytes += from == me ? 0 : r->out_counts[from] * size;
-    /* What stays in the caches is better left to the rank that reads it. */
+    /* Data that stays in the caches is better copied by the rank that reads it. */
     post->shares = qd_local_state_of(op)->large != QD_COPY_NEAR;
     post->chunk = qd_local_chunk_bytes(bytes);
     post->chunks = 0;
@@ -31,8 +31,8 @@ void qd_local_common_begin(qd_transfer *op)
         if (from != me) post->chunks += chunks_of(r->out_counts[from] * size, post->chunk);
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     atomic_store_explicit(&lane->claims, qd_local_state_of(op)->base, memory_order_relaxed);
-    /* Tells a rank that is still in the operation before that all this rank's chunks of that one
-     * were done. */
+    /* Tells a rank that is still in the previous operation that all chunks of this rank's list
+     * were done in it. */
     atomic_store_explicit(&lane->moved, qd_local_state_of(op)->base, memory_order_release);
 }
 
@@ -43,7 +43,7 @@ bool qd_local_common_decide(qd_transfer *op)
     for (int r = 0; r < n; r++) {
         const qd_local_post *post = qd_local_post_of(op, r);
         if (post->way != QD_LOCAL_PLACED || !post->shares || post->out_at == QD_LOCAL_NOWHERE) return false;
-        /* A pair that disagrees says so itself; nobody else must touch its memory. */
+        /* A pair that disagrees reports it itself; no other rank may touch its memory. */
         for (int to = 0; to < n; to++)
             if (qd_local_blocks_of(op, r)[to].count != qd_local_blocks_of(op, to)[r].expected) return false;
     }
@@ -77,7 +77,8 @@ bool qd_local_common_work(qd_transfer *op)
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank, n = op->comm->size;
     int64_t done = 0;
-    /* Who has taken a chunk has this mark until it is copied: that tells who is waited for. */
+    /* A rank keeps this mark until its claimed chunk is copied: it shows which rank is waited
+     * for. */
     _Atomic uint32_t *inside = &group->lanes[me]->inside;
     if (!s->parts || !qd_local_enter(group, inside)) return false;
     for (int step = 0; step < n && done < QD_LOCAL_PIECE;) {

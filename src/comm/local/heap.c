@@ -1,7 +1,7 @@
-/* Memory of a rank that the other processes reach by address: its part of the world's file, which
- * all have mapped. The file is sparse, so a part as large as the machine's memory costs address
- * space only. What lies there is told to others as its place in the file. Ranks as threads share
- * all memory and need none of this, unless they are told not to reach it. */
+/* Memory of a rank that other processes reach by address: its part of the world's file, which all
+ * ranks have mapped. The file is sparse, so a part as large as the machine's memory uses address
+ * space only. Ranks exchange offsets in the file. Ranks as threads share all memory and do not need
+ * this, except under no_remote_reads. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* madvise */
 #endif
@@ -26,8 +26,8 @@ static char *own_part(const qd_local_rank_world *view, int rank)
     return (char *)view->header + view->header->heap_at + rank * view->header->heap_bytes;
 }
 
-/* Where `bytes` bytes fit between the used ranges, which are sorted: index of the range behind
- * them, -1 if nowhere. */
+/* First fit: finds `bytes` bytes between the allocated ranges, which are sorted. Returns the index
+ * of the next range, or -1. */
 static int find_gap(const qd_local_heap *heap, int64_t whole, int64_t bytes, int64_t alignment, int64_t *begin)
 {
     int64_t at = 0;
@@ -44,7 +44,7 @@ static int find_gap(const qd_local_heap *heap, int64_t whole, int64_t bytes, int
 
 static qd_status no_room(int64_t bytes, int64_t whole)
 {
-    return QD_FAIL(QD_NO_MEMORY, "no room for %lld bytes in the %lld bytes of memory that a local rank can share",
+    return QD_FAIL(QD_NO_MEMORY, "%lld bytes do not fit into the %lld bytes of memory that a local rank can share",
                    (long long)bytes, (long long)whole);
 }
 
@@ -73,8 +73,8 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
     if (view->all_reached || view->header->heap_bytes == 0) return QD_OK; /* plain memory */
     int64_t begin = 0, whole = view->header->heap_bytes;
     if (bytes > whole) return no_room(bytes, whole);
-    /* Whole pages, which need not be of 4 KiB: giving a part of one back would take its neighbours
-     * along. */
+    /* Whole pages (not always 4 KiB): freeing part of a page would free its neighbours' data
+     * too. */
     int64_t page = view->header->page, pages = qd_local_round_up(bytes > 0 ? bytes : 1, page);
     pthread_mutex_lock(&view->heap.lock);
     qd_status status = take(&view->heap, whole, page, pages, &begin);
@@ -82,10 +82,10 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
     QD_TRY(status);
     char *at = own_part(view, world->rank) + begin;
 #ifdef MADV_HUGEPAGE
-    /* Where the system gives huge pages to shared memory that asks for them. */
+    /* For systems that use huge pages for shared memory on request. */
     if (pages >= 2 * QD_HUGE_PAGE) (void)madvise(at, (size_t)(pages / QD_HUGE_PAGE * QD_HUGE_PAGE), MADV_HUGEPAGE);
 #endif
-    /* Pages become real now: a lack of memory is an error here and not a signal later. */
+    /* Allocate the pages now: lack of memory is then an error here and not a signal later. */
     if (madvise(at, (size_t)pages, MADV_POPULATE_WRITE) != 0) {
         if (errno != EINVAL) {
             int error = errno;
@@ -95,8 +95,8 @@ qd_status qd_local_heap_alloc(qd_world *world, int64_t bytes, void **memory)
         }
         memset(at, 0, (size_t)pages);
     }
-    /* Systems that give shared memory no huge pages by themselves do on request. Only what fills
-     * them, and no error if not: then it stays on small pages. */
+    /* Some systems form huge pages in shared memory only on this request. Only whole huge pages; a
+     * failure is ignored, the memory then keeps small pages. */
     if (pages >= 2 * QD_HUGE_PAGE) (void)madvise(at, (size_t)(pages / QD_HUGE_PAGE * QD_HUGE_PAGE), MADV_COLLAPSE);
     *memory = at;
     return QD_OK;
@@ -112,8 +112,8 @@ bool qd_local_heap_free(qd_world *world, void *memory)
     for (int i = 0; i < view->heap.count && !found; i++) {
         if (view->heap.ranges[i].begin != begin) continue;
         found = true;
-        /* Zeros for the next owner. An advice may be refused, and emulators say yes to what they do
-         * not do. */
+        /* Zero it for the next owner. The kernel may refuse the advice, and emulators report
+         * success without acting on it. */
         size_t bytes = (size_t)view->heap.ranges[i].bytes;
         if (madvise(memory, bytes, MADV_REMOVE) != 0 || qd_local_filled(memory, (char *)memory + 1) > 0) memset(memory, 0, bytes);
         memmove(view->heap.ranges + i, view->heap.ranges + i + 1,

@@ -1,10 +1,13 @@
-/* Send and receive over a channel. Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the
- * channel and the send is done. Larger ones go from memory to memory, by address where the sender's
- * memory has a place and by system call otherwise. From SHARE_BYTES on both sides copy. By address
- * each takes chunks as long as there are any, the receiver from the front and the sender from the
- * back: where ranks share cores, whoever of the two runs does the work. By system call the receiver
- * reads the first half and the sender writes the second if cores are free, and else the receiver
- * reads all. Processes use the channel's ring for middling messages, and for all where they cannot
+/* Send and receive over a channel.
+ *
+ * Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel, which completes the
+ * send. Larger ones go from memory to memory: by address where the sender's memory has a place, by
+ * system call otherwise. From SHARE_BYTES on both sides copy:
+ *   - By address each claims chunks while there are any, the receiver from the front and the sender
+ *     from the back. Where ranks share cores, the side that is scheduled does the work.
+ *   - By system call the receiver reads the first half and the sender writes the second if cores
+ *     are free, else the receiver reads all.
+ * Processes use the channel's ring for medium messages, and for all messages where they cannot
  * reach each other's memory. */
 #include "comm/local/local_impl.h"
 
@@ -13,25 +16,25 @@
 #include <string.h>
 
 /* Processes: below these sizes a second copy is cheaper than a system call, or than a sender that
- * has to wait for its receiver where ranks share cores. */
+ * waits for its receiver where ranks share cores. */
 #define REACH_LEAST (16 * 1024)
 #define REACH_LEAST_CROWDED (64 * 1024)
 #define PLACED_LEAST (16 * 1024)
 #define SHARE_BYTES (128 * 1024)
-#define STREAM_BYTES (768 * 1024) /* larger messages are written past the caches, where both reach the memory by address */
+#define STREAM_BYTES (768 * 1024) /* larger messages bypass the caches where both sides reach the memory by address */
 
 typedef struct state {
     qd_local_channel *channel;
     int64_t bytes, rounds, moved; /* rounds sent or received so far */
     uint64_t base;
     int64_t pulled; /* by system call: bytes that the receiver reads; the sender writes the rest */
-    int64_t copied; /* by address, by both: bytes that this side has copied */
+    int64_t copied; /* by address, both sides copying: bytes that this side has copied */
     qd_local_way way; /* the sender decides */
     bool sends;
-    bool posted; /* send: the post is visible; receive: it has been seen and agrees */
+    bool posted; /* send: the post is published; receive: it was seen and agrees */
     bool pushed; /* the sender's share, if any, is written */
-    bool shares; /* by address, by both */
-    bool claimed, done; /* of such a message: nothing is left to be taken; it has been copied */
+    bool shares; /* by address, both sides copying */
+    bool claimed, done; /* the same: no chunk is left to claim; all chunks are copied */
 } state;
 _Static_assert(sizeof(state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
@@ -45,7 +48,7 @@ static bool from_memory(const state *s)
     return s->way == QD_LOCAL_MEMORY || s->way == QD_LOCAL_PLACED;
 }
 
-/* How a message travels: known to a sender at once and to a receiver with the sender's post. */
+/* Sets how the message moves: a sender knows at once, a receiver from the sender's post. */
 static void choose(state *s, qd_local_way way)
 {
     s->way = way;
@@ -74,11 +77,11 @@ qd_status qd_local_message_start(qd_transfer *op)
                   : reached                          ? QD_LOCAL_MEMORY
                                                      : QD_LOCAL_STAGED);
     s->shares = s->way == QD_LOCAL_PLACED && s->bytes >= SHARE_BYTES;
-    /* In a crowd other pairs have work for the sender's core. */
+    /* With fewer cores than ranks, other pairs need the sender's core. */
     if (s->way == QD_LOCAL_MEMORY && s->bytes >= SHARE_BYTES && !crowded)
         s->pulled = s->bytes / 2 / 64 * 64;
     s->pushed = s->pulled == s->bytes;
-    if (!s->sends) /* The sender does not wait for this; it only tells who is late. */
+    if (!s->sends) /* the sender does not wait for this; it only helps to name the late rank */
         atomic_store_explicit(&s->channel->entered, op->fingerprint.sequence, memory_order_release);
     return QD_OK;
 }
@@ -114,8 +117,8 @@ static void push(qd_transfer *op, bool *moved)
     op->busy_seconds += qd_clock_now() - began;
 }
 
-/* A message that both sides copy and that its receiver has agreed to: takes what chunks it can.
- * True if all of it has been copied. */
+/* A message that both sides copy and that the receiver has accepted: copies the chunks it can
+ * claim. True if the whole message has been copied. */
 static bool copy_chunks(qd_transfer *op, bool *moved)
 {
     state *s = state_of(op);
@@ -178,12 +181,13 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
         *done = true;
     } else if (s->shares) {
         if (!is_accepted(op)) return QD_OK;
-        s->shares = s->channel->out_at != QD_LOCAL_NOWHERE; /* else the receiver copies all */
+        s->shares = s->channel->out_at != QD_LOCAL_NOWHERE; /* else the receiver copies everything */
         *done = s->done = s->shares && copy_chunks(op, moved);
         if (*done || !s->shares) *moved = true;
     } else if (from_memory(s)) {
         if (!s->pushed) push(op, moved);
-        *done = s->pushed && atomic_load_explicit(&s->channel->consumed, memory_order_acquire) >= s->base + 1;
+        *done = s->pushed &&
+                atomic_load_explicit(&s->channel->consumed, memory_order_acquire) >= s->base + 1;
         if (*done) *moved = true;
     } else {
         while (s->moved < s->rounds) {
@@ -207,7 +211,7 @@ static qd_status poll_send(qd_transfer *op, bool *done, bool *moved)
     return QD_OK;
 }
 
-/* False when the world is aborted. */
+/* Copies received data to its place; false when the world was aborted. */
 static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from)
 {
     state *s = state_of(op);
@@ -217,7 +221,7 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
     if (bytes == 0) return true;
     if (from_memory(s)) {
         if (!qd_local_enter(group, &s->channel->reading)) return false;
-        if (s->way == QD_LOCAL_PLACED) /* what is large is shared, unless the sender does not reach the memory of the receiver */
+        if (s->way == QD_LOCAL_PLACED) /* large messages are shared, unless the sender cannot reach the receiver's memory */
             qd_comm_copy(to, from, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
         else
             good = qd_local_pull(op->comm, op->request.root, to, from, bytes);
@@ -306,8 +310,8 @@ void qd_local_message_finish(qd_transfer *op)
         qd_local_ring_rank(op->comm, op->request.root);
         return;
     }
-    /* Failed: the world is aborted, so the other side does not enter our memory any more, but may
-     * be inside. */
+    /* Failed: the world is aborted, so the other side does not enter our memory any more, but it
+     * may be inside. */
     if (!memory || !s->posted) return;
     if (!s->sends)
         qd_local_wait_left(group, &s->channel->writing);

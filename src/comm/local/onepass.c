@@ -1,33 +1,34 @@
-/* Collectives in one pass, where the buffers concerned are reached by address.
+/* Collectives in one pass, where the buffers involved are reached by address.
  *
  * After the posts every rank does its share of the copies and sums straight from buffer to buffer
- * and says so in `consumed`; who has had its buffers touched waits for those that touch them. Which
- * buffers must be reached, by kind:
- *   all-reduce       in and out of all     a rank sums its slice of all inputs and writes it into all outputs
+ * and publishes that in `consumed`; a rank waits for those that access its buffers. Buffers that
+ * must be reached, by kind:
+ *   all-reduce       in and out of all     a rank sums its slice and writes it into all outputs
  *   reduce           in of all, root's out the same, into the root's output
  *   reduce-scatter   in of all             a rank sums its own slice
  *   all-gather       in and out of all     a rank writes its part into all outputs: it is read once
- *   broadcast        the root's data       the others copy; the root copies a share to those whose data it reaches
+ *   broadcast        the root's data       the others copy; the root copies a share for those whose
+ *                                          data it reaches
  *   scatter          the root's input      the others copy their slices
  *   gather           the root's output     the others write their slices into it
- * In place is safe: what a rank overwrites of another's buffer is read by nobody but itself. A copy
- * begins as soon as the other side of it has posted; a sum needs all. */
+ * In place is safe: the part of another rank's buffer that a rank overwrites is read by that rank
+ * only. A copy begins as soon as its other side has posted; a sum needs all posts. */
 #include "comm/local/collective_impl.h"
 #include "device/sum.h"
 
 #include <string.h>
 
-#define OWN_BYTES (512 << 10)   /* all-gather: own parts up to this size are copied within the cache */
+#define OWN_BYTES (512 << 10)   /* all-gather: own parts up to this size are copied while in the cache */
 
-/* Results of messages from this size on are written past the caches. Measured; it is larger where
+/* Results of messages of this size and more bypass the caches. Measured; the limit is higher where
  * the result is the source of the next message. */
 static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = 768 << 10, [QD_COLL_REDUCE_SCATTER] = 4 << 20, [QD_COLL_ALL_GATHER] = 768 << 10,
     [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
     [QD_COLL_SCATTER] = 4 << 20,
 };
-/* And take one pass from this size on: in smaller ones it is better not to wait for those who
- * read. */
+/* Messages of this size and more take one pass; smaller ones are faster if they do not wait for
+ * their readers. */
 static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = (64 << 10) + 1, [QD_COLL_REDUCE_SCATTER] = (64 << 10) + 1, [QD_COLL_ALL_GATHER] = 64 << 10,
     [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = INT64_MAX /* split */,  [QD_COLL_GATHER] = 64 << 10,
@@ -39,7 +40,7 @@ static bool reached(int64_t place)
     return place != QD_LOCAL_NOWHERE;
 }
 
-/* True if `rank`'s buffers do not stand against one pass. */
+/* Whether the buffers of `rank` allow one pass. */
 static bool allows(const qd_transfer *op, int rank, const qd_local_post *post)
 {
     const qd_coll_request *r = &op->request;
@@ -76,7 +77,7 @@ int64_t qd_local_pass_pulled(const qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;
     bool helps = r->kind == QD_COLL_BROADCAST && r->count * qd_local_element_size(op) >= QD_LOCAL_SHARE_BYTES &&
-                 op->comm->world->spin > 0; /* else there is no core to spare */
+                 op->comm->world->spin > 0; /* else there is no free core */
     return helps ? qd_local_pulled(op, r->root, r->count) : r->count;
 }
 
@@ -96,9 +97,7 @@ bool qd_local_pass_leaves_own(const qd_transfer *op)
            qd_transfer_packed_count(op, op->comm->rank) * qd_local_element_size(op) > OWN_BYTES;
 }
 
-/* ---- who does what ---- */
-
-/* The root of a broadcast copies a share of it to this consumer. */
+/* Whether the root of a broadcast copies a share for this consumer. */
 static bool root_helps(const qd_transfer *op, int consumer)
 {
     const qd_coll_request *r = &op->request;
@@ -106,7 +105,7 @@ static bool root_helps(const qd_transfer *op, int consumer)
            reached(qd_local_post_of(op, consumer)->out_at);
 }
 
-/* `rank` touches buffers of this one. A root's help is known with the post of its consumer. */
+/* Whether `rank` accesses this rank's buffers. A root's help is known with its consumer's post. */
 static bool touches(const qd_transfer *op, int rank)
 {
     const qd_coll_request *r = &op->request;
@@ -127,7 +126,7 @@ void qd_local_pass_plan(qd_transfer *op)
     int me = op->comm->rank, n = op->comm->size;
     uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
     s->large = qd_comm_copy_way(r->count * qd_local_element_size(op), stream_from[r->kind]);
-    if (s->large && is_rooted(op)) s->large = QD_COPY_FAR; /* a root's data often are the result of such a call */
+    if (s->large && is_rooted(op)) s->large = QD_COPY_FAR; /* a root's data is often the result of such a call: in no cache */
     s->part = -1;
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     switch (r->kind) {
@@ -142,10 +141,8 @@ void qd_local_pass_plan(qd_transfer *op)
     }
 }
 
-/* ---- pieces ---- */
-
-/* One run of elements that lies together: of the full buffer from in_full on, of the rank's packed
- * one from in_packed. */
+/* A contiguous run of elements: starts at in_full of the full buffer and at in_packed of the rank's
+ * packed one. */
 typedef struct run {
     int64_t in_full, in_packed, length;
 } run;
@@ -171,10 +168,10 @@ static void sum_run(qd_transfer *op, const run *at)
         char *own = out + (first + b) * size;
         char *sum = s->large ? (char *)room : own;
         qd_sum_tree(sum, sources, n, length, r->dtype, r->reduce);
-        for (int p = 0; s->large && b + block < at->length && p < n; p++) /* the next block comes meanwhile */
+        for (int p = 0; s->large && b + block < at->length && p < n; p++) /* prefetch the next block */
             for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch((const char *)sources[p] + bytes + line);
         void *to[QD_LOCAL_MAX_RANKS] = {own};
-        int places = s->large ? 1 : 0; /* else it is there already */
+        int places = s->large ? 1 : 0; /* else the sum is there already */
         for (int step = 1; all && step < n; step++) {
             int rank = (me + step) % n;
             to[places++] = (char *)qd_local_at(group, qd_local_post_of(op, rank)->out_at) + (first + b) * size;
@@ -205,7 +202,7 @@ static void copy_run(qd_transfer *op, int peer, const run *at)
         op->bytes += bytes;
 }
 
-/* All-gather: a run of this rank's part into everybody's output. */
+/* All-gather: copies a run of this rank's part into the outputs of all ranks. */
 static void spread_run(qd_transfer *op, const run *at)
 {
     const qd_coll_request *r = &op->request;
@@ -232,7 +229,7 @@ static bool sums(const qd_transfer *op)
     return kind == QD_COLL_ALL_REDUCE || kind == QD_COLL_REDUCE_SCATTER || kind == QD_COLL_REDUCE;
 }
 
-/* Whose segments a part consists of; -1: the whole message. */
+/* The rank whose segments a part consists of; -1: the whole message. */
 static int segments_of(const qd_transfer *op)
 {
     switch (op->request.kind) {
@@ -248,7 +245,7 @@ static bool move_piece(qd_transfer *op, int peer)
     const qd_coll_request *r = &op->request;
     int owner = segments_of(op);
     int64_t begin = 0, end = owner < 0 ? r->count : qd_transfer_packed_count(op, owner);
-    if (r->kind == QD_COLL_BROADCAST) { /* the root's share is the last */
+    if (r->kind == QD_COLL_BROADCAST) { /* the root's share is the end of the message */
         bool root = op->comm->rank == r->root;
         int64_t shared = root_helps(op, root ? peer : op->comm->rank) ? qd_local_post_of(op, r->root)->pulled : end;
         if (root)

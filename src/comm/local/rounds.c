@@ -1,17 +1,16 @@
-/* What a rank does in the rounds of a collective: see the top of collective.c, which decides
- * when. */
+/* The steps of a round of a collective (produce, combine, consume). collective.c describes them and
+ * decides when they run. */
 #include "comm/local/collective_impl.h"
 #include "device/sum.h"
 
 #include <assert.h>
 #include <string.h>
 
-#define REMOTE_BLOCK 65536 /* bytes read at a time from another process before they are summed: fits L2 */
+#define REMOTE_BLOCK 65536 /* bytes read from another process before they are summed: fits L2 */
 
 typedef qd_local_state state;
 
-/* Elements that `from` has for `to`. all-to-all: known only for this rank's own row, and for others
- * once posted. */
+/* See collective_impl.h. */
 int64_t qd_local_elements_for(const qd_transfer *op, int from, int to)
 {
     switch (op->request.kind) {
@@ -36,8 +35,6 @@ static void round_range(const state *s, int64_t k, int64_t elements, int64_t *fi
     *count = elements - *first < s->part_elements ? elements - *first : s->part_elements;
 }
 
-/* ---- addresses ---- */
-
 /* Part `index` of the buffer of `rank` in round k. */
 static unsigned char *part_of(const qd_transfer *op, int rank, int64_t k, int index)
 {
@@ -46,8 +43,6 @@ static unsigned char *part_of(const qd_transfer *op, int rank, int64_t k, int in
     unsigned char *buffer = s->way == QD_LOCAL_SMALL ? qd_local_small_of(op, rank) : qd_local_ring(group, rank, k);
     return buffer + (s->many ? index : 0) * s->part_elements * qd_local_element_size(op);
 }
-
-/* ---- the three steps ---- */
 
 void qd_local_produce(qd_transfer *op)
 {
@@ -79,9 +74,9 @@ void qd_local_produce(qd_transfer *op)
                           memory_order_release);
 }
 
-/* `length` elements of this rank's own segments, summed over every rank's input. in_full: where
- * they are in the full buffer; in_part: where in a part of round k. Reads from other processes go
- * through this rank's idle ring. */
+/* Sums `length` elements of this rank's own segments over all ranks' inputs. in_full: their offset
+ * in the full buffer; in_part: in a part of round k. Data read from other processes goes through
+ * this rank's idle ring. */
 static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int64_t in_part, int64_t length)
 {
     const qd_coll_request *r = &op->request;
@@ -107,7 +102,7 @@ static bool sum_block(qd_transfer *op, int64_t k, void *to, int64_t in_full, int
     return true;
 }
 
-/* Bytes of each source that are summed at a time. */
+/* Bytes of each source per block of a sum. */
 static int64_t sum_block_bytes(const qd_transfer *op, bool copy)
 {
     if (qd_local_state_of(op)->way != QD_LOCAL_MEMORY) return copy ? QD_LOCAL_SUM_BLOCK : INT64_MAX;
@@ -117,8 +112,8 @@ static int64_t sum_block_bytes(const qd_transfer *op, bool copy)
 }
 
 /* Sums packed elements [first, first + count) of this rank's own segments into `packed` (this
- * rank's packed buffer) or, if full, to their places in it; also, or if both are NULL only, into
- * `copy` if not NULL. */
+ * rank's packed buffer) or, if not NULL, to their offsets in `full`. If `copy` is not NULL, the
+ * sums are stored there too, or only there if the other two are NULL. */
 static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, char *packed, char *full, char *copy)
 {
     const state *s = qd_local_state_of(op);
@@ -132,7 +127,8 @@ static bool sum_own(qd_transfer *op, int64_t k, int64_t first, int64_t count, ch
             int64_t length = end - b < block ? end - b : block, in_full = segment.offset + b - at;
             char *to = full ? full + in_full * size : packed ? packed + b * size : NULL;
             char *part = copy ? copy + (b - first) * size : NULL;
-            /* A large result goes to the buffer first and is then streamed out. */
+            /* A large result is summed into the ring buffer and then copied with non-temporal
+             * stores. */
             if (!sum_block(op, k, part && (s->large || !to) ? part : to, in_full, b - first, length)) return false;
             if (part && !to) continue;
             if (part && s->large)
@@ -155,7 +151,7 @@ bool qd_local_combine(qd_transfer *op)
     bool root = me == op->request.root, rooted = op->request.kind == QD_COLL_REDUCE;
     char *full = rooted && !root ? NULL : op->request.out;
     char *part = s->way == QD_LOCAL_MEMORY || (rooted && root) ? NULL : (char *)part_of(op, me, k, me);
-    assert(full || part); /* a reduce never goes by system call (reach_most): these sums would have no place */
+    assert(full || part); /* a reduce is never done by system call (reach_most): its sums would have no buffer */
     if (count > 0 && !sum_own(op, k, first, count, NULL, full, part)) return false;
     s->combined++;
     atomic_store_explicit(&qd_local_group_of(op)->lanes[me]->combined, s->base + (uint64_t)s->combined,
@@ -163,8 +159,8 @@ bool qd_local_combine(qd_transfer *op)
     return true;
 }
 
-/* The root, one against all, copies the smaller share: 1/size, and less where it has a part of its
- * own to copy first. */
+/* The root, one against all, copies the smaller share: 1/size, and less where it must copy a part
+ * of its own first. */
 int64_t qd_local_pulled(const qd_transfer *op, int from, int64_t elements)
 {
     qd_coll_kind kind = op->request.kind;
@@ -197,7 +193,7 @@ bool qd_local_push_share(qd_transfer *op)
     return true;
 }
 
-/* all-to-all: the block of `from`, which says itself how it travels. */
+/* all-to-all: the block of `from`, whose post says how it moves. */
 static bool consume_block(qd_transfer *op, int from)
 {
     const qd_coll_request *r = &op->request;
@@ -238,8 +234,8 @@ static bool consume_from(qd_transfer *op, int from)
     if (s->shares) elements = qd_local_pulled(op, from, elements);
     round_range(s, k, elements, &first, &count);
     if (count == 0) return true;
-    /* Where it is: a part of the buffer, or a place in the other's memory. Where it goes, if it is
-     * in one piece. */
+    /* Source: a part of the buffer, or an address in the other rank's memory. The destination is
+     * set if it is contiguous. */
     const char *in = memory ? qd_local_post_of(op, from)->in : NULL;
     const char *source = memory ? in + first * size : (const char *)part_of(op, from, k, me);
     char *to = (char *)r->out + first * size;

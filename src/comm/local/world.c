@@ -1,4 +1,5 @@
-/* The segment's life, doorbells, the abort record, and groups as slots. */
+/* The local world: creates and maps the segment, joins ranks, wakes sleepers (doorbells), records
+ * aborts, and manages groups as slots. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* memfd_create, sched_getaffinity */
 #endif
@@ -35,30 +36,28 @@ struct qd_local_world {
 
 static const qd_comm_backend_ops local_backend;
 
-/* ---- the segment ---- */
-
 static qd_local_rank *rank_lines(qd_local_header *header)
 {
     size_t at = sizeof *header + (size_t)header->slot_count * sizeof header->slot_members[0];
     return (qd_local_rank *)((char *)header + qd_local_round_up((int64_t)at, QD_LOCAL_LINE));
 }
 
-/* By who makes the world: its ranks as threads use that mapping, and need the heaps only if they do
- * not reach all memory. */
+/* Bytes that the creator of the world maps. Its ranks as threads use that mapping and need the
+ * heaps only under no_remote_reads. */
 static int64_t mapped_bytes(const qd_local_header *header)
 {
     return header->no_remote_reads ? header->total_bytes : header->heap_at;
 }
 
-/* Beyond it, a signal ends the process. */
+/* Writing beyond the limit on file size ends the process with a signal. */
 static bool may_write(int64_t bytes)
 {
     struct rlimit most;
     return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY || most.rlim_cur >= (rlim_t)bytes;
 }
 
-/* Shared memory does not count against the limits on a process's own: where there are some, buffers
- * are its own. */
+/* Shared memory does not count against the limits on a process's own memory. Where limits are set,
+ * buffers are private memory, which does. */
 static bool is_limited(void)
 {
     struct rlimit addresses, data;
@@ -66,8 +65,7 @@ static bool is_limited(void)
            data.rlim_cur != RLIM_INFINITY;
 }
 
-/* The file's first bytes, at an address that lets its huge pages be mapped as such; MAP_FAILED with
- * errno. */
+/* Maps the first `bytes` of the file at an address aligned to huge pages; MAP_FAILED with errno. */
 static void *map_file(int fd, int64_t bytes)
 {
     size_t room = (size_t)(bytes + QD_HUGE_PAGE), length = (size_t)qd_local_round_up(bytes, sysconf(_SC_PAGESIZE));
@@ -86,7 +84,7 @@ static void *map_file(int fd, int64_t bytes)
     return header;
 }
 
-/* Whether files may be so large, and an address space has room for one. */
+/* Whether a file of this size is allowed and fits into the address space. */
 static bool can_map(int fd, int64_t bytes)
 {
     if (fd < 0 || !may_write(bytes) || ftruncate(fd, bytes) != 0) return false;
@@ -95,7 +93,7 @@ static bool can_map(int fd, int64_t bytes)
     return at != MAP_FAILED;
 }
 
-/* A dump of a crash would make every page of the heaps real. */
+/* A core dump would allocate every page of the heaps. */
 static void leave_out_of_dumps(const qd_local_header *header, int64_t mapped)
 {
     if (mapped > header->heap_at) (void)madvise((char *)header + header->heap_at, (size_t)(mapped - header->heap_at), MADV_DONTDUMP);
@@ -105,7 +103,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
 {
     *out = NULL;
     if (size < 1 || size > QD_LOCAL_MAX_RANKS)
-        return QD_FAIL(QD_USAGE, "a local world of %d ranks is not possible; 1 to %d are", size, QD_LOCAL_MAX_RANKS);
+        return QD_FAIL(QD_USAGE, "a local world of %d ranks is not possible; it can have 1 to %d", size, QD_LOCAL_MAX_RANKS);
     if (!(config->deadline_seconds > 0))
         return QD_FAIL(QD_USAGE, "a deadline of %g seconds is not possible; it must be above 0", config->deadline_seconds);
     /* Every peer must get at least one page of a ring buffer. */
@@ -143,7 +141,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
     world->fd = memfd_create("quadrille", MFD_CLOEXEC);
     world->header = MAP_FAILED;
     qd_status status = QD_OK;
-    if (is_limited() || !can_map(world->fd, plan.total_bytes)) { /* then ranks have no memory to share by address */
+    if (is_limited() || !can_map(world->fd, plan.total_bytes)) { /* then ranks share no memory by address */
         plan.heap_bytes = 0;
         plan.total_bytes = plan.heap_at;
     }
@@ -165,7 +163,7 @@ qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local
         goto done;
     }
     leave_out_of_dumps(memcpy(world->header, &plan, sizeof plan), mapped_bytes(&plan));
-    atomic_store(&world->header->slot_members[0], size); /* the world's own slot is never handed out */
+    atomic_store(&world->header->slot_members[0], size); /* slot 0 belongs to the world */
     *out = world;
 done:
     if (status != QD_OK) qd_local_world_destroy(world);
@@ -185,14 +183,12 @@ void qd_local_world_destroy(qd_local_world *world)
     free(world);
 }
 
-/* ---- other processes' memory ---- */
-
 static uint64_t probe_value(const qd_local_header *header, int rank)
 {
     return header->nonce + (uint64_t)rank;
 }
 
-/* Copies between this process and another; false if that is not possible (any more). */
+/* Copies between this process and another; false if that is not (or no longer) possible. */
 static bool move(const qd_comm *comm, int rank, void *mine, void *theirs, int64_t bytes, bool push)
 {
     qd_local_group *group = comm->backend_data;
@@ -234,9 +230,7 @@ bool qd_local_probe(const qd_comm *comm)
     return true;
 }
 
-/* ---- joining ---- */
-
-/* mpirun may bind each rank to one core, so the cores of all ranks count together. */
+/* mpirun may bind each rank to one core, so the cores of all ranks are counted together. */
 static void add_cores(qd_local_header *header)
 {
     cpu_set_t set;
@@ -278,7 +272,7 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     }
     if (!threads && !header->no_remote_reads) {
 #ifdef PR_SET_PTRACER
-        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* where Yama guards it, let the other ranks in */
+        prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* under Yama: allow the other ranks to read our memory */
 #endif
         view->probe = probe_value(header, rank);
         view->ranks[rank].pid = (int32_t)getpid();
@@ -286,8 +280,8 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     }
     add_cores(header);
     QD_TRY(qd_comm_create_world(&local_backend, view, &config, rank, size, comm));
-    /* A spinning rank would take the core that the awaited one needs. Who has which is known when
-     * all have joined. */
+    /* A spinning rank would take the core that the awaited rank needs. Spinning is enabled once all
+     * have joined and the cores are known. */
     view->spin = atomic_exchange(&(*comm)->world->spin, 0);
     return QD_OK;
 }
@@ -329,10 +323,9 @@ static void world_destroy(qd_world *world)
     free(view);
 }
 
-/* ---- sleeping and waking ----
- * A sleeper counts itself in `sleepers`, looks once more, and sleeps on the doorbell. A waker
- * stores its news, and then reads `sleepers`; with a full fence between the two on both sides, one
- * of them sees the other. */
+/* Sleeping and waking. A sleeper increments `sleepers`, polls once more, and sleeps on the
+ * doorbell. A waker stores its data, then reads `sleepers`. With a full fence between the two on
+ * both sides, at least one of them sees the other. */
 
 static void ring_line(qd_local_rank *line)
 {
@@ -367,7 +360,7 @@ static uint32_t sleep_prepare(qd_world *world)
     qd_local_rank *line = own_line(world);
     uint32_t ticket = atomic_load_explicit(&line->doorbell, memory_order_seq_cst);
     atomic_fetch_add_explicit(&line->sleepers, 1, memory_order_relaxed);
-    qd_local_full_fence(); /* the look that follows loads with acquire only, which may come before the count is out */
+    qd_local_full_fence(); /* the poll that follows loads with acquire, which could pass the increment */
     return ticket;
 }
 
@@ -389,14 +382,12 @@ static void wake(qd_world *world)
     ring_line(own_line(world));
 }
 
-/* ---- failure ---- */
-
 static void publish_abort(qd_local_header *header, int rank, const char *reason)
 {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&header->abort_state, &none, 1)) {
-        /* From here on the caller takes all ranks to know. It does not take long, unless the one
-         * that writes is killed. */
+        /* Return only when the record is readable: the caller assumes that all ranks know. This is
+         * quick, unless the rank that writes the record is killed. */
         for (double until = qd_clock_now() + 1; atomic_load(&header->abort_state) != 2 && qd_clock_now() < until;) sched_yield();
         return;
     }
@@ -449,8 +440,6 @@ void qd_local_wait_left(const qd_local_group *group, _Atomic uint32_t *mark)
     while (atomic_load_explicit(mark, memory_order_seq_cst) && qd_clock_now() < until) sched_yield();
 }
 
-/* ---- groups ---- */
-
 static unsigned char *slot_at(const qd_local_header *header, int64_t id)
 {
     return (unsigned char *)header + header->slots_at + id * header->slot_bytes;
@@ -466,8 +455,8 @@ static qd_local_channel *channels_at(const qd_local_header *header, unsigned cha
     return (qd_local_channel *)(slot + header->marks_bytes + header->size * header->lane_bytes);
 }
 
-/* Clears the counters of the slot's last life. Data needs no clearing, and untouched pages stay
- * untouched. */
+/* Clears the counters of the slot's previous user. Data needs no clearing, and untouched pages stay
+ * unallocated. */
 static void reset_slot(qd_local_header *header, int64_t id)
 {
     for (int r = 0; r < header->size; r++) {
@@ -495,8 +484,7 @@ static void reset_slot(qd_local_header *header, int64_t id)
     }
 }
 
-/* A slot's id is its index. Being reserved counts as one member until group_create of the members
- * is done. */
+/* A slot's id is its index. A reservation counts as one member until group_create has run. */
 static qd_status reserve_id(qd_comm *parent, int64_t *id)
 {
     qd_local_rank_world *view = parent->world->backend_data;
@@ -507,7 +495,7 @@ static qd_status reserve_id(qd_comm *parent, int64_t *id)
         *id = i;
         return QD_OK;
     }
-    return QD_FAIL(QD_NO_MEMORY, "more than %d groups at a time are not possible on %d local ranks",
+    return QD_FAIL(QD_NO_MEMORY, "more than %d groups at once are not possible on %d local ranks",
                    view->header->slot_count - 1, view->header->size);
 }
 
@@ -526,15 +514,15 @@ static qd_status group_create(qd_comm *comm)
     group->ranks = view->ranks;
     group->threads = view->threads;
     group->view = view;
-    /* Every member of a new group has made its world's first operations, so all begin with the same
-     * answer. */
+    /* Every member of a new group has completed the world's first operations, so all begin with the
+     * same value. */
     group->probed = comm->id > 0;
     group->can_read = atomic_load(&view->remote);
     atomic_store(&group->remote, atomic_load(&view->remote));
     group->slot = slot_at(view->header, comm->id);
     for (int r = 0; r < comm->size; r++)
         group->lanes[r] = lane_at(view->header, comm->id, r);
-    /* The first to arrive replaces the reservation by the number of members. */
+    /* The first member to arrive replaces the reservation by the number of members. */
     if (comm->id > 0) {
         int32_t reserved = -1;
         atomic_compare_exchange_strong(&view->header->slot_members[comm->id], &reserved, comm->size);
@@ -586,7 +574,7 @@ int64_t qd_local_filled(const void *from, const void *to)
     return bytes;
 }
 
-/* A rank's lane, and the channels that it sends by, are its own: nobody else fills them. */
+/* A rank's lane and its send channels are filled by that rank only. */
 static int64_t shared_bytes(qd_world *world, int64_t *staging)
 {
     qd_local_rank_world *view = world->backend_data;
@@ -600,13 +588,12 @@ static int64_t shared_bytes(qd_world *world, int64_t *staging)
     for (const qd_local_group *group = view->groups; group; group = group->next) {
         const qd_local_channel *first = channels_at(header, group->slot) + (int64_t)group->rank * header->size;
         const qd_local_lane *lane = group->lanes[group->rank];
-        *staging += qd_local_filled(lane, (const char *)lane + header->lane_bytes) + qd_local_filled(first, first + header->size);
+        *staging += qd_local_filled(lane, (const char *)lane + header->lane_bytes) +
+                    qd_local_filled(first, first + header->size);
     }
     pthread_mutex_unlock(&world->lock);
     return bytes + *staging;
 }
-
-/* ---- the table ---- */
 
 static bool is_message(const qd_transfer *op)
 {

@@ -1,15 +1,17 @@
 /* Collectives as an exchange over links, one per peer.
  *
- *   heads   every rank sends its fingerprint to all others, so that each sees a disagreement before it returns; in
- *           rooted operations of large groups only to the ranks it exchanges data with and to its right neighbour:
- *           ranks that disagree still meet, whatever each believes to be called, and the others hear of it
- *   first   each rank sends every peer its part: summed by the receiver (all-reduce, reduce-scatter, reduce) or put in
- *           its place (all others)
- *   second  sliced all-reduce and split reduce: the owner of a slice hands out its sum, to all or to the root
+ *   heads   Every rank sends its fingerprint to all others, so that each sees a disagreement before
+ *           it returns. In rooted operations of large groups it sends it only to the ranks it
+ *           exchanges data with and to its right neighbour: ranks that disagree still meet,
+ *           whichever operation each one called, and the others learn of it.
+ *   first   Each rank sends every peer its part, which the receiver sums (all-reduce,
+ *           reduce-scatter, reduce) or stores (all others).
+ *   second  Sliced all-reduce and split reduce: the owner of a slice sends its sum to all ranks or
+ *           to the root.
  *
  * Payloads are cut into chunks, so that sums, sends and receives of different chunks overlap and
- * staging stays small. The chunk size depends on the operation and the group only: both ends of a
- * link cut alike. */
+ * staging stays small. The chunk size depends only on the operation and the group, so both ends of
+ * a link use the same. */
 #include "base/clock.h"
 #include "comm/mpi/mpi_impl.h"
 #include "device/sum.h"
@@ -22,10 +24,10 @@ enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
 #define STAGING_MOST ((int64_t)8 << 20) /* per stage, all peers together */
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
-#define TREE_CHUNK ((int64_t)512 << 10) /* broadcast: what a rank forwards while it receives the next */
-/* Rooted operations of larger groups keep to their tree. */
+#define TREE_CHUNK ((int64_t)512 << 10) /* broadcast: a rank forwards one chunk while it receives the next */
+/* Rooted operations of larger groups do not send heads to all ranks. */
 #define HEADS_TO_ALL_MOST 64
-#define LARGE ((int64_t)64 << 10) /* from here on the time of copies and sums is worth two looks at the clock */
+#define LARGE ((int64_t)64 << 10) /* copies and sums of this size and more are timed */
 
 typedef struct run {
     qd_mpi_group *group;
@@ -37,9 +39,9 @@ typedef struct run {
     int64_t own;         /* elements of our part: what we sum, or what we send in a gather */
     int64_t summed;      /* chunks */
     int parent;          /* broadcast: the rank we receive from, or -1 at the root */
-    bool sums, second;   /* received parts are summed; the sum is handed out again */
+    bool sums, second;   /* received parts are summed; the sums are sent in a second phase */
     bool sliced;         /* all-reduce, reduce: by qd_slice() */
-    bool passes;         /* reduce: the sums are not this rank's to keep, and wait in a stage until they have left */
+    bool passes;         /* reduce: this rank does not keep its sums; they stay in a stage until they are sent */
     bool in_place;       /* the direct sum overwrites what is being sent */
     bool large;
     bool ended;
@@ -72,7 +74,7 @@ static unsigned char *stage_of(const run *r, int peer, int stage)
     return r->stage_bytes ? r->group->staging + (peer * STAGES + stage) * r->stage_bytes : NULL;
 }
 
-/* The part of `rank` is one stretch of the full buffer. */
+/* Whether the part of `rank` is contiguous in the full buffer. */
 static bool contiguous(const qd_transfer *op, int rank)
 {
     return qd_transfer_segment_count(op, rank) <= 1;
@@ -97,8 +99,8 @@ static int64_t slice_length(const qd_transfer *op, int rank)
     return length;
 }
 
-/* Where elements [first, first + count) of what `peer` gets in the first phase lie; packed into
- * `scratch` if they are scattered. peer may be this rank: its own contribution to a sum. */
+/* Address of elements [first, first + count) of what `peer` gets in the first phase; packed into
+ * `scratch` if they are not contiguous. peer may be this rank: its own contribution to a sum. */
 static const void *first_source(const qd_transfer *op, int peer, int64_t first, int64_t count, void *scratch)
 {
     const run *r = run_of(op);
@@ -128,7 +130,7 @@ static const void *first_source(const qd_transfer *op, int peer, int64_t first, 
     return r->in + at * r->size;
 }
 
-/* Where element `first` of what comes from `peer` belongs; NULL if it must be unpacked. */
+/* Destination of element `first` of what comes from `peer`; NULL if it must be unpacked. */
 static unsigned char *first_place(const qd_transfer *op, int peer, int64_t first)
 {
     const run *r = run_of(op);
@@ -145,8 +147,6 @@ static unsigned char *first_place(const qd_transfer *op, int peer, int64_t first
     }
 }
 
-/* ---- planning ---- */
-
 static int64_t sum_chunk_bytes(int ranks)
 {
     int64_t bytes = SUM_CHUNK_MOST;
@@ -161,8 +161,8 @@ static void plan_flows(qd_transfer *op)
     run *r = run_of(op);
     const qd_coll_request *q = &op->request;
     int n = op->comm->size, rank = op->comm->rank;
-    /* Distance from the root, for the binomial tree of a broadcast: the parent of v is v without
-     * its lowest bit. */
+    /* Distance from the root in the binomial tree of a broadcast: the parent of v is v without its
+     * lowest bit. */
     int v = q->root >= 0 ? (rank - q->root + n) % n : 0;
     r->parent = q->kind == QD_COLL_BROADCAST && v ? (q->root + (v & (v - 1))) % n : -1;
     for (int p = 0; p < n; p++) {
@@ -237,7 +237,7 @@ static qd_status grow_staging(run *r)
     return QD_OK;
 }
 
-/* Decides how this operation is done: who sums, chunk and staging sizes. */
+/* Decides which ranks sum, and the sizes of chunks and staging. */
 static qd_status plan(qd_transfer *op)
 {
     run *r = run_of(op);
@@ -288,7 +288,7 @@ static qd_status plan(qd_transfer *op)
     r->large = bytes >= LARGE;
     r->stage_bytes = 0;
     if (staged && n > 1) {
-        /* The longest part may belong to any rank; short operations must not claim whole chunks. */
+        /* Any rank may own the longest part; short operations must not allocate whole chunks. */
         int64_t longest = q->count < r->chunk ? q->count : r->chunk;
         r->stage_bytes = (longest * r->size + 63) / 64 * 64;
         QD_TRY(grow_staging(r));
@@ -296,15 +296,13 @@ static qd_status plan(qd_transfer *op)
     return QD_OK;
 }
 
-/* ---- progress ---- */
-
 static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
 {
     return flow->done > chunk || flow->done == flow->chunks;
 }
 
-/* Where the sum of chunk c of our part goes. A rank receives nothing from itself, so it has a stage
- * to spare. */
+/* Destination of the sum of chunk c of our part. A rank receives nothing from itself, so its own
+ * stage is free for it. */
 static unsigned char *sum_place(const qd_transfer *op, int64_t c)
 {
     const run *r = run_of(op);
@@ -314,7 +312,7 @@ static unsigned char *sum_place(const qd_transfer *op, int64_t c)
     return r->out + (c * r->chunk + (r->sliced ? slice_offset(op, rank) : 0)) * r->size;
 }
 
-/* Sums the next chunk of our part, if all its contributions are here. */
+/* Sums the next chunk of our part, if all its contributions have arrived. */
 static bool sum_next(qd_transfer *op)
 {
     run *r = run_of(op);
@@ -348,20 +346,20 @@ static bool sum_next(qd_transfer *op)
     return true;
 }
 
-/* Chunks of `flow` that may be posted now, given that the first `ready` are ready. */
+/* Whether the next chunk of `flow` may be posted, given that the first `ready` are ready. */
 static bool may_post(const qd_mpi_flow *flow, int64_t ready)
 {
     return flow->posted < flow->chunks && flow->posted < ready && flow->posted < flow->done + QD_MPI_DEPTH;
 }
 
-/* Gives MPI what can be sent to or received from `peer` now. */
+/* Posts the sends to and receives from `peer` that are possible now. */
 static qd_status post(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
     qd_mpi_group *group = r->group;
     qd_mpi_link *link = &group->links[peer];
 
-    /* What is to be summed waits in its stage until it is. */
+    /* A chunk to be summed occupies its stage until it is summed. */
     qd_mpi_flow *flow = &link->first_rx;
     int64_t ready = !link->greeted ? 0 : r->sums ? r->summed + QD_MPI_DEPTH : flow->chunks;
     for (; may_post(flow, ready); flow->posted++) {
@@ -391,8 +389,7 @@ static qd_status post(qd_transfer *op, int peer)
                            request_of(group, peer, QD_MPI_SECOND_TX + (int)(c % QD_MPI_DEPTH))));
     }
 
-    /* In place, the sum of a chunk comes to where our contribution to it was: only after that has
-     * left. */
+    /* In place, the sum of a chunk overwrites our contribution to it: only after that was sent. */
     flow = &link->second_rx;
     ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
     for (; may_post(flow, ready); flow->posted++) {
@@ -415,7 +412,7 @@ static qd_status advance(qd_transfer *op)
     return QD_OK;
 }
 
-/* The head of `peer` has come. */
+/* The head of `peer` has arrived. */
 static qd_status greet(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
@@ -445,7 +442,8 @@ static qd_status greet(qd_transfer *op, int peer)
     return QD_OK;
 }
 
-/* The message in `slot` of `flow` has completed. Two may end in any order. Returns its chunk. */
+/* The message in `slot` of `flow` has completed. Two in flight may complete in any order. Returns
+ * its chunk. */
 static int64_t end_chunk(qd_mpi_flow *flow, int slot)
 {
     int64_t c = flow->done;
@@ -490,8 +488,6 @@ static bool link_busy(const qd_mpi_link *link)
            link->second_rx.done < link->second_rx.chunks;
 }
 
-/* ---- the backend's slots ---- */
-
 qd_status qd_mpi_coll_start(qd_transfer *op)
 {
     run *r = run_of(op);
@@ -521,7 +517,7 @@ qd_status qd_mpi_coll_start(qd_transfer *op)
         if (!sends)
             continue;
         int64_t bytes = link->first_tx.count * r->size;
-        /* A rank inside a broadcast tree has nothing yet that the head could carry. */
+        /* An inner rank of a broadcast tree has no data yet for its head to carry. */
         const void *payload = NULL;
         if (bytes > 0 && bytes <= QD_MPI_CARRY_BYTES && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
@@ -576,14 +572,14 @@ void qd_mpi_coll_finish(qd_transfer *op)
         qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
 }
 
-/* Direct: the operation cannot go on without something from `peer`. */
+/* Whether the operation needs something from `peer` to continue. */
 static bool waits_for(const qd_transfer *op, int peer)
 {
     return peer != op->comm->rank && link_busy(&run_of(op)->group->links[peer]);
 }
 
-/* A rank that answered and has entered the operation is itself waiting for another: it is not the
- * late one. */
+/* A rank that has answered and has entered the operation waits for another rank itself: it is not
+ * the late one. */
 static bool silent(const qd_transfer *op, int peer)
 {
     const qd_mpi_link *link = &run_of(op)->group->links[peer];

@@ -1,4 +1,4 @@
-/* Answers for the MPI backend in builds without an MPI library. */
+/* Stands in for the MPI backend in builds without an MPI library. */
 #include "comm/mpi/native.h"
 
 #include <stdio.h>

@@ -1,3 +1,5 @@
+/* Calls MPI's own collectives, the baseline of `bench collectives --against mpi`, and aborts failed
+ * jobs. */
 #include "comm/mpi/native.h"
 
 #include "comm/mpi/mpi_impl.h"
@@ -31,7 +33,7 @@ const char *qd_mpi_native_version(char *buffer, size_t bytes)
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(text, &length);
-    /* "Open MPI v4.1.4, package: …, ident: …": the first part says it. */
+    /* "Open MPI v4.1.4, package: …, ident: …": keep the first part. */
     text[strcspn(text, ",\n")] = '\0';
     snprintf(buffer, bytes, "%s", text);
     return buffer;
@@ -47,7 +49,7 @@ void qd_mpi_native_free(void *memory)
     MPI_Free_mem(memory);
 }
 
-/* Of comparisons: the counts then live on the stack, and MPI's time holds nothing of ours. */
+/* Limit of the comparison: the counts fit on the stack, so MPI's time includes no allocation. */
 enum { RANKS_MOST = 256 };
 
 qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int64_t count, int root)
@@ -55,14 +57,14 @@ qd_status qd_mpi_native_call(qd_coll_kind kind, const float *in, float *out, int
     MPI_Comm world = MPI_COMM_WORLD;
     int rank, size, code = MPI_SUCCESS, counts[RANKS_MOST], offsets[RANKS_MOST];
     if (count > INT_MAX)
-        return QD_FAIL(QD_USAGE, "MPI counts end at %d elements", INT_MAX);
+        return QD_FAIL(QD_USAGE, "MPI counts are limited to %d elements", INT_MAX);
     int n = (int)count;
     MPI_Comm_rank(world, &rank);
     MPI_Comm_size(world, &size);
     bool even = count % size == 0;
     int part = n / size;
     if (size > RANKS_MOST)
-        return QD_FAIL(QD_USAGE, "comparisons with MPI end at %d ranks", RANKS_MOST);
+        return QD_FAIL(QD_USAGE, "comparisons with MPI are limited to %d ranks", RANKS_MOST);
     for (int p = 0; !even && p < size; p++) {
         int64_t offset, length;
         qd_slice(count, size, p, &offset, &length);

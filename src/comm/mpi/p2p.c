@@ -1,4 +1,5 @@
-/* Send and receive: a head, which carries a short payload, then the rest in chunks. */
+/* Send and receive: a head, which carries a short payload, then the rest of a long one in
+ * chunks. */
 #include "comm/mpi/mpi_impl.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@ typedef struct p2p_state {
     qd_mpi_link *link;
     MPI_Request head, data;
     unsigned char *bytes;         /* the caller's buffer */
-    int64_t total, posted, chunk; /* bytes; posted includes what the head carried; chunk: the message under way */
+    int64_t total, posted, chunk; /* bytes; posted includes what the head carried; chunk: the message in flight */
     double asked;
     bool sending, greeted;
 } p2p_state;
@@ -50,7 +51,7 @@ qd_status qd_mpi_p2p_start(qd_transfer *op)
         .total = r->count * (int64_t)qd_dtype_size(r->dtype),
         .sending = r->kind == QD_COLL_SEND,
     };
-    /* Sends only read; one pointer serves both directions. */
+    /* Sends only read, so one pointer serves both directions. */
     s->bytes = s->sending ? (unsigned char *)(uintptr_t)r->in : r->out;
     unsigned char **bounce = s->sending ? &s->link->p2p_tx : &s->link->p2p_rx;
     if (!*bounce)
@@ -66,7 +67,7 @@ qd_status qd_mpi_p2p_start(qd_transfer *op)
     return post_next(op);
 }
 
-/* The head of the message has come: check it, take what it carries. */
+/* The head of the message has arrived: check it and copy what it carries. */
 static qd_status greet(qd_transfer *op)
 {
     p2p_state *s = state_of(op);

@@ -1,4 +1,4 @@
-/* The MPI world of this process: start and end, groups, control messages, sleeping. */
+/* The MPI world of this process: start and end of MPI, groups, control messages, sleeping. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/clock.h"
 #include "comm/mpi/mpi_impl.h"
@@ -11,16 +11,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A poll is a call into MPI, not a look at a flag: a few hundred are some tens of microseconds. */
+/* A poll is a call into MPI, not the read of a flag: a few hundred take tens of microseconds. */
 enum { SPIN_POLLS = 200 };
-/* A failed rank waits this long for the others to come to the end before it leaves without
- * MPI_Finalize, upon which the launcher ends them. A turn of waiting counts as TURN_MOST_SECONDS at
- * most: where processes starve, turns are long, and the others need the more time to report.
- * LEAVE_SECONDS is the limit of all that. */
+/* A failed rank waits this long for the others to finish before it exits without MPI_Finalize,
+ * after which the launcher kills them. One round of waiting counts as at most TURN_MOST_SECONDS:
+ * where processes starve, rounds are long, and the others need more time to report. LEAVE_SECONDS
+ * limits the total. */
 #define FAILED_GRACE_SECONDS 2.0
 #define TURN_MOST_SECONDS 0.005
 #define LEAVE_SECONDS 20.0
-/* Questions to the others are asked again after this share of the deadline. */
+/* Questions are repeated after this fraction of the deadline. */
 #define ASK_AGAIN 0.125
 
 qd_status qd_mpi_check(int code, const char *call)
@@ -65,9 +65,7 @@ int64_t qd_mpi_write_head(const qd_mpi_world *world, const qd_transfer *op, int6
     return (int64_t)sizeof head + head.carried;
 }
 
-/* ---- requests of failed operations ---- */
-
-/* Turns MPI's progress until the requests are done or the seconds have passed; true if they are
+/* Lets MPI make progress until the requests are done or `seconds` have passed; true if they are
  * done. */
 static bool turn_until_done(MPI_Request *requests, int count, double seconds)
 {
@@ -88,8 +86,7 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
         if (requests[i] == MPI_REQUEST_NULL)
             continue;
         any = true;
-        /* Harmless for sends: the library may refuse, and the request then ends or stays as it
-         * would have. */
+        /* Harmless for sends: the library may refuse, and the request is then unaffected. */
         MPI_Cancel(&requests[i]);
     }
     if (!any || turn_until_done(requests, count, 0.1))
@@ -99,8 +96,6 @@ void qd_mpi_give_up(qd_mpi_world *world, MPI_Request *requests, int count)
         if (requests[i] != MPI_REQUEST_NULL)
             MPI_Request_free(&requests[i]);
 }
-
-/* ---- control messages ---- */
 
 static void control_reap(qd_mpi_world *world)
 {
@@ -116,7 +111,7 @@ static void control_reap(qd_mpi_world *world)
     }
 }
 
-/* A lost control message (no memory) only makes an error message less exact: the deadline still
+/* Losing a control message (no memory) only makes an error message less exact: the deadline still
  * ends every wait. */
 static void control_send(qd_mpi_world *world, int to, const qd_mpi_control *message)
 {
@@ -155,7 +150,8 @@ static void ask(qd_mpi_world *world, int rank, int64_t group)
     control_send(world, rank, &question);
 }
 
-/* Keeps what a rank has answered, in our time, and asks those that it waits for. */
+/* Stores a rank's answer, with times converted to our clock, and asks the ranks that it waits
+ * for. */
 static void take_notes(qd_mpi_world *world, const qd_mpi_control *answer)
 {
     if (answer->from < 0 || answer->from >= world->size)
@@ -258,10 +254,10 @@ static void world_abort(qd_world *w, const char *reason)
     qd_mpi_world *world = w->backend_data;
     qd_mpi_control message = {.kind = QD_MPI_ABORT, .from = world->rank};
     snprintf(message.text, sizeof message.text, "%s", reason);
-    for (int p = 0; p < world->size && !world->dirty; p++) /* dirty: the failure that made it so has been told */
+    for (int p = 0; p < world->size && !world->dirty; p++) /* dirty: that failure has been reported already */
         if (p != world->rank)
             control_send(world, p, &message);
-    /* Short messages leave at once; a stopped receiver must not hold us back. */
+    /* Short messages leave at once; a stopped receiver must not delay us. */
     for (double end = qd_clock_now() + 0.1; !world->dirty && world->sends && qd_clock_now() < end; sched_yield())
         control_reap(world);
     if (world->aborted_by < 0) {
@@ -288,7 +284,8 @@ static void world_at(qd_world *w, const char *place)
     snprintf(world->place, sizeof world->place, "%s", place);
 }
 
-/* ---- sleeping: MPI has nothing to wait on, so a nap that grows while nothing moves ---- */
+/* Sleeping: MPI offers nothing to wait on, so a thread naps, longer and longer while nothing
+ * moves. */
 
 enum { YIELDS = 256, NAPS_PER_LENGTH = 32, NAP_SHORTEST_NS = 20000, NAP_DOUBLINGS = 5 };
 
@@ -341,16 +338,14 @@ static void sleep_wake(qd_world *w)
     pthread_mutex_unlock(&world->sleep_lock);
 }
 
-/* ---- groups ---- */
-
-/* Ids are never used again, so a slow rank's old messages cannot reach a new group; the tags allow
- * for millions. */
+/* Ids are never reused, so a slow rank's old messages cannot reach a new group; there are tags for
+ * millions. */
 static qd_status reserve_id(qd_comm *parent, int64_t *id)
 {
     qd_mpi_world *world = parent->world->backend_data;
     int64_t next = 1 + world->next_id * world->size + world->rank;
     if (next >= world->most_ids)
-        return QD_FAIL(QD_UNSUPPORTED, "this MPI library has tags for %lld groups only; split fewer",
+        return QD_FAIL(QD_UNSUPPORTED, "this MPI library has tags for %lld groups only; create fewer groups",
                        (long long)world->most_ids);
     world->next_id++;
     *id = next;
@@ -434,18 +429,16 @@ static void group_destroy(qd_comm *comm)
     comm->backend_data = NULL;
 }
 
-/* ---- start and end of a world ---- */
-
-/* Meets the others before MPI_Finalize, which would wait without limit for a rank that has stopped.
- * False if they do not all come. A dirty world only gives the others the time to report. */
+/* Meets the others before MPI_Finalize, which would wait without limit for a stopped rank. False if
+ * not all of them arrive. In a dirty world it only gives the others time to report. */
 static bool meet_at_end(qd_mpi_world *world)
 {
     MPI_Request all = MPI_REQUEST_NULL;
     if (!world->dirty && MPI_Ibarrier(world->control, &all) != MPI_SUCCESS)
         return false;
     bool failed = world->aborted_by >= 0;
-    /* A rank that is done early outlasts the deadline of those who wait for it in vain: they are to
-     * say so first. */
+    /* A rank that is done early waits longer than the deadline of ranks that still wait for it, so
+     * that they report first. */
     double left = FAILED_GRACE_SECONDS + (failed ? 0.0 : world->deadline), before = qd_clock_now(), end = before + left + LEAVE_SECONDS;
     for (unsigned turn = 0;; turn++) {
         int flag = 0;
@@ -461,7 +454,7 @@ static bool meet_at_end(qd_mpi_world *world)
         }
         double now = qd_clock_now(), turn_seconds = now - before;
         left -= turn_seconds < TURN_MOST_SECONDS ? turn_seconds : TURN_MOST_SECONDS;
-        end += qd_clock_lost(&before, now); /* a job that was suspended here; before = now */
+        end += qd_clock_lost(&before, now); /* time in which the job was suspended; sets before = now */
         if (left < 0.0 || now > end)
             return false;
         if (turn < YIELDS)
@@ -478,7 +471,7 @@ static void world_free(qd_mpi_world *world)
     free(world->boards);
     free(world->asked);
     free(world->hosts);
-    /* Messages that MPI still holds stay where they are. */
+    /* MPI may still use these messages: leak them. */
     if (!world->sends && world->incoming_request == MPI_REQUEST_NULL)
         free(world);
 }
@@ -493,9 +486,8 @@ static void world_destroy(qd_world *w)
     }
     if (!world->dirty)
         control_reap(world);
-    /* Without the others, freeing communicators or MPI_Finalize could wait for ever; the process
-     * then ends without them (qd_mpi_end), and the launcher takes that as a failure, which it
-     * is. */
+    /* Without the others, freeing communicators or MPI_Finalize could block forever. The process
+     * then ends without them (qd_mpi_end), and the launcher reports a failure. */
     if (met) {
         MPI_Comm_free(&world->control);
         MPI_Comm_free(&world->data);
@@ -505,9 +497,9 @@ static void world_destroy(qd_world *w)
     world_free(world);
 }
 
-/* In a dirty world any call could touch memory that the failed operation's caller has freed:
- * nothing is started, polled or given up any more, and the core ends what is under way with the
- * world's failure. */
+/* In a dirty world any MPI call could touch memory that the failed operation's caller has freed:
+ * nothing is started, polled or given up any more, and the core ends all pending operations with
+ * the world's failure. */
 static bool is_dirty(const qd_transfer *op)
 {
     const qd_mpi_world *world = op->comm->world->backend_data;
@@ -530,9 +522,8 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
     }
     bool p2p = op->request.kind == QD_COLL_SEND || op->request.kind == QD_COLL_RECV;
     QD_TRY(p2p ? qd_mpi_p2p_poll(op, done, moved) : qd_mpi_coll_poll(op, done, moved));
-    /* MPI takes large messages from the sender's memory whenever it gets to them. A sender that has
-     * given up has said so before it used that memory again, so what came after that does not
-     * count. */
+    /* MPI may read large messages from the sender's memory late. A sender that gives up publishes
+     * that before it reuses the memory, so data that arrives after the abort is discarded. */
     qd_mpi_world *world = op->comm->world->backend_data;
     if (!*done || op->bytes <= QD_MPI_CARRY_BYTES)
         return QD_OK;
@@ -586,13 +577,13 @@ static qd_status choose_spin(qd_mpi_world *world, MPI_Comm machine)
 {
     cpu_set_t cores;
     CPU_ZERO(&cores);
-    sched_getaffinity(0, sizeof cores, &cores); /* on failure no core is known, and nobody spins */
+    sched_getaffinity(0, sizeof cores, &cores); /* on failure no core is known, and no rank spins */
     QD_TRY(qd_mpi_check(MPI_Allreduce(MPI_IN_PLACE, &cores, (int)sizeof cores, MPI_BYTE, MPI_BOR, machine), "MPI_Allreduce"));
     world->spin = world->where.local_ranks <= CPU_COUNT(&cores) ? SPIN_POLLS : 0;
     return QD_OK;
 }
 
-/* A machine goes by its lowest rank; its number is how many of these are lower. */
+/* A machine is identified by its lowest rank; its index is the number of lower ones. */
 static qd_status count_machines(qd_mpi_world *world, MPI_Comm machine)
 {
     qd_comm_where *where = &world->where;
@@ -612,7 +603,7 @@ static qd_status count_machines(qd_mpi_world *world, MPI_Comm machine)
     return status;
 }
 
-/* Collective. Names for messages. */
+/* Collective. Host names for messages. */
 static qd_status name_hosts(qd_mpi_world *world)
 {
     char own[256] = "?";
@@ -641,7 +632,7 @@ static qd_status look_around(qd_mpi_world *world)
     return status;
 }
 
-/* The private communicators. On failure the caller frees the world. */
+/* Creates the private communicators. On failure the caller frees the world. */
 static qd_status world_open(qd_mpi_world *world)
 {
     QD_TRY(qd_mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &world->data), "MPI_Comm_dup"));

@@ -1,4 +1,4 @@
-/* Each operation in NCCL's terms. */
+/* Translates each operation into NCCL calls. */
 #include "comm/nccl/nccl_impl.h"
 
 static ncclDataType_t type_of(qd_dtype dtype)
@@ -10,20 +10,20 @@ static ncclDataType_t type_of(qd_dtype dtype)
     return types[dtype];
 }
 
-/* The average of one rank is its sum; NCCL 2.28's average of fp64 numbers of a single rank is wrong
- * in the last element. */
+/* The average over one rank is its sum. NCCL 2.28's fp64 average over a single rank is wrong in the
+ * last element. */
 static ncclRedOp_t reduction_of(const qd_comm *comm, qd_reduce_op op)
 {
     return op == QD_MAX ? ncclMax : op == QD_AVG && comm->size > 1 ? ncclAvg : ncclSum;
 }
 
-/* Slices or segments of one size each, one after another: NCCL has a call for it. */
+/* Whether slices or segments have equal sizes and are contiguous: NCCL then has a single call. */
 static bool is_even(const qd_transfer *op)
 {
     return !op->request.lists && op->request.count % op->comm->size == 0;
 }
 
-/* One call for each segment of each rank, as a group. */
+/* One call for each segment of each rank, in an NCCL group. */
 static ncclResult_t reduce_segments(const qd_transfer *op, ncclComm_t nccl, cudaStream_t stream)
 {
     const qd_coll_request *r = &op->request;
@@ -62,7 +62,8 @@ static ncclResult_t gather_segments(const qd_transfer *op, ncclComm_t nccl, cuda
     return result;
 }
 
-/* Gather (receives at the root) or scatter (sends from it); the root's own part is copied apart. */
+/* Gather (receives at the root) or scatter (sends from it); the root's own part is copied
+ * separately. */
 static ncclResult_t rooted(const qd_transfer *op, ncclComm_t nccl, cudaStream_t stream)
 {
     const qd_coll_request *r = &op->request;
@@ -122,11 +123,11 @@ static ncclResult_t issue(const qd_transfer *op, ncclComm_t nccl, cudaStream_t s
     case QD_COLL_SCATTER: return rooted(op, nccl, stream);
     case QD_COLL_SEND: return ncclSend(r->in, count, type, 1, nccl, stream); /* in a pair the sender is rank 0 */
     case QD_COLL_RECV: return ncclRecv(r->out, count, type, 0, nccl, stream);
-    default: return ncclSuccess; /* a barrier has nothing for the GPU but the order of its streams */
+    default: return ncclSuccess; /* a barrier only orders the streams */
     }
 }
 
-/* Own parts that NCCL does not move: what goes through sends and receives. */
+/* Own parts that NCCL does not move, of operations made of sends and receives. */
 typedef struct copies {
     cudaStream_t stream;
     cudaError_t error;
@@ -138,7 +139,7 @@ static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
     if (c->error == cudaSuccess) c->error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, c->stream);
 }
 
-/* What this rank gets from the others. */
+/* Bytes that this rank receives from the others. */
 static int64_t bytes_taken(const qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;

@@ -1,4 +1,5 @@
-/* NCCL's communicators: made, watched, aborted, given back. */
+/* NCCL communicators: creation without blocking, a thread that watches running operations, abort
+ * and destruction. */
 #include "comm/nccl/nccl_impl.h"
 #include "comm/work.h"
 
@@ -24,12 +25,10 @@ qd_status qd_nccl_cuda_fail(const char *call, const qd_comm *comm, cudaError_t e
 bool qd_nccl_version(char *text, size_t size)
 {
     int version = 0;
-    if (ncclGetVersion(&version) != ncclSuccess) return false; /* also where it cannot be loaded */
+    if (ncclGetVersion(&version) != ncclSuccess) return false; /* also if NCCL cannot be loaded */
     snprintf(text, size, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     return true;
 }
-
-/* ---- lanes ---- */
 
 qd_status qd_nccl_lane_begin(const qd_comm *comm, qd_nccl_lane *lane, int ranks, int rank, const ncclUniqueId *id)
 {
@@ -55,7 +54,7 @@ qd_status qd_nccl_lane_poll(const qd_comm *comm, qd_nccl_lane *lane, bool *ready
     bool aborted = lane->aborted;
     if (!aborted) result = ncclCommGetAsyncError(lane->comm, &state);
     pthread_mutex_unlock(&lane->lock);
-    if (aborted) return QD_OK; /* the world has failed, which the core sees next */
+    if (aborted) return QD_OK; /* the world has failed; the core sees that next */
     if (result != ncclSuccess) return qd_nccl_fail("ncclCommGetAsyncError", comm, result);
     if (state != ncclSuccess && state != ncclInProgress) return qd_nccl_fail("an operation", comm, state);
     *ready = state == ncclSuccess;
@@ -64,7 +63,7 @@ qd_status qd_nccl_lane_poll(const qd_comm *comm, qd_nccl_lane *lane, bool *ready
 
 qd_status qd_nccl_lane_watch(const qd_comm *comm, qd_nccl_lane *lane)
 {
-    if (lane->watched) return QD_OK; /* an earlier operation is still unseen */
+    if (lane->watched) return QD_OK; /* an earlier operation is still being watched */
     QD_NCCL_CUDA_TRY(comm, cudaEventRecord(lane->watch, lane->stream));
     lane->watched = true;
     lane->watched_since = qd_clock_now();
@@ -80,7 +79,7 @@ static void lane_abort(qd_nccl_lane *lane)
     pthread_mutex_unlock(&lane->lock);
 }
 
-/* Lets NCCL finish what it has, within the deadline. */
+/* Waits, up to the deadline, for NCCL to finish pending work. */
 static void lane_end(const qd_comm *comm, qd_nccl_lane *lane)
 {
     double seen = qd_clock_now(), until = seen + comm->world->config.deadline_seconds;
@@ -99,10 +98,8 @@ static void lane_end(const qd_comm *comm, qd_nccl_lane *lane)
     pthread_mutex_destroy(&lane->lock);
 }
 
-/* ---- the watching thread ---- */
-
 /* False when the lane's oldest operation has not ended within the deadline. lost: seconds in which
- * this process was stopped. */
+ * this process was suspended. */
 static bool lane_moves(const qd_comm *comm, qd_nccl_lane *lane, double lost)
 {
     pthread_mutex_lock(&lane->lock);
@@ -149,8 +146,6 @@ static void *watch_main(void *context)
     return NULL;
 }
 
-/* ---- groups ---- */
-
 static qd_status make(qd_comm *comm, qd_nccl_group *group)
 {
     ncclUniqueId id;
@@ -168,13 +163,13 @@ static qd_status make(qd_comm *comm, qd_nccl_group *group)
         QD_TRY(qd_world_check(comm->world));
         until += qd_clock_lost(&seen, qd_clock_now());
         if (!ready && qd_clock_now() > until)
-            return QD_FAIL(QD_TIMEOUT, "NCCL did not connect the %d ranks of group %s within %g s (NCCL_DEBUG=INFO tells more)",
+            return QD_FAIL(QD_TIMEOUT, "NCCL did not connect the %d ranks of group %s within %g s (set NCCL_DEBUG=INFO for details)",
                            comm->size, comm->name, comm->world->config.deadline_seconds);
         if (!ready) nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
     }
     group->collectives.made = true;
     if (pthread_create(&group->watcher, NULL, watch_main, group) != 0)
-        return QD_FAIL(QD_SYSTEM, "group %s: no thread to watch NCCL", comm->name);
+        return QD_FAIL(QD_SYSTEM, "group %s: cannot start the thread that watches NCCL", comm->name);
     group->watching = true;
     return QD_OK;
 }

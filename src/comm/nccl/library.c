@@ -1,12 +1,12 @@
-/* NCCL, loaded when it is first used: commands that do not need it start without it, also on
- * machines that lack it. Each function that we call stands here under its own name and passes the
- * call on. */
+/* Loads NCCL at its first use: commands that do not need it start without it, also on machines that
+ * do not have it. Each NCCL function that we call is defined here under its own name and forwards
+ * the call. */
 #include "comm/nccl/nccl_impl.h"
 
 #include <dlfcn.h>
 #include <stdio.h>
 
-/* X(result, what it is without the library, name, parameters, arguments) */
+/* X(result type, result without the library, name, parameters, arguments) */
 #define NCCL_TABLE(X)                                                                                       \
     X(ncclResult_t, ncclSystemError, ncclGetVersion, (int *a), (a))                                         \
     X(ncclResult_t, ncclSystemError, ncclGetUniqueId, (ncclUniqueId * a), (a))                              \
@@ -16,8 +16,8 @@
     X(ncclResult_t, ncclSystemError, ncclCommDestroy, (ncclComm_t a), (a))                                  \
     X(ncclResult_t, ncclSystemError, ncclCommAbort, (ncclComm_t a), (a))                                    \
     X(ncclResult_t, ncclSystemError, ncclCommGetAsyncError, (ncclComm_t a, ncclResult_t * b), (a, b))       \
-    X(const char *, "NCCL is not there", ncclGetErrorString, (ncclResult_t a), (a))                         \
-    X(const char *, "NCCL is not there", ncclGetLastError, (ncclComm_t a), (a))                             \
+    X(const char *, "NCCL is not loaded", ncclGetErrorString, (ncclResult_t a), (a))                        \
+    X(const char *, "NCCL is not loaded", ncclGetLastError, (ncclComm_t a), (a))                            \
     X(ncclResult_t, ncclSystemError, ncclGroupStart, (void), ())                                            \
     X(ncclResult_t, ncclSystemError, ncclGroupEnd, (void), ())                                              \
     X(ncclResult_t, ncclSystemError, ncclAllReduce,                                                         \
@@ -40,13 +40,13 @@
       (void *a, size_t b, ncclDataType_t c, int d, ncclComm_t e, cudaStream_t f), (a, b, c, d, e, f))
 
 static void *handle;
-static char missing[256]; /* why it is not there */
+static char missing[256]; /* why it could not be loaded */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 #define POINTER(result, otherwise, name, parameters, arguments) static result(*name##_at) parameters;
 NCCL_TABLE(POINTER)
 
-/* A function that an older version lacks makes the library unusable as a whole. */
+/* A missing function (an older version) makes the whole library unusable. */
 static void *find(const char *name)
 {
     void *at = handle ? dlsym(handle, name) : NULL;
@@ -58,7 +58,7 @@ static void *find(const char *name)
     return at;
 }
 
-/* By name, as the system finds libraries; else where it was when this was built. */
+/* Tries the loader's search path, then the path from build time. */
 static void load(void)
 {
     handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
@@ -66,7 +66,7 @@ static void load(void)
         snprintf(missing, sizeof missing, "%s", dlerror());
         handle = dlopen(QD_NCCL_PATH, RTLD_NOW | RTLD_LOCAL);
     }
-    /* POSIX lets an object pointer be stored as a function's. */
+    /* POSIX allows storing an object pointer as a function pointer. */
 #define FIND(result, otherwise, name, parameters, arguments) *(void **)&name##_at = find(#name);
     NCCL_TABLE(FIND)
 }

@@ -1,4 +1,5 @@
-/* Inside src/comm/nccl. See README.md for how it works. */
+/* Internal to src/comm/nccl: the state of NCCL communicators and operations. README.md explains the
+ * design. */
 #ifndef QD_COMM_NCCL_NCCL_IMPL_H
 #define QD_COMM_NCCL_NCCL_IMPL_H
 
@@ -8,15 +9,15 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-/* One NCCL communicator and its stream: that of a group's collectives, or of the messages of a pair
- * in one direction. */
+/* One NCCL communicator and its stream: for a group's collectives, or for the messages of a pair in
+ * one direction. */
 typedef struct qd_nccl_lane {
-    pthread_mutex_t lock; /* everything below, and every NCCL call: the watching thread may abort at any time */
-    ncclComm_t comm;      /* NULL before it is made and after an abort */
+    pthread_mutex_t lock; /* guards everything below and every NCCL call: the watching thread may abort at any time */
+    ncclComm_t comm;      /* NULL before it is created and after an abort */
     cudaStream_t stream;
-    bool made;            /* creation has ended; until then it is polled */
+    bool made;            /* creation is complete; until then it is polled */
     bool aborted;
-    bool watched;         /* `watch` lies behind an operation that has not been seen to end */
+    bool watched;         /* event `watch` follows an operation that is not known to have ended */
     cudaEvent_t watch;
     double watched_since;
 } qd_nccl_lane;
@@ -30,21 +31,21 @@ typedef struct qd_nccl_flight {
 /* comm->backend_data */
 typedef struct qd_nccl_group {
     qd_comm *comm;
-    qd_comm *match; /* the same ranks, for host memory: fingerprints */
+    qd_comm *match; /* the same ranks, for host memory: exchanges fingerprints */
     qd_nccl_lane collectives, *sends, *receives; /* (size) each */
-    pthread_mutex_t lock; /* the next */
+    pthread_mutex_t lock; /* guards the next */
     qd_nccl_flight *free;
     pthread_t watcher;
     bool watching;
-    pthread_mutex_t watch_lock; /* the next two */
+    pthread_mutex_t watch_lock; /* guards the next two */
     pthread_cond_t watch_change;
     bool stop;
 } qd_nccl_group;
 
-/* What a rank says to the others before NCCL is called. */
+/* What ranks exchange before NCCL is called. */
 typedef struct qd_nccl_hello {
     qd_fingerprint fingerprint;
-    ncclUniqueId id; /* first message of a pair: from the sender */
+    ncclUniqueId id; /* first message of a pair: chosen by the sender */
 } qd_nccl_hello;
 
 typedef struct qd_nccl_state {
@@ -52,7 +53,7 @@ typedef struct qd_nccl_state {
     qd_nccl_lane *lane;
     qd_work *work[2];        /* exchanges over `match` */
     qd_nccl_hello *hellos;   /* collectives: (size); messages: mine, theirs */
-    int64_t *counts;         /* all-to-all: what each rank sends to this one */
+    int64_t *counts;         /* all-to-all: elements that each rank sends to this one */
     bool matched, enqueued;
 } qd_nccl_state;
 
@@ -76,15 +77,15 @@ qd_status qd_nccl_load(void);
 /* group.c */
 qd_status qd_nccl_group_create(qd_comm *comm);
 void qd_nccl_group_destroy(qd_comm *comm);
-/* Begins to make the lane's communicator of `ranks` ranks. */
+/* Starts the creation of the lane's communicator of `ranks` ranks. */
 qd_status qd_nccl_lane_begin(const qd_comm *comm, qd_nccl_lane *lane, int ranks, int rank, const ncclUniqueId *id);
-/* *ready: NCCL has finished what it was last asked to do on the host. */
+/* *ready: NCCL has finished its last request on the host. */
 qd_status qd_nccl_lane_poll(const qd_comm *comm, qd_nccl_lane *lane, bool *ready);
 /* An operation has been enqueued on the lane: watch it. The caller holds the lock. */
 qd_status qd_nccl_lane_watch(const qd_comm *comm, qd_nccl_lane *lane);
 
-/* calls.c: hands the operation to NCCL. The caller holds the lane's lock. QD_OK also while NCCL is
- * still at it. */
+/* calls.c: passes the operation to NCCL. The caller holds the lane's lock. QD_OK also while NCCL
+ * has not finished. */
 qd_status qd_nccl_call(qd_transfer *op);
 
 #endif

@@ -1,5 +1,5 @@
-/* The table of the core: an operation is matched on the host, enqueued, and ordered on the
- * streams. */
+/* The table that the core calls: an operation is matched on the host, enqueued on its own stream,
+ * and ordered with the compute stream. */
 #include "comm/nccl/nccl_impl.h"
 
 #include <stdlib.h>
@@ -16,8 +16,6 @@ static cudaStream_t compute_stream(const qd_comm *comm)
 {
     return qd_stream_native(qd_device_compute_stream(comm->device));
 }
-
-/* ---- in the caller's thread ---- */
 
 static qd_status flight_take(qd_comm *comm, qd_nccl_flight **out)
 {
@@ -67,8 +65,6 @@ static qd_status complete(qd_transfer *op, bool good)
     return error == cudaSuccess ? QD_OK : qd_nccl_cuda_fail("cudaStreamWaitEvent", op->comm, error);
 }
 
-/* ---- matching ---- */
-
 static qd_status start_collective(qd_transfer *op, qd_nccl_group *group)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -82,8 +78,8 @@ static qd_status start_collective(qd_transfer *op, qd_nccl_group *group)
     return QD_OK;
 }
 
-/* Both sides say hello. The sender of a pair's first message names the communicator they will
- * make. */
+/* Both sides send a hello. The sender of a pair's first message chooses the id of the communicator
+ * that they will create. */
 static qd_status start_message(qd_transfer *op, qd_nccl_group *group)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -107,7 +103,7 @@ static qd_status start(qd_transfer *op)
     return is_message(op) ? start_message(op, group) : start_collective(op, group);
 }
 
-/* Waits for the exchanges that are done. False while one is not. */
+/* Collects finished exchanges. *all is false while one is pending. */
 static qd_status exchanged(qd_transfer *op, bool *all)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -133,7 +129,7 @@ static qd_status check_peer(const qd_transfer *op, int peer, const qd_fingerprin
     return qd_transfer_check(op, peer, theirs, place);
 }
 
-/* All have come: compare their calls. An all-to-all then exchanges its counts. */
+/* All have called: compares the calls. An all-to-all then exchanges its counts. */
 static qd_status match_collective(qd_transfer *op, bool *matched)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -153,8 +149,8 @@ static qd_status match_collective(qd_transfer *op, bool *matched)
     return QD_OK;
 }
 
-/* Then, for the first message of a pair, a communicator of two is made: the sender is its rank
- * 0. */
+/* Compares the calls. For the first message of a pair, a communicator of two is created; the sender
+ * is its rank 0. */
 static qd_status match_message(qd_transfer *op, bool *matched)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -173,8 +169,6 @@ static qd_status match_message(qd_transfer *op, bool *matched)
     return QD_OK;
 }
 
-/* ---- handing over ---- */
-
 static qd_status enqueue(qd_transfer *op)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
@@ -189,7 +183,7 @@ static qd_status end(qd_transfer *op)
     return qd_nccl_lane_watch(op->comm, s->lane);
 }
 
-/* Calls `step` under the lane's lock; nothing after an abort, which the core sees next. */
+/* Calls `step` under the lane's lock, unless the lane was aborted, which the core sees next. */
 static qd_status guarded(qd_transfer *op, qd_status (*step)(qd_transfer *), bool *did)
 {
     qd_nccl_lane *lane = qd_nccl_state_of(op)->lane;
@@ -227,13 +221,13 @@ static qd_status poll_op(qd_transfer *op, bool *done, bool *moved)
 static void finish(qd_transfer *op)
 {
     qd_nccl_state *s = qd_nccl_state_of(op);
-    for (int i = 0; i < 2; i++) /* only after a failure, which ends them as well */
+    for (int i = 0; i < 2; i++) /* only after a failure, which ends them too */
         if (s->work[i]) qd_work_wait(s->work[i]);
     free(s->hellos);
     free(s->counts);
 }
 
-/* Who is late is found, and told, by the exchange over the host's communicator. */
+/* The exchange over the host communicator finds and reports the late rank. */
 static bool late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
     (void)op;

@@ -1,3 +1,4 @@
+/* Collects the GEMMs of all ranks' programs on rank 0, encoded as integers. */
 #include "train/exec/gemm_list.h"
 
 #include "nn/nn.h"
@@ -5,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A product as numbers, which other ranks understand. */
-enum { M, N, K, LDA, LDB, LDC, TRAITS, KEY, TIMES = KEY, FIELDS }; /* KEY: fields that make it the same product */
-enum { TRANS_A = 1, TRANS_B = 2, ACCUMULATE = 4, BIAS = 8, RESIDUAL = 16, AUX = 32, BIAS_GRAD = 64 }; /* TRAITS; above them four numbers */
+/* A GEMM as integers, to be sent to rank 0. */
+enum { M, N, K, LDA, LDB, LDC, TRAITS, KEY, TIMES = KEY, FIELDS }; /* KEY: number of fields that identify a GEMM */
+enum { TRANS_A = 1, TRANS_B = 2, ACCUMULATE = 4, BIAS = 8, RESIDUAL = 16, AUX = 32, BIAS_GRAD = 64 }; /* TRAITS; four numbers follow */
 enum { A_DTYPE = 8, B_DTYPE = 16, C_DTYPE = 24, GELU = 32, NUMBER = 0xff };
 typedef struct record {
     int64_t field[FIELDS];
@@ -26,9 +27,9 @@ static record record_of(const qd_matmul_args *a)
     return (record){{[M] = a->m, [N] = a->n, [K] = a->k, [LDA] = a->lda, [LDB] = a->ldb, [LDC] = a->ldc, [TRAITS] = traits, [TIMES] = 1}};
 }
 
-static qd_matmul_args product_of(const record *r)
+static qd_matmul_args gemm_of(const record *r)
 {
-    static char here[1]; /* an address that only says that there is one */
+    static char here[1]; /* any address that is not NULL */
     const int64_t *f = r->field, traits = f[TRAITS];
     return (qd_matmul_args){.m = f[M],
                             .n = f[N],
@@ -49,7 +50,8 @@ static qd_matmul_args product_of(const record *r)
                             .gelu = (qd_matmul_gelu)(traits >> GELU & NUMBER)};
 }
 
-/* another: of another rank, which works at the same time */
+/* another: of another rank. Ranks run concurrently, so counts are not added: the larger one is
+ * kept. */
 static qd_status add_record(records *list, const record *r, bool another)
 {
     for (int64_t i = 0; i < list->count; i++) {
@@ -63,7 +65,7 @@ static qd_status add_record(records *list, const record *r, bool another)
         int64_t capacity = list->capacity ? 2 * list->capacity : 32;
         record *items = realloc(list->items, (size_t)capacity * sizeof *items);
         if (!items)
-            return QD_FAIL(QD_NO_MEMORY, "no memory for a list of products");
+            return QD_FAIL(QD_NO_MEMORY, "no memory for the list of GEMMs");
         list->items = items;
         list->capacity = capacity;
     }
@@ -71,14 +73,14 @@ static qd_status add_record(records *list, const record *r, bool another)
     return QD_OK;
 }
 
-static qd_status add_product(void *context, const qd_matmul_args *product)
+static qd_status add_gemm(void *context, const qd_matmul_args *gemm)
 {
-    record r = record_of(product);
+    record r = record_of(gemm);
     return add_record(context, &r, false);
 }
 
-/* Rank 0 adds what the others have. Lists are sent with as many records as the longest has; those
- * without rows (m 0) fill up. */
+/* Rank 0 adds the records of the others. All send as many records as the longest list has; records
+ * with m = 0 are padding. */
 static qd_status gather_records(records *list, qd_comm *world)
 {
     int64_t most = list->count, ranks = qd_comm_size(world);
@@ -87,7 +89,7 @@ static qd_status gather_records(records *list, qd_comm *world)
     record *own = calloc((size_t)most + 1, sizeof *own), *all = root ? calloc((size_t)(ranks * most) + 1, sizeof *all) : NULL;
     qd_status status = QD_OK;
     if (!own || (root && !all))
-        status = QD_FAIL(QD_NO_MEMORY, "no memory for the products of %lld ranks", (long long)ranks);
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for the GEMMs of %lld ranks", (long long)ranks);
     if (status == QD_OK) {
         if (list->count > 0)
             memcpy(own, list->items, (size_t)list->count * sizeof *own);
@@ -101,30 +103,30 @@ static qd_status gather_records(records *list, qd_comm *world)
     return status;
 }
 
-qd_status qd_products_collect(const qd_program *program, qd_comm *world, qd_products *products)
+qd_status qd_products_collect(const qd_program *program, qd_comm *world, qd_products *gemms)
 {
     records list = {0};
-    *products = (qd_products){0};
-    qd_status status = qd_nn_products(program, add_product, &list);
+    *gemms = (qd_products){0};
+    qd_status status = qd_nn_products(program, add_gemm, &list);
     if (status == QD_OK && qd_comm_size(world) > 1)
         status = gather_records(&list, world);
     if (status == QD_OK && qd_comm_rank(world) == 0 && list.count > 0) {
-        products->items = calloc((size_t)list.count, sizeof *products->items);
-        products->times = calloc((size_t)list.count, sizeof *products->times);
-        if (!products->items || !products->times)
-            status = QD_FAIL(QD_NO_MEMORY, "no memory for a list of products");
+        gemms->items = calloc((size_t)list.count, sizeof *gemms->items);
+        gemms->times = calloc((size_t)list.count, sizeof *gemms->times);
+        if (!gemms->items || !gemms->times)
+            status = QD_FAIL(QD_NO_MEMORY, "no memory for the list of GEMMs");
         for (int64_t i = 0; i < list.count && status == QD_OK; i++) {
-            products->times[products->count] = list.items[i].field[TIMES];
-            products->items[products->count++] = product_of(&list.items[i]);
+            gemms->times[gemms->count] = list.items[i].field[TIMES];
+            gemms->items[gemms->count++] = gemm_of(&list.items[i]);
         }
     }
     free(list.items);
     return status;
 }
 
-void qd_products_free(qd_products *products)
+void qd_products_free(qd_products *gemms)
 {
-    free(products->items);
-    free(products->times);
-    *products = (qd_products){0};
+    free(gemms->items);
+    free(gemms->times);
+    *gemms = (qd_products){0};
 }

@@ -1,5 +1,5 @@
-/* The products that a run's programs make, each once: what qd_device_tune is to choose algorithms
- * for. */
+/* The GEMMs of a run's programs, each shape once: the input of qd_device_tune(), which chooses
+ * algorithms for them. */
 #ifndef QD_TRAIN_EXEC_GEMM_LIST_H
 #define QD_TRAIN_EXEC_GEMM_LIST_H
 
@@ -9,14 +9,14 @@
 #include <quadrille/comm.h>
 
 typedef struct qd_products {
-    qd_matmul_args *items; /* addresses say only whether there is one */
-    int64_t *times;        /* how often the modules of the model make each in a micro-batch */
+    qd_matmul_args *items; /* addresses are only NULL or not NULL */
+    int64_t *times;        /* how often the model's modules run each one per micro-batch */
     int count;
 } qd_products;
 
-/* Collective over `world`: rank 0 has those of all ranks' programs, which differ between stages of
- * a pipeline; the others have none. */
-qd_status qd_products_collect(const qd_program *program, qd_comm *world, qd_products *products);
-void qd_products_free(qd_products *products);
+/* Collective over `world`. Rank 0 gets the GEMMs of all ranks' programs, which differ between
+ * pipeline stages; the others get none. */
+qd_status qd_products_collect(const qd_program *program, qd_comm *world, qd_products *gemms);
+void qd_products_free(qd_products *gemms);
 
 #endif

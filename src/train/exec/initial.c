@@ -1,3 +1,5 @@
+/* Draws the initial values of this rank's shards, in the foreground or ahead of time on a
+ * background thread. */
 #include "train/exec/initial.h"
 
 #include "base/rng.h"
@@ -7,17 +9,17 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-enum { PIECE = 1 << 14 }; /* elements that a thread draws at a time */
+enum { PIECE = 1 << 14 }; /* elements that a thread draws per task */
 
 typedef struct drawing {
     const qd_param *param;
     qd_philox_key key;
-    qd_atom box;   /* of the parameter that is drawn, row by row; */
+    qd_atom box;   /* the shard being drawn, row by row */
     int64_t first; /* values[0] is this element of it */
     float *values;
 } drawing;
 
-/* Numbers go by the element's place in the whole parameter. */
+/* The random number of an element depends on its index in the whole parameter. */
 static void draw(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -30,7 +32,7 @@ static void draw(void *context, int64_t begin, int64_t end, int thread)
     int64_t width = d->box.length[1], cols = d->param->shape[1];
     for (int64_t i = begin; i < end;) {
         int64_t row = (d->first + i) / width, col = (d->first + i) % width, count = width - col < end - i ? width - col : end - i;
-        if (width == cols) /* whole rows follow each other */
+        if (width == cols) /* whole rows are contiguous */
             count = end - i;
         qd_rng_normal(d->key, (d->box.begin[0] + row) * cols + d->box.begin[1] + col, count, d->param->init_std, d->values + i);
         i += count;
@@ -40,22 +42,20 @@ static void draw(void *context, int64_t begin, int64_t end, int thread)
 static drawing drawing_of(const qd_program *p, uint64_t seed, int param)
 {
     const qd_param *drawn = &p->ledger->params[param];
-    /* A copy of tied values begins as its owner does, on other ranks. */
+    /* A copy of tied values on another rank starts with its owner's values. */
     return (drawing){.param = drawn, .key = qd_rng_key(seed, p->ledger->params[drawn->tied_to >= 0 ? drawn->tied_to : param].name),
                      .box = qd_program_holding(p, QD_BUFFER_PARAM, param).box};
 }
 
-/* ---- ahead of the memory that values go to ---- */
-
 struct qd_initial_ahead {
     const qd_program *program;
     uint64_t seed;
-    int64_t bytes; /* at most */
+    int64_t bytes; /* limit */
     qd_pool *pool;
     pthread_t thread;
     atomic_bool stop;
-    int done;       /* parameters before this one are drawn; */
-    float **values; /* those of this rank, one after another; NULL: it has none */
+    int done;       /* parameters below this index are drawn */
+    float **values; /* values of each of this rank's shards; NULL: none */
 };
 
 static void *draw_ahead(void *argument)
@@ -94,7 +94,7 @@ qd_initial_ahead *qd_initial_begin(const qd_program *p, uint64_t seed, int threa
     return NULL;
 }
 
-/* Ends the drawing with the parameter that is being drawn. */
+/* Stops after the parameter that is being drawn. */
 static void settle(qd_initial_ahead *a)
 {
     if (!a || !a->pool)
@@ -127,8 +127,6 @@ static qd_status store_drawn(const qd_program *p, int param, float **drawn, qd_i
     *drawn = NULL;
     return status;
 }
-
-/* ---- */
 
 static qd_status draw_param(const qd_program *p, int param, drawing *d, qd_pool *pool, qd_initial_sink sink, void *context)
 {

@@ -1,22 +1,22 @@
-/* The values that parameters start with. */
+/* Initial values of parameters, drawn from counter-based random numbers. */
 #ifndef QD_TRAIN_EXEC_INITIAL_H
 #define QD_TRAIN_EXEC_INITIAL_H
 
 #include "spec/program/program.h"
 
-/* Takes elements first .. first + count - 1 of this rank's part of a parameter. */
+/* Receives elements first .. first + count - 1 of this rank's shard of a parameter. */
 typedef qd_status (*qd_initial_sink)(void *context, int param, int64_t first, int64_t count, const float *values);
 
-/* Draws them with `threads` threads, piece by piece: starting takes little more memory than
- * running. Values depend on (seed, name, element) alone. ahead: those that are drawn already are
- * taken from there; may be NULL. */
+/* Draws the values with `threads` threads, piece by piece, so that startup needs little more memory
+ * than training. Values depend only on (seed, name, element). Values that `ahead` (may be NULL) has
+ * already drawn are taken from it. */
 typedef struct qd_initial_ahead qd_initial_ahead;
 qd_status qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead, qd_initial_sink sink,
                             void *context);
 
-/* Begins to draw them in the background, into at most `bytes` of host memory, while a device is
- * prepared that they will go to. `program` must outlive it. NULL: it could not be begun, and
- * nothing is lost. */
+/* Starts drawing in the background, into at most `bytes` of host memory, while the device that will
+ * store the values is being prepared. `program` must outlive it. NULL: it could not be started,
+ * which only costs time. */
 qd_initial_ahead *qd_initial_begin(const qd_program *program, uint64_t seed, int threads, int64_t bytes);
 void qd_initial_end(qd_initial_ahead *ahead);
 #endif

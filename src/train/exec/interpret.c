@@ -1,3 +1,5 @@
+/* Executes the step program: waits for the dependencies of each action, runs it on its stream, and
+ * records times. */
 #include "train/exec/interpret.h"
 
 #include "base/clock.h"
@@ -22,25 +24,25 @@ struct qd_interpreter {
     const qd_kernels *kernels;
     qd_stream *stream;
     qd_work **work;         /* per action: in flight */
-    qd_event **copied;      /* per action: that it has copied; NULL: it does no copies, or on the compute stream */
-    qd_event *reached;      /* how far the compute stream has come */
-    int32_t *input[2];      /* host: (3, rows) of a micro-batch, in turn: the device may still read the one before */
+    qd_event **copied;      /* per action: its copy is done; NULL: it copies nothing, or on the compute stream */
+    qd_event *reached;      /* a point on the compute stream */
+    int32_t *input[2];      /* host: (3, rows) of a micro-batch, double-buffered: the device may still read the last one */
     qd_event *input_read[2];
-    int32_t *whole;         /* host, with cp: whole sequences of a micro-batch, of which the rank takes its part */
-    int64_t input_first[2]; /* sample that the buffer was filled from ahead of time; -1: none */
+    int32_t *whole;         /* host, with cp: whole sequences of a micro-batch, from which the rank selects its rows */
+    int64_t input_first[2]; /* first sample of a buffer that was filled ahead of time; -1: not filled */
     int next_input;
     qd_exchanger *exchanger; /* NULL: no op communicates */
     qd_sum_run *row_runs;   /* of SQUARES, by parameter */
     int64_t run_count;
     double *figures;        /* host copy of LOSS */
-    qd_event *known;        /* that it has been copied */
+    qd_event *known;        /* it has been copied */
     int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
-    qd_timeline *timelines[QD_STREAM_COUNT]; /* made when a step is traced or profiled; none of communication */
-    qd_watch *watch;        /* made when a step is traced; NULL: nothing to watch */
-    /* of the step that runs */
+    qd_timeline *timelines[QD_STREAM_COUNT]; /* created when a step is traced or profiled; NULL for communication */
+    qd_watch *watch;        /* created when a step is traced; NULL: nothing to watch */
+    /* of the current step */
     const qd_step_input *in;
-    int at; /* the action that runs */
-    char not_finite[160]; /* "": nothing yet */
+    int at; /* the current action */
+    char not_finite[160]; /* "": nothing found */
 };
 
 static int64_t micro_rows(const qd_program *p)
@@ -48,7 +50,7 @@ static int64_t micro_rows(const qd_program *p)
     return qd_program_rows(p);
 }
 
-/* The stream that an action's copies or kernels go to. */
+/* The stream on which an action's copies or kernels run. */
 static qd_stream *stream_of(const qd_interpreter *it, int stream)
 {
     return stream == QD_STREAM_IN    ? qd_device_in_stream(it->bound->device)
@@ -142,8 +144,6 @@ qd_dispatched qd_interpreter_dispatched(const qd_interpreter *it)
     return d ? (qd_dispatched){d->sent, d->rounds, d->crossed, d->flat} : (qd_dispatched){0};
 }
 
-/* ---- one function per kind of action ---- */
-
 static qd_status do_alloc(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -158,8 +158,8 @@ static qd_status do_free(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* First sequence, in the global batch, of a micro-batch of this rank: ranks of dp take consecutive
- * shares. */
+/* Index in the global batch of a micro-batch's first sequence on this rank: ranks of dp take
+ * contiguous shares. */
 static int64_t first_sequence(const qd_interpreter *it, int microbatch)
 {
     const qd_program *p = it->program;
@@ -167,7 +167,7 @@ static int64_t first_sequence(const qd_interpreter *it, int microbatch)
     return ((int64_t)coord * p->strategy.micro_batches + microbatch) * p->strategy.micro_batch;
 }
 
-/* Tokens, targets and document starts of the samples from `first` on, into one of the host's
+/* Reads tokens, targets and document starts of the samples from `first` on into one of the host
  * buffers. */
 static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
 {
@@ -186,9 +186,9 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
     return QD_OK;
 }
 
-/* While a device works behind the host, the host reads what the next step will begin with. What
- * cannot be read is no matter of the step that ends here, perhaps the last: the next one reads it
- * again, and fails with it. */
+/* While a device runs behind the host, the host reads the first micro-batch of the next step. A
+ * failure is ignored here, since this step may be the last one: the next step reads again and
+ * reports it. */
 static void fill_ahead(qd_interpreter *it)
 {
     if (qd_device_get_caps(it->bound->device)->host_memory)
@@ -282,10 +282,10 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* What a sum over ranks is about. */
+/* What is being summed over ranks. */
 typedef enum look_kind { LOOK_GRADIENT, LOOK_LOSS, LOOK_SUMS } look_kind;
 
-/* `count` elements of a sum, now in host memory, of which the first is number `first`. */
+/* Checks `count` elements of a summand, copied to host memory; the first one has index `first`. */
 static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, int64_t count, qd_dtype dtype, look_kind what)
 {
     const qd_program *p = it->program;
@@ -306,15 +306,15 @@ static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, 
     }
 }
 
-/* Looks at what this rank is about to add to a sum over ranks, in pieces: elements [first, first +
- * length) of the loss, of the gradients, or of the norm's sums per parameter. Pieces are large
- * because each is waited for, and the other ranks wait meanwhile. */
+/* Checks this rank's contribution to a sum over ranks, in pieces: elements [first, first + length)
+ * of the loss, of the gradients, or of the norm's sums per parameter. Pieces are large because the
+ * host, and with it the other ranks, wait for each one. */
 static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, look_kind what)
 {
     enum { PIECE = 1 << 18 };
     int64_t size = (int64_t)qd_dtype_size(dtype), most = length < PIECE ? length : PIECE;
     void *piece = malloc((size_t)(most * size) + 1);
-    qd_status status = piece ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to look for numbers that are not finite");
+    qd_status status = piece ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to search for non-finite numbers");
     for (int64_t done = 0; done < length && status == QD_OK; done += PIECE) {
         int64_t count = length - done < PIECE ? length - done : PIECE;
         status = qd_copy(it->stream, piece, (const char *)data + done * size, count * size);
@@ -332,7 +332,7 @@ static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
     return a->stream == QD_STREAM_COMM ? &it->work[index] : NULL;
 }
 
-/* Sums per parameter say something of a rank alone where gradients are not summed over others
+/* Sums per parameter identify a rank only where gradients were not summed over other ranks
  * before. */
 static qd_status look_before(qd_interpreter *it, const qd_action *a, const void *data)
 {
@@ -350,7 +350,7 @@ static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &data));
     if (a->group < 0 || !it->bound->groups[a->group])
         return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
-    if (it->in->look && !it->program->buffers[a->buffer].sharded) /* parts were looked at before their reduce_scatter */
+    if (it->in->look && !it->program->buffers[a->buffer].sharded) /* shards were checked before their reduce_scatter */
         QD_TRY(look_before(it, a, data));
     return qd_comm_all_reduce(it->bound->groups[a->group], data, data, a->count, a->dtype, QD_SUM, work_of(it, a, index));
 }
@@ -380,7 +380,7 @@ static qd_status do_transfer(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &data));
     qd_comm *group = a->group >= 0 ? it->bound->groups[a->group] : NULL;
     if (!group)
-        return QD_FAIL(QD_SYSTEM, "step program: action %d has no other rank to go to", index);
+        return QD_FAIL(QD_SYSTEM, "step program: action %d has no other rank to exchange with", index);
     int peer = (qd_comm_rank(group) + a->peer) % qd_comm_size(group);
     return a->kind == QD_ACTION_SEND ? qd_comm_send(group, data, a->count, a->dtype, peer, work_of(it, a, index))
                                      : qd_comm_recv(group, data, a->count, a->dtype, peer, work_of(it, a, index));
@@ -410,7 +410,7 @@ static qd_status do_add(qd_interpreter *it, const qd_action *a, int index)
                                                        .b_dtype = a->dtype, .y_dtype = a->dtype});
 }
 
-/* Sums of squares of the rows this rank answers for. */
+/* Sums of squares of the rows that this rank owns. */
 static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -443,8 +443,8 @@ static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* Rows in order, whoever of the ranks that share this rank's tensors has them. What another rank of
- * tp speaks for counts as 0 here. */
+/* Sums the rows of each parameter in order, whichever rank has squared them. Parameters that
+ * another rank of tp counts are 0 here. */
 static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)a;
@@ -455,15 +455,15 @@ static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
         .x = qd_bound_kind(it->bound, QD_BUFFER_SQUARES), .runs = it->row_runs, .run_count = it->run_count, .sums = sums});
 }
 
-/* The host's copy of LOSS; it knows it when the event has happened. */
+/* Copies LOSS to the host; the copy is complete after event `known`. */
 static qd_status copy_figures(qd_interpreter *it)
 {
     QD_TRY(qd_copy(it->stream, it->figures, qd_bound_kind(it->bound, QD_BUFFER_LOSS), QD_LOSS_COUNT * (int64_t)sizeof *it->figures));
     return qd_event_record(it->known, it->stream);
 }
 
-/* Parameters in order: the same sum on every rank. The factor stays on the device, where the
- * updates read it. */
+/* Adds parameters in order: the sum is the same on every rank. The factor stays on the device,
+ * where the updates read it. */
 static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
@@ -475,7 +475,8 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     return copy_figures(it);
 }
 
-/* Waits for the figures and says what of them is not finite. The updates may still run. */
+/* Waits for the host copy of LOSS and notes what is not finite. The updates may still be
+ * running. */
 static qd_status take_figures(qd_interpreter *it)
 {
     const qd_program *p = it->program;
@@ -500,8 +501,8 @@ static qd_update_context update_context(const qd_interpreter *it)
                                .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
-/* Gradients that are not finite never reach the weights: the kernels see it by the factor, alike on
- * all ranks. */
+/* Updates do not run while a step is repeated to locate non-finite numbers. In training the kernels
+ * themselves skip the update, on all ranks, when the factor is not finite. */
 static bool updates(const qd_interpreter *it)
 {
     return !it->in->look;
@@ -591,8 +592,6 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_UPDATE_MATRICES] = do_update_matrices,
 };
 
-/* ---- the walk ---- */
-
 static qd_status wait_for(qd_interpreter *it, int index)
 {
     qd_work *work = it->work[index];
@@ -606,8 +605,8 @@ static qd_status wait_for(qd_interpreter *it, int index)
     return status;
 }
 
-/* Before an action runs: what it depends on has ended for its stream. The host waits for none of it
- * but communication in host memory. */
+/* Makes an action's stream wait for its dependencies. The host itself waits only for communication
+ * in host memory. */
 static qd_status wait_before(qd_interpreter *it, const qd_action *a)
 {
     const qd_program *p = it->program;
@@ -626,14 +625,14 @@ static qd_status wait_before(qd_interpreter *it, const qd_action *a)
     return QD_OK;
 }
 
-/* Actions that are put on the timeline of their stream: all but communication. */
+/* Whether an action is recorded on the timeline of its stream: all except communication. */
 static bool timed(const qd_interpreter *it, const qd_action *a)
 {
     return (it->in->trace || it->in->profile) && a->stream != QD_STREAM_COMM && a->kind != QD_ACTION_ALLOC &&
            a->kind != QD_ACTION_FREE;
 }
 
-/* Exchanges inside modules. */
+/* Records an exchange inside a module. */
 static void take_exchange(void *context, int op, double begin, double end, double waited)
 {
     qd_interpreter *it = context;
@@ -679,7 +678,7 @@ static void take_piece(void *context, int id, double begin, double end)
         profile->ops.seconds[id - actions] += end - begin;
         return;
     }
-    if (!it->watch || !qd_action_communicates(&it->program->actions[id])) /* else its share on the communication stream is told */
+    if (!it->watch || !qd_action_communicates(&it->program->actions[id])) /* else the communication stream's times are used */
         qd_trace_add(it->in->trace, it->in->step, id, begin, end);
     if (profile) {
         profile->action_seconds[it->program->actions[id].kind] += end - begin;
@@ -687,7 +686,7 @@ static void take_piece(void *context, int id, double begin, double end)
     }
 }
 
-/* Where this rank is, for the messages of all ranks. */
+/* Publishes what this rank is doing, for the messages of all ranks. */
 static void announce(qd_interpreter *it, int index)
 {
     const qd_action *a = &it->program->actions[index];
@@ -700,7 +699,7 @@ static void announce(qd_interpreter *it, int index)
     qd_comm_at(it->bound->world, place);
 }
 
-/* Tells the other ranks, lets pending reductions end (they fail too), and keeps the first
+/* Aborts the other ranks, waits for pending operations (which fail too), and keeps the first error
  * message. */
 static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
 {
@@ -711,13 +710,13 @@ static qd_status fail_step(qd_interpreter *it, int index, qd_status status)
     qd_comm_abort(it->bound->world, message);
     for (int i = 0; i < it->program->action_count; i++)
         wait_for(it, i);
-    qd_stream_wait(qd_device_in_stream(it->bound->device)); /* copies, whose memory may be given back now */
+    qd_stream_wait(qd_device_in_stream(it->bound->device)); /* copies: their memory may be freed after this */
     qd_stream_wait(qd_device_out_stream(it->bound->device));
     qd_exchanger_drain(it->exchanger);
     return QD_FAIL(status, "%s", message);
 }
 
-/* The clocks of a step that is traced or profiled. */
+/* Starts the timelines of a step that is traced or profiled. */
 static qd_status start_timelines(qd_interpreter *it)
 {
     const qd_program *p = it->program;
@@ -750,7 +749,7 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     }
     if (status != QD_OK)
         return fail_step(it, index - 1, status);
-    /* Reductions that no later action waited for. */
+    /* Operations that no later action waited for. */
     for (int i = 0; i < it->program->action_count; i++) {
         status = wait_for(it, i);
         if (status != QD_OK)

@@ -1,5 +1,5 @@
-/* The interpreter: walks the step program and does what it says. There is no other loop over layers
- * or micro-batches. */
+/* The interpreter: executes the step program, one function per kind of action. There is no other
+ * loop over layers or micro-batches. */
 #ifndef QD_TRAIN_EXEC_INTERPRET_H
 #define QD_TRAIN_EXEC_INTERPRET_H
 
@@ -11,32 +11,32 @@
 
 typedef struct qd_interpreter qd_interpreter;
 
-/* Where the time of the compute stream goes. Waiting for the communication stream is counted
- * apart. */
+/* Time of the compute stream by kind. Waiting for the communication stream is counted
+ * separately. */
 typedef struct qd_step_profile {
     qd_op_profile ops;
     double action_seconds[QD_ACTION_KIND_COUNT], wait_seconds;
     int64_t action_calls[QD_ACTION_KIND_COUNT];
 } qd_step_profile;
 
-/* What a rank finds when a step is gone through again to see where numbers stop being finite. */
+/* What a rank finds when a step is repeated to locate the source of non-finite numbers. */
 typedef struct qd_nonfinite_finding {
     bool loss;    /* this rank's own, before the sum over ranks */
-    int gradient; /* -1, or the first parameter whose gradient is not finite on this rank, before the sum over ranks */
+    int gradient; /* first parameter whose gradient is not finite on this rank, before the sum over ranks; -1: none */
 } qd_nonfinite_finding;
 
 typedef struct qd_step_input {
     int64_t step;         /* from 1 */
     int64_t first_sample; /* index in the run of the global batch's first sequence */
     int64_t global_batch;
-    int64_t past; /* generation: tokens that are in the cache */
+    int64_t past; /* generation: number of tokens in the KV cache */
     uint64_t seed;
     const qd_batch_source *source;
     const qd_optim *optim;
     qd_trace *trace;          /* NULL: none */
     qd_step_profile *profile; /* NULL: none */
-    double *cpu_seconds;        /* NULL, or per action: what the calling thread spends in those of modules */
-    qd_nonfinite_finding *look; /* NULL, or filled in; nothing is updated then */
+    double *cpu_seconds;        /* NULL, or (actions): CPU time of the calling thread in the actions of modules */
+    qd_nonfinite_finding *look; /* NULL, or filled in; then nothing is updated */
 } qd_step_input;
 
 typedef struct qd_step_output {
@@ -44,13 +44,14 @@ typedef struct qd_step_output {
     double tokens;    /* counted */
     double grad_norm; /* before clipping */
     double lr;
-    bool skipped;          /* the loss or a gradient was not finite: weights and optimizer state are untouched */
-    char not_finite[160];  /* what it was */
+    bool skipped;          /* the loss or a gradient was not finite: weights and optimizer state are unchanged */
+    char not_finite[160];  /* a description of it */
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
-/* What this rank has sent to experts of other ranks and back so far; rounds: beyond the planned
- * one; crossed: bytes to other nodes; flat: what flat dispatch would have sent there. */
+/* Expert dispatch of this rank so far: bytes sent to experts of other ranks and back; rounds beyond
+ * the planned one; crossed: bytes to other nodes; flat: what flat dispatch would have sent
+ * there. */
 typedef struct qd_dispatched {
     int64_t bytes, rounds, crossed, flat;
 } qd_dispatched;
@@ -58,8 +59,8 @@ qd_dispatched qd_interpreter_dispatched(const qd_interpreter *interpreter);
 
 void qd_interpreter_destroy(qd_interpreter *interpreter); /* NULL is legal */
 
-/* Collective over the bound world. Numbers that are not finite are no failure in training: all
- * ranks see them and leave out the update. When it fails, this rank's communicators are aborted and
- * no work is left pending. */
+/* Collective over the bound world. In training, non-finite numbers are not an error: all ranks see
+ * them and skip the update. On failure this rank's communicators are aborted and no work is
+ * pending. */
 qd_status qd_interpret(qd_interpreter *interpreter, const qd_step_input *input, qd_step_output *output);
 #endif

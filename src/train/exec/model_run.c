@@ -1,3 +1,4 @@
+/* Opens a run folder or a checkpoint, and runs its model on one rank. */
 #include "train/exec/model_run.h"
 
 #include "train/exec/state.h"
@@ -27,17 +28,17 @@ static qd_status open_newest(const char *root, qd_checkpoint **checkpoint, char 
     return status;
 }
 
-/* A checkpoint that was copied out of its run is its own run folder. */
+/* A checkpoint that was copied out of its run folder is treated as its own run folder. */
 qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING])
 {
     file_path inner;
     struct stat info;
     warning[0] = '\0';
     if (stat(path, &info) != 0)
-        return QD_FAIL(QD_USAGE, "%s: %s; a run folder or a checkpoint would be right", path, strerror(errno));
+        return QD_FAIL(QD_USAGE, "%s: %s; give a run folder or a checkpoint", path, strerror(errno));
     bool single = exists(path, "manifest.json", inner);
     if (!single && !exists(path, "checkpoints", inner) && exists(path, "config.json", inner))
-        return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' makes a run folder of it", path, path);
+        return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' converts it to a run folder", path, path);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with --dir)", path);
     QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : open_newest(inner, checkpoint, warning));
@@ -48,7 +49,8 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
     return QD_OK;
 }
 
-/* The run folder's own tokenizer counts: what data.tokenizer names may have changed since. */
+/* Prefers the run folder's own tokenizer: the file that data.tokenizer names may have changed
+ * since. */
 static void find_tokenizer(qd_model_run *run)
 {
     qd_data_config *data = &run->config.data;
@@ -67,7 +69,7 @@ qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *
     const char *config = qd_checkpoint_meta(run->checkpoint)->config;
     QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));
     QD_TRY(qd_config_resolve(run->options, 0, &run->config));
-    /* Not where it was trained: that machine may be another. */
+    /* Not the device of training: this may be another machine. */
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     run->config.gpu = -1;

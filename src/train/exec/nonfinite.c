@@ -1,14 +1,16 @@
+/* Each rank checks its weights and its contributions to the sums; the ranks then agree on the
+ * likeliest cause. */
 #include "train/exec/nonfinite.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What a rank has found, the likelier cause first: a weight makes its loss and all gradients what
- * they are. */
+/* Causes in ascending order of likelihood: a non-finite weight makes the loss and all gradients
+ * non-finite too. */
 typedef enum cause { CAUSE_NONE, CAUSE_GRADIENT, CAUSE_LOSS, CAUSE_WEIGHT } cause;
 
-/* The first weight of this rank that is not finite, or -1. */
+/* The first non-finite weight of this rank, or -1. */
 static qd_status find_weight(qd_trainer *t, int *param)
 {
     const qd_program *p = qd_trainer_program(t);
@@ -17,7 +19,7 @@ static qd_status find_weight(qd_trainer *t, int *param)
     *param = -1;
     float *values = malloc((size_t)largest * sizeof *values);
     if (!values)
-        return QD_FAIL(QD_NO_MEMORY, "no memory to look at the weights");
+        return QD_FAIL(QD_NO_MEMORY, "no memory to check the weights");
     for (int i = 0; i < p->ledger->param_count && status == QD_OK && *param < 0; i++) {
         if (p->ledger->params[i].tied_to >= 0)
             continue;
@@ -42,7 +44,7 @@ static void describe(const qd_ledger *ledger, int64_t vote, int size, const char
     case CAUSE_WEIGHT: snprintf(text, room, "rank %d: its weight %s is not finite", rank, name); break;
     case CAUSE_LOSS: snprintf(text, room, "rank %d: its loss is not a finite number", rank); break;
     case CAUSE_GRADIENT: snprintf(text, room, "rank %d: its gradient of %s is not finite", rank, name); break;
-    case CAUSE_NONE: snprintf(text, room, "%.110s, but every rank's part of it is", seen); break;
+    case CAUSE_NONE: snprintf(text, room, "%.110s, but the contribution of every rank is finite", seen); break;
     }
 }
 

@@ -1,3 +1,4 @@
+/* Follows the rows of each parameter through the parts of SQUARES. */
 #include "train/exec/row_sums.h"
 
 #include "spec/layout/experts.h"
@@ -10,7 +11,7 @@ qd_status qd_row_runs(const qd_program *p, qd_sum_run **runs, int64_t *count)
     int64_t all = s->share[0].parts + s->share[1].parts, most = 0;
     for (int i = 0; i < p->ledger->param_count; i++)
         most += s->rows[i] > 0 ? qd_storage_share(s, i).parts : 0;
-    int64_t *cursor = calloc((size_t)all, sizeof *cursor); /* per family and part: the next row of it */
+    int64_t *cursor = calloc((size_t)all, sizeof *cursor); /* per family and part: its next row */
     *runs = calloc((size_t)(most > 0 ? most : 1), sizeof **runs);
     *count = 0;
     if (!cursor || !*runs) {

@@ -1,3 +1,4 @@
+/* Copies parameters and optimizer state between a trainer and a checkpoint. */
 #include "train/exec/state.h"
 
 #include "train/run/saver.h"

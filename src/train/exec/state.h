@@ -1,16 +1,16 @@
-/* A trainer's state to and from checkpoints. */
+/* Saves a trainer's state to checkpoints and loads it. */
 #ifndef QD_TRAIN_EXEC_STATE_H
 #define QD_TRAIN_EXEC_STATE_H
 
 #include "ckpt/checkpoint.h"
 #include "train/exec/trainer.h"
 
-/* Collective over the trainer's world: qd_saver, and waits. Writes <root>/step-…; keep: how many
- * stay (0: all). config: YAML of the run. What fails on one rank is returned on all (QD_IO), and
- * training can go on. */
+/* Collective over the trainer's world: saves with qd_saver and waits. Writes <root>/step-…; keep:
+ * how many checkpoints to keep (0: all). config: YAML of the run. A failure of one rank is returned
+ * on all ranks (QD_IO), and training can continue. */
 qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, const char *config, int keep);
 
-/* Collective. Weights, and unless weights_only optimizer state and position, from a checkpoint of
- * any layout. */
+/* Collective. Loads weights and, unless weights_only, optimizer state and position, from a
+ * checkpoint of any layout. */
 qd_status qd_state_load(qd_trainer *trainer, qd_checkpoint *checkpoint, bool weights_only);
 #endif

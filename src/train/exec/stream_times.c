@@ -1,20 +1,21 @@
+/* Collects the times of communication from a timeline of the communication stream. */
 #include "train/exec/stream_times.h"
 
 #include "comm/device.h"
 
 #include <stdlib.h>
 
-/* Numbers of pieces: actions first, then, behind first_id, the ops of actions. */
+/* Ids of pieces: actions first; from first_id on, the ops of actions. */
 typedef struct entry {
     int id;
-    double begin, end, waited; /* waited: from when on the compute stream stood still */
+    double begin, end, waited; /* waited: when the compute stream began to wait for it */
 } entry;
 
 struct qd_watch {
     qd_bound *bound;
     qd_exchanger *exchanger;
     qd_timeline *compute, *comm;
-    int first_id, most; /* ops of a list at most */
+    int first_id, most; /* most: length of the longest op list */
     entry *entries;
     int count, capacity, cursor;
     bool out_of_memory;
@@ -35,7 +36,8 @@ qd_status qd_watch_create(qd_bound *bound, qd_exchanger *exchanger, qd_timeline 
     qd_watch *w = calloc(1, sizeof *w);
     if (!w)
         return QD_FAIL(QD_NO_MEMORY, "no memory to watch the communication stream");
-    *w = (qd_watch){.bound = bound, .exchanger = exchanger, .compute = compute, .first_id = first_id, .most = 1};
+    *w = (qd_watch){
+        .bound = bound, .exchanger = exchanger, .compute = compute, .first_id = first_id, .most = 1};
     for (int module = 0; module < bound->program->ledger->module_count; module++) {
         int ops = qd_program_class(bound->program, module)->op_count;
         w->most = ops > w->most ? ops : w->most;
@@ -84,7 +86,7 @@ void qd_watch_stop(qd_watch *w)
     qd_exchanger_watch(w->exchanger, (qd_exchange_watch){NULL, NULL, 0});
 }
 
-/* Rounds of one op follow each other: they are one entry. */
+/* Merges consecutive rounds of one op into one entry. */
 static void take(void *context, int id, double begin, double end)
 {
     qd_watch *w = context;
@@ -113,7 +115,7 @@ qd_status qd_watch_collect(qd_watch *w)
     return w->out_of_memory ? QD_FAIL(QD_NO_MEMORY, "no memory for the trace of %d operations", w->count) : QD_OK;
 }
 
-/* Waits come in the order of the ops, or nearly: the search begins where the last one ended. */
+/* Waits come roughly in the order of the ops: the search begins where the last one ended. */
 void qd_watch_stood(qd_watch *w, int id, double begin)
 {
     for (int i = 0; w && i < w->count; i++) {

@@ -1,3 +1,4 @@
+/* Threads that run the ranks of a team; each waits for the next call and executes it. */
 #include "train/exec/team.h"
 
 #include <pthread.h>
@@ -24,14 +25,14 @@ struct qd_team {
     int size;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    int64_t call; /* number of the call that runs or ran last */
-    int pending;  /* members that have not ended it */
+    int64_t call; /* number of the current or last call */
+    int pending;  /* members that have not finished it */
     qd_team_function function;
     void *argument;
     bool stop;
 };
 
-/* A rank that failed by itself tells the others, which would wait for it. */
+/* A rank that fails on its own aborts the others, which would otherwise wait for it. */
 static void record(member *m, qd_status status)
 {
     m->status = status;
@@ -79,8 +80,8 @@ static void *run_member(void *argument)
     return NULL;
 }
 
-/* Waits for all, then returns the failure that came first in cause: not the echo of another
- * rank's. */
+/* Waits for all members. Returns the original failure, not one that another rank's failure
+ * caused. */
 static qd_status collect(qd_team *t)
 {
     pthread_mutex_lock(&t->lock);
@@ -191,7 +192,7 @@ typedef struct tensor_request {
     int64_t count;
 } tensor_request;
 
-/* Reading is collective, but only rank 0's copy is wanted. */
+/* Reading is collective, but only rank 0's copy is used. */
 static qd_status read_tensor(qd_trainer *trainer, qd_comm *world, void *argument)
 {
     const tensor_request *r = argument;

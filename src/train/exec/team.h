@@ -12,7 +12,7 @@ qd_status qd_team_create(const qd_config *config, const qd_batch_source *source,
 void qd_team_destroy(qd_team *team); /* NULL is legal */
 
 /* Calls `function` on every rank's thread and waits for all. Returns the first failure that is not
- * the echo of another rank's; after a failure the team can only be destroyed. */
+ * a consequence of another rank's failure. After a failure the team can only be destroyed. */
 typedef qd_status (*qd_team_function)(qd_trainer *trainer, qd_comm *world, void *argument);
 qd_status qd_team_call(qd_team *team, qd_team_function function, void *argument);
 

@@ -1,3 +1,4 @@
+/* Records events, aligns the clocks of machines, and writes the trace file. */
 #include "train/exec/trace.h"
 
 #include "base/clock.h"
@@ -19,12 +20,12 @@ struct qd_trace {
     event *events;
     size_t count, capacity;
     int64_t dropped;
-    double ahead; /* this rank's clock of rank 0's */
+    double ahead; /* of this rank's clock, compared with rank 0's */
 };
 
 enum { CLOCK_QUESTIONS = 8 };
 
-/* Rank 0 asks `rank` for its time, and tells it by the quickest answer how far it is ahead. */
+/* Rank 0 asks `rank` for its time and sends it the offset computed from the quickest answer. */
 static qd_status ask_clock(qd_comm *world, int rank)
 {
     double quickest = INFINITY, ahead = 0.0;
@@ -108,7 +109,7 @@ void qd_trace_add_exchange(qd_trace *t, int64_t step, int action, int op, double
     add(t, (event){.step = step, .begin = begin, .end = end, .waited = waited, .action = action, .op = op});
 }
 
-/* This rank's events as a JSON list. origin: by its own clock. */
+/* This rank's events as a JSON list. origin: on its own clock. */
 static qd_status format_events(const qd_trace *t, const qd_program *p, int rank, double origin, qd_strbuf *out)
 {
     char name[32];
@@ -132,7 +133,7 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     return out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory to write the trace of %zu events", t->count) : QD_OK;
 }
 
-/* The earliest event of all ranks, by the clock of rank 0. */
+/* The earliest event of all ranks, on rank 0's clock. */
 static qd_status find_origin(const qd_trace *t, qd_comm *world, double *origin)
 {
     int64_t earliest = INT64_MIN; /* negated nanoseconds: the largest is the earliest */
@@ -152,7 +153,7 @@ static void append_items(qd_strbuf *file, const char *list, size_t length)
     qd_strbuf_append(file, list + 1, length - 2); /* without the brackets */
 }
 
-/* Rank 0: the other ranks' lists, one after another. */
+/* Rank 0: appends the lists of the other ranks. */
 static qd_status receive_lists(qd_comm *world, qd_strbuf *file)
 {
     for (int rank = 1; rank < qd_comm_size(world); rank++) {

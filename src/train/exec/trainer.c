@@ -1,3 +1,5 @@
+/* Builds one rank's trainer (program, device, buffers, initial values), runs steps, and reads and
+ * writes parameters. */
 #include "train/exec/trainer.h"
 
 #include "base/half.h"
@@ -18,13 +20,13 @@ struct qd_trainer {
     qd_config config;
     qd_batch_source source;
     qd_comm *world;
-    qd_comm *data; /* NULL, or the world with buffers on the device */
+    qd_comm *data; /* the world for device buffers; NULL: host memory */
     qd_arena *arena;
     qd_program *program;
     qd_device *device;
     qd_bound *bound;
     qd_interpreter *interpreter;
-    qd_initial_ahead *ahead; /* initial values that wait for memory; NULL: none */
+    qd_initial_ahead *ahead; /* initial values drawn before there is device memory; NULL: none */
     qd_trace *trace;
     qd_step_profile *profile;
     double *cpu_seconds;
@@ -36,7 +38,7 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
     if (config->threads > 0)
         return config->threads;
     int share = qd_cores() / local_ranks, allowed = qd_cores_allowed();
-    share = share < allowed ? share : allowed; /* mpirun and srun may have bound this rank to fewer */
+    share = share < allowed ? share : allowed; /* mpirun and srun may have bound this rank to fewer cores */
     return share > 1 ? share : 1;
 }
 
@@ -46,8 +48,8 @@ static bool in_host(const qd_trainer *t, qd_buffer_kind kind)
     return buffer >= 0 && t->program->buffers[buffer].host;
 }
 
-/* State in host memory is read and written here when the step's copies have ended: the compute
- * stream waits for the last of them. */
+/* State in host memory may be accessed here once the step's copies are done: the compute stream
+ * waits for the last one. */
 static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_t count)
 {
     QD_TRY(qd_stream_wait(qd_device_compute_stream(t->device)));
@@ -55,8 +57,8 @@ static qd_status write_host(qd_trainer *t, void *to, const float *values, int64_
     return QD_OK;
 }
 
-/* fp32 values in two parts, on their way between host and device. */
-enum { PIECE = 1 << 18 }; /* elements at a time: copies of less are mostly waiting */
+/* fp32 values in two halves, for copies between host and device. */
+enum { PIECE = 1 << 18 }; /* elements per copy: smaller copies are dominated by latency */
 typedef struct piece {
     uint16_t *halves;
     int16_t *rests;
@@ -67,7 +69,7 @@ static qd_status piece_create(int64_t count, piece *out)
     size_t n = (size_t)(count < PIECE ? count : PIECE);
     out->halves = malloc(n * (sizeof *out->halves + sizeof *out->rests));
     if (!out->halves)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %zu weights on their way to the device or back", n);
+        return QD_FAIL(QD_NO_MEMORY, "no memory to copy %zu weights between host and device", n);
     out->rests = (int16_t *)(out->halves + n);
     return QD_OK;
 }
@@ -88,8 +90,8 @@ static qd_status store_pieces(qd_stream *stream, const piece *by, uint16_t *to, 
     return QD_OK;
 }
 
-/* Without fp32 room on the device, of which the plan has none to spare: rounded by the host, a
- * piece at a time. What rounding leaves goes to `rest`, if that is given. */
+/* Rounds on the host, piece by piece: the memory plan has no space for fp32 values on the device.
+ * The low 16 bits go to `rest`, if it is not NULL. */
 static qd_status store_rounded(qd_stream *stream, uint16_t *to, int16_t *rest, const float *values, int64_t count)
 {
     piece by = {NULL, NULL};
@@ -112,7 +114,7 @@ static qd_status read_pieces(qd_stream *stream, const piece *by, const uint16_t 
     return QD_OK;
 }
 
-/* And back: fp32 values that lie on the device in two parts. */
+/* Reads fp32 values that are stored in two halves on the device. */
 static qd_status read_parts(qd_stream *stream, const uint16_t *from, const int16_t *rest, float *out, int64_t count)
 {
     piece by = {NULL, NULL};
@@ -122,15 +124,15 @@ static qd_status read_parts(qd_stream *stream, const uint16_t *from, const int16
     return status;
 }
 
-/* Copies fp32 values to elements first .. first + count - 1 of this rank's part of a parameter, and
- * of its master copy. */
+/* Copies fp32 values to elements first .. first + count - 1 of this rank's shard of a parameter,
+ * and of its master copy. */
 static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t count, const float *values)
 {
     const qd_program *p = t->program;
     qd_stream *stream = qd_device_compute_stream(t->device);
     int64_t offset = qd_program_holding(p, QD_BUFFER_PARAM, param).offset + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
-    char *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a copy is never updated here */
+    char *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a tied copy is never updated */
     if (count == 0)
         return QD_OK;
     if (p->strategy.param == QD_F32) {
@@ -140,7 +142,7 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     void *wide = master ? master + (qd_program_holding(p, QD_BUFFER_MASTER, param).offset + first) * qd_master_bytes(&p->strategy) : NULL;
     if (qd_master_is_split(&p->strategy))
         return store_rounded(stream, (uint16_t *)to, wide, values, count);
-    bool there = wide && !in_host(t, QD_BUFFER_MASTER); /* fp32 values stay on the device */
+    bool there = wide && !in_host(t, QD_BUFFER_MASTER); /* fp32 values are on the device */
     if (wide && !there)
         QD_TRY(write_host(t, wide, values, count));
     if (!there)
@@ -175,18 +177,18 @@ static qd_status init_rope(qd_trainer *t)
     return status;
 }
 
-/* The op lists were written for what a device of this kind does in one pass. */
+/* The op lists use the fused kernels of the device kind they were written for. */
 static qd_status check_traits(const qd_trainer *t)
 {
     const qd_device_caps *caps = qd_device_get_caps(t->device);
     const qd_device_traits *traits = t->program->strategy.traits;
     if ((traits->fused_residual && !caps->fused_residual) || (traits->fused_gelu && !caps->fused_gelu) ||
         (traits->fused_bias_grad && !caps->fused_bias_grad))
-        return QD_FAIL(QD_SYSTEM, "the step program is written for products that device %s does not offer", caps->name);
+        return QD_FAIL(QD_SYSTEM, "the step program uses fused GEMMs that device %s does not offer", caps->name);
     return QD_OK;
 }
 
-/* A run that does not fit on an accelerator says what would. */
+/* A run that does not fit on an accelerator reports what would fit. */
 static qd_status explain_fit(qd_trainer *t, int64_t left)
 {
     qd_strbuf text = {0};
@@ -197,7 +199,7 @@ static qd_status explain_fit(qd_trainer *t, int64_t left)
     return status;
 }
 
-/* Memory that the host cannot read moves between devices; what the host has to say still goes
+/* Creates the communicator for device memory, which the host cannot read. Host data still goes
  * through `world`. */
 static qd_status reach_peers(qd_trainer *t)
 {
@@ -207,7 +209,7 @@ static qd_status reach_peers(qd_trainer *t)
     return qd_comm_on_device(t->world, t->device, nccl ? "nccl" : NULL, &t->data);
 }
 
-/* Before anything is taken, and before algorithms are looked for, which takes seconds. */
+/* Called before memory is allocated, and before tuning, which takes seconds. */
 static qd_status check_memory(qd_trainer *t, int64_t *left)
 {
     int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, total = 0;
@@ -218,7 +220,7 @@ static qd_status check_memory(qd_trainer *t, int64_t *left)
     return needed > *left ? explain_fit(t, *left) : QD_OK;
 }
 
-/* Looks again: ranks that share a GPU may still take it from each other in between. */
+/* Checks again: ranks that share a GPU may have allocated memory in between. */
 static qd_status take_memory(qd_trainer *t)
 {
     int64_t left;
@@ -228,12 +230,12 @@ static qd_status take_memory(qd_trainer *t)
     return own && status == QD_NO_MEMORY ? explain_fit(t, left) : status;
 }
 
-/* Locked pages cannot be taken back: a machine without room for them would end the run, or others,
- * by force. */
+/* Page-locked memory cannot be reclaimed: without this check, a machine with too little of it would
+ * kill the run or other processes. */
 static qd_status check_host(const qd_trainer *t, int ranks)
 {
     const double gib = 1024.0 * 1024.0 * 1024.0;
-    /* checkpoints' */
+    /* the copy for checkpoints */
     int64_t copy = t->program->host_bytes > 0 && qd_config_snapshot(&t->config) ? qd_pieces_bytes(t->program) : 0;
     double wanted = (double)(t->program->host_bytes + copy) * ranks,
            there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -241,15 +243,15 @@ static qd_status check_host(const qd_trainer *t, int ranks)
         return QD_OK;
     return QD_FAIL(
         QD_NO_MEMORY,
-        "train.offload=optimizer keeps %.2f GiB of the state of this machine's %d rank%s (and of the copy that checkpoints are written "
-        "from) in host "
-        "memory, which has %.2f GiB: parallel.zero=1 shares it out over the ranks of dp, train.offload=none leaves it on the device",
+        "train.offload=optimizer needs %.2f GiB of host memory for the state of this machine's %d rank%s (including the copy that "
+        "checkpoints are written from), but the machine has %.2f GiB: parallel.zero=1 shards the state over the ranks of dp, "
+        "train.offload=none keeps it on the device",
         wanted / gib, ranks, ranks == 1 ? "" : "s", there / gib);
 }
 
-/* A GPU's context, libraries and the search for algorithms take seconds in which the host's cores
- * have nothing to do, and drawing some billion values takes as long: a part of the free memory is
- * for values that are ahead of the GPU's. */
+/* Creating a GPU context, loading libraries and tuning take seconds in which the host's cores are
+ * idle, and drawing billions of values takes about as long: use a part of the free host memory for
+ * values drawn ahead. */
 static void draw_ahead(qd_trainer *t, int threads, int ranks)
 {
     if (strcmp(t->config.device, "cpu") != 0)
@@ -362,8 +364,8 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
     return QD_OK;
 }
 
-/* Buffer and type that hold a kind of tensor; fp32 values where there is a master copy, or a part
- * of one. */
+/* The buffer that stores a kind of tensor, and its type; fp32 if there is a master copy, or its low
+ * half. */
 static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dtype *dtype)
 {
     const qd_strategy *s = &t->program->strategy;
@@ -455,7 +457,7 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
     QD_TRY(check_kept(t, param, kind));
     if (dtype != QD_F32)
-        return QD_FAIL(QD_USAGE, "the gradient of '%s' is no state of fp32", t->program->ledger->params[param].name);
+        return QD_FAIL(QD_USAGE, "the gradient of '%s' is not fp32 state and cannot be written", t->program->ledger->params[param].name);
     if (in_host(t, buffer_of(t, kind, &dtype)))
         return write_host(t, base + own.offset, values, own.count);
     qd_stream *stream = qd_device_compute_stream(t->device);
@@ -463,8 +465,8 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     return qd_stream_wait(stream);
 }
 
-/* The box that rank `rank` hands out when a whole tensor is put together, if it is the one of its
- * kind that does. */
+/* The box that rank `rank` contributes when a whole tensor is gathered; empty if another replica
+ * contributes it. */
 static qd_atom spoken_box(const qd_program *p, int param, int rank)
 {
     const qd_mesh *mesh = &p->ledger->mesh;
@@ -478,7 +480,7 @@ static qd_atom spoken_box(const qd_program *p, int param, int rank)
     return box;
 }
 
-/* Every rank of the world gets the boxes of those that speak for them; `own` is this rank's. */
+/* All-gathers the boxes of a parameter to every rank of the world; `own` is this rank's. */
 static qd_status gather_boxes(qd_trainer *t, int param, const float *own, float *out)
 {
     const qd_program *p = t->program;

@@ -11,47 +11,49 @@ typedef struct qd_trainer qd_trainer;
  * points to must outlive the trainer. */
 qd_status qd_trainer_create(const qd_config *config, qd_comm *world, const qd_batch_source *source,
                             qd_trainer **trainer);
-/* The same for a caller that loads all weights (qd_state_load): until then they are undefined. */
+/* The same for a caller that loads all weights (qd_state_load): until then their values are
+ * undefined. */
 qd_status qd_trainer_create_blank(const qd_config *config, qd_comm *world, const qd_batch_source *source, qd_trainer **trainer);
 void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 
-/* Collective. The next step, from step 1 on. */
+/* Collective. Runs the next step, starting with step 1. */
 qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
 
 typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2 } qd_tensor_kind;
-/* Collective. A logical parameter's value, gradient (as the last step left it, before clipping) or
- * optimizer state, whole, as fp32. `count` must be its number of elements. */
+/* Collective. Reads a whole logical parameter as fp32: its value, its gradient (of the last step,
+ * before clipping) or its optimizer state. `count` must be its number of elements. */
 qd_status qd_trainer_read(qd_trainer *trainer, const char *name, qd_tensor_kind kind, float *out, int64_t count);
 /* Collective. Replaces a logical parameter's value or optimizer state on all ranks. */
 qd_status qd_trainer_write(qd_trainer *trainer, const char *name, qd_tensor_kind kind, const float *values, int64_t count);
-/* Not collective: what this rank answers for of a parameter (an index of the ledger), as fp32. */
+/* Not collective. The shard of a parameter (an index of the ledger) that this rank owns, as
+ * fp32. */
 qd_holding qd_trainer_holding(const qd_trainer *trainer, int param, qd_tensor_kind kind);
-int64_t qd_trainer_largest(const qd_trainer *trainer); /* elements of the largest of these, at least 1 */
+int64_t qd_trainer_largest(const qd_trainer *trainer); /* elements of the largest shard, at least 1 */
 qd_status qd_trainer_get(qd_trainer *trainer, int param, qd_tensor_kind kind, float *out);
 qd_status qd_trainer_put(qd_trainer *trainer, int param, qd_tensor_kind kind, const float *values);
 /* Whether the optimizer keeps state of this kind. */
 bool qd_trainer_holds(const qd_trainer *trainer, qd_tensor_kind kind);
 
-/* Where the run stands: steps done, and the index of the next sample. */
+/* Position of the run: steps done, and the index of the next sample. */
 typedef struct qd_position {
     int64_t step, next_sample;
 } qd_position;
 qd_position qd_trainer_position(const qd_trainer *trainer);
-void qd_trainer_set_position(qd_trainer *trainer, qd_position position); /* on all ranks alike */
+void qd_trainer_set_position(qd_trainer *trainer, qd_position position); /* the same on all ranks */
 
 const qd_program *qd_trainer_program(const qd_trainer *trainer);
 qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: the program uses no such group */
 qd_device *qd_trainer_device(const qd_trainer *trainer);
-int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes the program's buffers take on the device */
+int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes of the program's buffers on the device */
 int64_t qd_trainer_allocated_host(const qd_trainer *trainer); /* and in host memory */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
-void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* per action of the program; see qd_step_input */
+void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* (actions of the program); see qd_step_input */
 qd_bound *qd_trainer_bound(qd_trainer *trainer);
 qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
-/* The same of all ranks together. Collective over `comm`, which has all ranks. */
+/* The sum over all ranks. Collective over `comm`, which contains all ranks. */
 qd_status qd_trainer_dispatched_all(const qd_trainer *trainer, qd_comm *comm, qd_dispatched *sum);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);
-/* For tests: the program the trainer interprets, to be changed before the first step. */
+/* For tests: the program that the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
 #endif

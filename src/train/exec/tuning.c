@@ -1,3 +1,4 @@
+/* Tunes GEMMs on rank 0, caches the choices in a file, and broadcasts them. */
 #include "train/exec/tuning.h"
 
 #include "base/text/strbuf.h"
@@ -16,29 +17,29 @@
 typedef struct search {
     const qd_config *config;
     qd_device *device;
-    qd_products products; /* of all ranks */
-    char path[PATH_MAX];  /* of the file that keeps choices; "": none */
+    qd_products gemms;   /* of all ranks */
+    char path[PATH_MAX]; /* of the cache file; "": none */
 } search;
 
-/* The most that can be asked for stands for everything. */
+/* The largest allowed value means no limit. */
 static bool no_limit(const qd_config *config)
 {
     return config->tuning_seconds >= 3600;
 }
 
-/* Told before the search, which the user waits for. */
+/* Printed before the search, because the user has to wait for it. */
 static void tell(void *context, int searches)
 {
     const search *s = context;
-    char limit[32] = "however long it takes";
+    char limit[32] = "without a time limit";
     if (!no_limit(s->config))
         snprintf(limit, sizeof limit, "about %.3g s", s->config->tuning_seconds);
-    qd_log(QD_LOG_INFO, "tuning", "looking for the fastest algorithms of %d GEMMs, %s%s%s", searches, limit,
-           s->path[0] ? ", once: they are kept in " : " (run.tuning=none: in every run)", s->path);
+    qd_log(QD_LOG_INFO, "tuning", "searching for the fastest algorithms of %d GEMMs, %s%s%s", searches, limit,
+           s->path[0] ? ", once: the results are stored in " : " (in every run, because run.tuning=none)", s->path);
 }
 
-/* Rank 0. A file that cannot be read or written costs time, not the run. */
-static qd_status search_products(void *context)
+/* Rank 0. A cache file that cannot be read or written costs time but does not fail the run. */
+static qd_status search_gemms(void *context)
 {
     search *s = context;
     enum { MOST = 4 << 20 };
@@ -51,7 +52,7 @@ static qd_status search_products(void *context)
         (void)qd_device_tuning_set(s->device, text);
     free(text);
     qd_error_clear();
-    const qd_tune_args tune = {.calls = s->products.items, .times = s->products.times, .count = s->products.count,
+    const qd_tune_args tune = {.calls = s->gemms.items, .times = s->gemms.times, .count = s->gemms.count,
                                .seconds = no_limit(s->config) ? INFINITY : s->config->tuning_seconds, .begin = tell, .context = s};
     QD_TRY(qd_device_tune(s->device, &tune, &searched));
     if (!searched || path[0] == '\0')
@@ -64,7 +65,7 @@ static qd_status search_products(void *context)
     return status;
 }
 
-/* Collective: everyone has rank 0's choices. */
+/* Collective: distributes rank 0's choices. */
 static qd_status share_choices(qd_device *device, qd_comm *world)
 {
     qd_strbuf text = {0};
@@ -76,7 +77,7 @@ static qd_status share_choices(qd_device *device, qd_comm *world)
     qd_status status = qd_comm_broadcast(world, &length, 1, QD_I64, 0, NULL);
     char *copy = status == QD_OK ? calloc((size_t)length + 1, 1) : NULL;
     if (status == QD_OK && !copy)
-        status = QD_FAIL(QD_NO_MEMORY, "no memory for the choice of products");
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for the tuning results");
     if (status == QD_OK && qd_comm_rank(world) == 0 && length > 0)
         memcpy(copy, text.data, (size_t)length);
     if (status == QD_OK)
@@ -93,11 +94,11 @@ qd_status qd_tune_products(const qd_config *config, const qd_program *program, q
     if (qd_device_get_caps(device)->host_memory)
         return QD_OK;
     search s = {.config = config, .device = device, .path = ""};
-    qd_status status = qd_products_collect(program, world, &s.products);
+    qd_status status = qd_products_collect(program, world, &s.gemms);
     if (status == QD_OK)
-        status = qd_long_work_run(world, search_products, &s);
+        status = qd_long_work_run(world, search_gemms, &s);
     if (status == QD_OK && qd_comm_size(world) > 1)
         status = share_choices(device, world);
-    qd_products_free(&s.products);
+    qd_products_free(&s.gemms);
     return status;
 }

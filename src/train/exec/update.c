@@ -1,3 +1,5 @@
+/* Applies the optimizer to this rank's shards: element-wise updates, Muon's steps by matrix, and
+ * copies of offloaded state. */
 #include "train/exec/update.h"
 
 #include "optim/muon.h"
@@ -5,7 +7,7 @@
 #include "spec/program/muon.h"
 #include "spec/program/offload.h"
 
-/* Elements of each buffer at which this rank's part of a parameter lies. */
+/* Offsets (in elements) of this rank's shard of a parameter in each buffer. */
 typedef struct places {
     int64_t param, grad, state, moment2, count;
     bool decay;
@@ -33,8 +35,8 @@ static bool equally_far(const places *x, const places *y)
            x->moment2 - x->state == y->moment2 - y->state;
 }
 
-/* Where element 0 of a kind of state would lie: the beginning of its buffer, or as far before its
- * section of the chunk that the action works on. NULL: the optimizer keeps none. */
+/* The address at which element 0 of a kind of state would be: the start of its buffer, or, for a
+ * chunk, shifted so that offsets in the whole state are valid. NULL: the optimizer keeps none. */
 static qd_status find_state(const qd_bound *b, const qd_action *a, qd_buffer_kind kind, void **base)
 {
     *base = qd_bound_kind(b, kind);
@@ -48,11 +50,11 @@ static qd_status find_state(const qd_bound *b, const qd_action *a, qd_buffer_kin
             *base = shifted(*base, sections[i].chunk - sections[i].host, QD_F32);
             return QD_OK;
         }
-    *base = NULL; /* this action does not touch it */
+    *base = NULL; /* this action does not use it */
     return QD_OK;
 }
 
-/* What an action updates of a parameter: all of it, or what its chunk has. */
+/* The part of a parameter that an action updates: all of it, or what its chunk contains. */
 static places clipped(places at, const qd_action *a)
 {
     int64_t begin = at.state > a->first ? at.state : a->first, end = a->first + a->count, last = at.state + at.count;
@@ -63,7 +65,7 @@ static places clipped(places at, const qd_action *a)
     return (places){at.param + skipped, at.grad + skipped, begin, at.moment2 + skipped, end > begin ? end - begin : 0, at.decay};
 }
 
-/* The biases of a module's experts move against the load that the step has counted. */
+/* Moves the routing biases of a module's experts against the load counted in this step. */
 static qd_status update_biases(const qd_update_context *c, const qd_action *a, const qd_module *module)
 {
     const qd_bound *b = c->bound;
@@ -93,9 +95,8 @@ static qd_status update_biases(const qd_update_context *c, const qd_action *a, c
     return QD_OK;
 }
 
-/* Kernels take buffers that are laid out alike. Sharded and whole ones are not, but a parameter
- * lies in one piece in each: neighbours that are equally far apart in all buffers go in one
- * call. */
+/* Kernels take buffers with the same layout. Sharded and whole buffers differ, but a parameter is
+ * contiguous in each: neighbours with the same distances in all buffers are updated in one call. */
 qd_status qd_update_module(const qd_update_context *c, const qd_action *a)
 {
     const qd_bound *b = c->bound;
@@ -186,8 +187,8 @@ qd_status qd_update_momentum(const qd_update_context *c, const qd_action *a)
     return QD_OK;
 }
 
-/* Between a matrix as it is, and its columns in blocks as ranks of tp (or etp) have them, one block
- * after another. */
+/* Converts a matrix between its plain layout and column blocks as the ranks of tp (or etp) hold
+ * them, one block after another. */
 static qd_status rearrange(const qd_update_context *c, int matrix, float *x, float *room, bool into_blocks)
 {
     const qd_program *p = c->bound->program;

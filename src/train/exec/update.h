@@ -1,4 +1,4 @@
-/* The actions that change parameters: the optimizer on what this rank answers for. */
+/* The actions that change parameters: the optimizer, applied to the shards that this rank owns. */
 #ifndef QD_TRAIN_EXEC_UPDATE_H
 #define QD_TRAIN_EXEC_UPDATE_H
 
@@ -12,10 +12,11 @@ typedef struct qd_update_context {
     const qd_optim *optim;
     int64_t step; /* from 1 */
     const double *grad_scale; /* in device memory */
-    double expert_mean; /* assignments of the step per expert */
+    double expert_mean; /* token assignments per expert in this step */
 } qd_update_context;
 
-/* FETCH and STORE: a chunk of state between host memory and the device; ordered on the stream. */
+/* FETCH and STORE: copy a chunk of optimizer state between host memory and the device; ordered on
+ * the stream. */
 qd_status qd_update_copy(const qd_bound *bound, const qd_action *action, qd_stream *stream);
 
 /* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */

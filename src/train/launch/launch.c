@@ -1,5 +1,6 @@
-/* How a process finds its part in a run. This file alone reads from the environment how a run is
- * started; cache_folder.c asks it where the user keeps caches. */
+/* Finds the role of this process in a run (first process, local rank or MPI rank) and runs it. Only
+ * this file reads from the environment how a run was started; cache_folder.c reads where the user
+ * keeps caches. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 
@@ -17,22 +18,20 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-/* ---- what the environment says ---- */
-
 typedef enum role { ROLE_FIRST, ROLE_LOCAL_RANK, ROLE_MPI_RANK } role;
 
 typedef struct place {
     role role;
-    int rank; /* -1: not known before MPI is asked */
-    int size; /* 0: not known */
+    int rank; /* -1: unknown until MPI is initialized */
+    int size; /* 0: unknown */
     const char *starter; /* of an MPI world: "mpirun", "srun" */
-    bool told; /* the starter has told the process how MPI finds the others */
+    bool told; /* the starter has set the variables by which MPI finds the other processes */
     int world_fd, report_fd, config_fd;
     pid_t launcher;
 } place;
 
-/* A whole number of at least `least`; `otherwise` when the variable is missing or something
- * else. */
+/* The variable as an integer of at least `least`; `otherwise` if it is not set or not such a
+ * number. */
 static int env_int(const char *name, int least, int otherwise)
 {
     const char *text = getenv(name);
@@ -53,8 +52,8 @@ static int env_first(const char *const *names, int least, int otherwise)
     return otherwise;
 }
 
-/* A variable of the interfaces by which MPI libraries ask a launcher for their peers: PMI, PMI2,
- * PMIx, Cray's PALS. */
+/* Whether a variable is set by which MPI libraries ask a launcher for their peers: PMI, PMI2, PMIx,
+ * Cray's PALS. */
 static bool env_names_peers(void)
 {
     for (char **variable = environ; *variable; variable++)
@@ -63,15 +62,15 @@ static bool env_names_peers(void)
     return false;
 }
 
-/* A task of a Slurm step, not a process that an mpirun inside a job started. */
+/* A task of a Slurm step, not a process started by an mpirun inside a job. */
 static bool under_srun(void)
 {
     bool mpirun = getenv("OMPI_COMM_WORLD_SIZE") || getenv("HYDI_CONTROL_FD") || getenv("MPI_LOCALNRANKS");
     return !mpirun && getenv("SLURM_STEP_ID") && getenv("SLURM_STEP_NUM_TASKS");
 }
 
-/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is no world: an
- * interactive shell, say, in which a run starts its ranks by itself. A batch script has no
+/* Started by mpirun (Open MPI, MPICH, Intel MPI) or srun. A Slurm step of one task is not a world:
+ * it may be an interactive shell, in which a run starts its own ranks. A batch script has no
  * tasks. */
 static bool under_mpi(void)
 {
@@ -108,32 +107,30 @@ static place find_place(void)
     return p;
 }
 
-/* ---- signals that ask a run to end ---- */
-
 static atomic_int stop_asked;
-/* From here on one MPI rank that fails speaks for all; where they cannot join, rank 0 does. */
+/* Once set, one MPI rank that fails reports for all; before that, rank 0 does. */
 static atomic_int world_joined;
 static atomic_int train_called;
-static atomic_int failure_told; /* by the observer */
+static atomic_int failure_told; /* the observer has reported it */
 
 static void on_stop_signal(int number)
 {
     int asked = number == QD_SIGNAL_INTERRUPT ? SIGINT : number;
-    /* SIGTERM after SIGUSR1 changes nothing but the name; SIGINT after either would lose the
+    /* SIGTERM after SIGUSR1 changes only the name; SIGINT after either would lose the
      * checkpoint. */
     if (atomic_load(&stop_asked) < asked)
         atomic_store(&stop_asked, asked);
 }
 
-/* SIGHUP: the terminal was closed. SIGPIPE: nobody reads standard output any more (`| head`). Both
- * would end the process where it stands. */
+/* SIGHUP: the terminal was closed. SIGPIPE: standard output was closed (`| head`). By default both
+ * would kill the process at once. */
 static const int stop_signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE, QD_SIGNAL_INTERRUPT};
 enum { STOP_SIGNALS = 6 };
 
-/* In the process that the user started, a second SIGINT or SIGTERM finds the default action and
- * ends it; the others may come again and again (SIGPIPE at every line). Local ranks may get one
- * from the launcher and one from whoever signals all processes of a job; the launcher ends them by
- * other means. What was ignored stays ignored. */
+/* In the process that the user started, a second SIGINT or SIGTERM has the default action and kills
+ * it; the other signals may be repeated (SIGPIPE at every line). Local ranks may get one signal
+ * from the launcher and one from a scheduler that signals all processes of a job; the launcher
+ * kills them by other means. Ignored signals stay ignored. */
 static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
 {
     sigset_t own;
@@ -151,7 +148,7 @@ static void catch_stop(bool local_rank, struct sigaction before[STOP_SIGNALS])
         if (number != SIGINT)
             sigaddset(&own, number);
     }
-    if (local_rank) /* the launcher blocked them until now, so that none came too early */
+    if (local_rank) /* the launcher blocked them until now, so that none arrived too early */
         sigprocmask(SIG_UNBLOCK, &own, NULL);
 }
 
@@ -160,8 +157,6 @@ static void restore_stop(const struct sigaction before[STOP_SIGNALS])
     for (int i = 0; i < STOP_SIGNALS; i++)
         sigaction(stop_signals[i], &before[i], NULL);
 }
-
-/* ---- a rank that the launcher started ---- */
 
 static void send_step(void *context, const qd_train_step *step)
 {
@@ -188,8 +183,8 @@ static qd_status run_local_rank(place *p, qd_run *run)
     qd_options *options = NULL;
     if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
-    /* This rank ends with its launcher, however that ends. It may have ended before the line
-     * below. */
+    /* This rank is killed with its launcher, however that ends. The launcher may have ended before
+     * the line below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
@@ -208,8 +203,6 @@ done:
     return status;
 }
 
-/* ---- a rank of an MPI world ---- */
-
 typedef struct readying {
     const qd_run *run;
     const qd_train_observer *observer;
@@ -222,7 +215,7 @@ static qd_status make_ready(void *context)
     return qd_run_make_ready(&r->run->config, r->observer, r->run->stop, r->summary);
 }
 
-/* Several processes that do not find each other would each train the whole run, into one folder. */
+/* Processes that do not find each other would each train the whole run, in the same folder. */
 static qd_status check_world(const place *p, bool mpi)
 {
     if (p->role != ROLE_MPI_RANK || p->size <= 1)
@@ -248,8 +241,8 @@ static qd_status check_world(const place *p, bool mpi)
     return QD_OK;
 }
 
-/* Rank 0, if there is one: ranks lie otherwise than parallel.nodes says. Nothing is wrong with the
- * results. */
+/* Rank 0, if there is one: notes that rank placement does not match parallel.nodes. Results are not
+ * affected. */
 static qd_status note_nodes(const qd_run *run, qd_comm *world)
 {
     const qd_train_observer *o = run->observer;
@@ -271,7 +264,7 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
     return QD_OK;
 }
 
-/* Rank 0, if there is an observer. */
+/* Rank 0, if there is an observer: reports the start. */
 static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
 {
     if (qd_comm_rank(world) != 0 || !observer || !observer->on_start)
@@ -283,7 +276,7 @@ static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd
     observer->on_start(observer->context, summary);
 }
 
-/* Before this rank leaves the world: see on_failure. */
+/* Before this rank leaves the world: reports the failure to the observer, see on_failure. */
 static void tell_failure(qd_status status, const qd_train_observer *observer)
 {
     if (status == QD_OK || !observer || !observer->on_failure || !qd_train_report(status))
@@ -292,7 +285,7 @@ static void tell_failure(qd_status status, const qd_train_observer *observer)
     atomic_store(&failure_told, 1);
 }
 
-/* Where MPI fails too, the failure from before is the one to tell. */
+/* If MPI fails too, the earlier failure is the one to report. */
 static qd_status join_world(const qd_comm_config *config, qd_status early, qd_comm **world)
 {
     qd_error_record record;
@@ -304,8 +297,8 @@ static qd_status join_world(const qd_comm_config *config, qd_status early, qd_co
     return status == QD_OK ? QD_OK : early;
 }
 
-/* Each rank for its machine; the run folder is rank 0's. A rank that has not been told the size of
- * the world before has no plan. */
+/* Each rank checks its own machine; rank 0 checks the run folder. A rank that did not know the size
+ * of the world in advance has no plan. */
 static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
 {
     if (qd_comm_rank(world) == 0)
@@ -317,15 +310,15 @@ static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_s
 
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
 {
-    /* Most mistakes show before the world is joined; what needs its size comes after. What is wrong
-     * on one machine need not be on the others, so that they are told. */
+    /* Most errors show before the world is joined; checks that need its size come later. An error
+     * may concern one machine only, so the other ranks must be informed. */
     qd_status early = p->size > 0 ? qd_run_prepare(run->options, p->size, run->stop, &run->config, summary)
                                   : qd_config_resolve(run->options, 0, &run->config);
     qd_comm_config comm_config = qd_comm_config_default();
     if (early == QD_OK)
         comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
-    bool agreed = false; /* all ranks know of the failure: no alarm is needed */
+    bool agreed = false; /* all ranks know of the failure: no abort is needed */
     qd_status status = QD_OK;
     QD_TRY(join_world(&comm_config, early, &world));
     int size = qd_comm_size(world);
@@ -349,7 +342,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *sum
     QD_TRY_DONE(qd_agree(world, qd_long_work_run(world, make_ready, &r), &agreed));
     tell_start(world, summary, observer);
     QD_TRY_DONE(note_nodes(run, world));
-    agreed = true; /* or what follows raises its own alarm */
+    agreed = true; /* from here on qd_run_rank() aborts the others itself */
     status = qd_run_rank(run, world);
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
@@ -369,7 +362,7 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
         return status;
     if (join_world(&config, status, &world) != QD_OK)
         return status;
-    if (qd_comm_size(world) == 1) { /* the others are not to be reached in this way */
+    if (qd_comm_size(world) == 1) { /* the other ranks cannot be reached this way */
         qd_comm_destroy(world);
         return status;
     }
@@ -379,8 +372,6 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
     qd_comm_destroy(world);
     return status;
 }
-
-/* ---- the process the user started ---- */
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {

@@ -1,6 +1,6 @@
-/* The configuration on its way from the launcher to its ranks: what the user set, as "key=value"
- * texts, each ended by a zero byte. Ranks do not read the configuration file again: it may be a
- * pipe, or have changed. */
+/* Passes the configuration from the launcher to its ranks: the keys that the user set, as
+ * zero-terminated "key=value" texts. Ranks do not read the configuration file again, because it may
+ * be a pipe or have changed. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 

@@ -1,5 +1,5 @@
 /* Ranks as processes: starts them with exec, so that no thread, lock or library state is inherited,
- * and watches them until none is left. */
+ * and supervises them until all have ended. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 
@@ -20,7 +20,7 @@
 
 extern char **environ;
 
-/* After the first failure the other ranks have this long to return by themselves, then to react to
+/* After the first failure the other ranks have this long to return on their own, then to react to
  * SIGTERM. */
 #define SECONDS_TO_RETURN 5.0
 #define SECONDS_TO_TERMINATE 2.0
@@ -37,22 +37,20 @@ typedef struct crew {
     qd_local_world *world;
     child *children;
     int size, alive;
-    int report[2]; /* [0] ours, [1] the ranks' */
+    int report[2]; /* socket pair: [0] ours, [1] the ranks' */
     int config;    /* memfd: the configuration, for the ranks */
     int signals;   /* signalfd */
     sigset_t mask_before, watched;
     struct sigaction child_before;
     phase phase;
-    double next; /* clock: when the next phase begins */
-    int stop_signal; /* the user's, 0: none */
+    double next; /* clock time at which the next phase begins */
+    int stop_signal; /* sent by the user; 0: none */
     qd_failure failure;
 } crew;
 
-/* ---- starting ---- */
-
 enum { VARIABLES = 5, VARIABLE_BYTES = 48 };
 
-/* The environment of a rank: ours and a few variables. */
+/* The environment of a rank: ours plus a few variables. */
 static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_BYTES], char ***environment)
 {
     size_t count = 0;
@@ -72,9 +70,9 @@ static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_B
     return QD_OK;
 }
 
-/* Three descriptors go down. SIGINT stays blocked in the ranks, because a terminal sends it to all
- * processes of the job and the launcher passes it on; the other signals until the rank can take
- * them. */
+/* Ranks inherit three descriptors. SIGINT stays blocked in them, because a terminal sends it to all
+ * processes of the job and the launcher forwards it; the other signals are blocked until the rank
+ * is ready for them. */
 static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
 {
     sigset_t mask = c->mask_before, defaults;
@@ -86,7 +84,7 @@ static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, pos
     for (size_t i = 0; i < sizeof late / sizeof *late; i++) {
         sigaddset(&mask, late[i]);
         sigaction(late[i], NULL, &present);
-        if (present.sa_handler != SIG_IGN || late[i] == QD_SIGNAL_INTERRUPT) /* nohup holds for the ranks, too */
+        if (present.sa_handler != SIG_IGN || late[i] == QD_SIGNAL_INTERRUPT) /* nohup applies to the ranks too */
             sigaddset(&defaults, late[i]);
     }
     if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
@@ -124,7 +122,7 @@ static qd_status start_children(crew *c, char *const *argv)
     return error == 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "rank %d: cannot start a process: %s", c->alive, strerror(error));
 }
 
-/* Signals become readable, and children that end stay until they are waited for. */
+/* Signals are read from a signalfd. Children that end stay zombies until they are waited for. */
 static qd_status watch_signals(crew *c)
 {
     struct sigaction action = {.sa_handler = SIG_DFL}, present;
@@ -132,7 +130,7 @@ static qd_status watch_signals(crew *c)
     sigaction(SIGCHLD, &action, &c->child_before);
     sigemptyset(&c->watched);
     sigaddset(&c->watched, SIGCHLD);
-    /* What the user's shell made ignored (a job in the background) stays ignored. */
+    /* Signals that the user's shell ignores (a background job) stay ignored. */
     static const int asking[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
     for (size_t i = 0; i < sizeof asking / sizeof *asking; i++) {
         int number = asking[i];
@@ -144,8 +142,6 @@ static qd_status watch_signals(crew *c)
     c->signals = signalfd(-1, &c->watched, SFD_CLOEXEC | SFD_NONBLOCK);
     return c->signals >= 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "cannot watch signals: %s", strerror(errno));
 }
-
-/* ---- watching ---- */
 
 static void send_all(const crew *c, int number)
 {
@@ -181,14 +177,14 @@ static void take_reports(crew *c)
             qd_failure_add(&c->failure, report.failure.status, report.failure.message);
             if (report.rank >= 0 && report.rank < c->size)
                 c->children[report.rank].told = report.failure.status;
-            /* An interrupted run ends in order and may still have files to write. */
+            /* An interrupted run ends in order and may still have to write files. */
             if (!qd_ended_in_order(report.failure.status))
                 enter(c, PHASE_RETURNING);
         }
     }
 }
 
-/* A rank that failed. If it ended without a word, what the system knows about it is the message. */
+/* Records a rank that failed. If it ended silently, its wait status is the message. */
 static void note_death(crew *c, int rank, int wait_status)
 {
     char how[160], message[256];
@@ -200,7 +196,7 @@ static void note_death(crew *c, int rank, int wait_status)
     else
         snprintf(how, sizeof how, "exited with status %d without saying why", WEXITSTATUS(wait_status));
     qd_local_world_mark_dead(c->world, rank, how);
-    /* Those that we end ourselves are no news. */
+    /* Ranks that we terminated ourselves are not reported. */
     if (c->children[rank].told == QD_OK && c->phase < PHASE_TERMINATING && c->stop_signal == 0) {
         snprintf(message, sizeof message, "rank %d %s%s", rank, how,
                  number == SIGKILL ? "; if nobody did that, the machine ran out of memory" : "");
@@ -218,15 +214,15 @@ static void reap(crew *c)
             continue;
         k->pid = 0;
         c->alive--;
-        take_reports(c); /* its last words came before its end */
+        take_reports(c); /* its last report was sent before it ended */
         if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
             note_death(c, rank, wait_status);
     }
 }
 
-/* The first signal asks the ranks to stop after their step. A second SIGINT ends them, and so does
- * a second SIGTERM; schedulers send SIGTERM after SIGUSR1 while the checkpoint is being written.
- * SIGHUP and SIGPIPE are nobody's wish to stop: a SIGINT or SIGTERM after them is the first. */
+/* The first signal asks the ranks to stop after their step. A second SIGINT kills them, and so does
+ * a second SIGTERM. A first SIGTERM after SIGUSR1 does not: schedulers send it while the checkpoint
+ * is being written. SIGHUP and SIGPIPE do not count: a signal after them is the first. */
 static void take_stop(crew *c, int number)
 {
     if (c->stop_signal == 0) {
@@ -251,7 +247,7 @@ static void take_signals(crew *c)
 
 static void supervise(crew *c)
 {
-    if (atomic_load(c->run->stop) != 0) /* came before signals were watched */
+    if (atomic_load(c->run->stop) != 0) /* arrived before signals were watched */
         take_stop(c, atomic_load(c->run->stop));
     while (c->alive > 0) {
         struct pollfd files[] = {{.fd = c->signals, .events = POLLIN}, {.fd = c->report[0], .events = POLLIN}};

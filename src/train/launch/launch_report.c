@@ -1,4 +1,4 @@
-/* What travels from a rank to its launcher, and which failure of many counts. */
+/* Reports from a local rank to its launcher, and the choice among several failures. */
 #include "train/launch/launch.h"
 
 #include <errno.h>
@@ -12,7 +12,7 @@ void qd_report_send(int fd, const qd_report *report)
     size_t bytes = report->kind == QD_REPORT_STEP  ? offsetof(qd_report, step) + sizeof report->step
                    : report->kind == QD_REPORT_END ? offsetof(qd_report, end) + sizeof report->end
                                                    : sizeof *report;
-    /* A launcher that is held up (its output is not read) must not hold up training: steps are in
+    /* A launcher that is blocked (its output is not read) must not block training: steps are in
      * metrics.jsonl too. */
     int flags = MSG_NOSIGNAL | (report->kind == QD_REPORT_STEP ? MSG_DONTWAIT : 0);
     while (send(fd, report, bytes, flags) < 0 && errno == EINTR)

@@ -1,3 +1,5 @@
+/* Describes this machine: processor, memory, limits of control groups, GPUs, and its measured
+ * peak. */
 #include "base/thread.h"
 #include "base/clock.h"
 #include "comm/device.h"
@@ -12,7 +14,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-/* First line of a small file of the kernel; "" when it cannot be read. */
+/* First line of a small kernel file; "" if it cannot be read. */
 static void read_line(const char *path, char *text, size_t size)
 {
     FILE *file = fopen(path, "re");
@@ -25,7 +27,7 @@ static void read_line(const char *path, char *text, size_t size)
     fclose(file);
 }
 
-/* The value behind "name:" in a file of such lines. */
+/* The value after "name:" in a file of such lines. */
 static bool find_value(const char *path, const char *name, char *value, size_t size)
 {
     char line[512];
@@ -54,7 +56,7 @@ static int64_t meminfo(const char *name)
 
 static void look_at_cores(qd_machine *m)
 {
-    /* arm64 kernels give no model name, but the numbers of its maker and of the design. */
+    /* arm64 kernels report no model name, only the numbers of implementer and part. */
     char maker[16], part[16];
     if (!find_value("/proc/cpuinfo", "model name", m->cpu, sizeof m->cpu) &&
         !find_value("/proc/cpuinfo", "Processor", m->cpu, sizeof m->cpu) &&
@@ -83,7 +85,7 @@ static void look_at_memory(qd_machine *m)
         snprintf(m->huge_pages, sizeof m->huge_pages, "%.*s", (int)(close - open - 1), open + 1);
 }
 
-/* A number in a file of a control group; -1: none ("max"), or no such file. */
+/* A number in a file of a control group; -1: no limit ("max"), or no such file. */
 static int64_t group_number(const char *folder, const char *name)
 {
     char path[1024], text[64], *end;
@@ -94,7 +96,8 @@ static int64_t group_number(const char *folder, const char *name)
     return end == text || value >= INT64_C(1) << 60 ? -1 : (int64_t)value;
 }
 
-/* What a group still allows, caches that can be dropped counted as free; INT64_MAX: no limit. */
+/* Memory that a group still allows, where reclaimable page cache counts as free; INT64_MAX: no
+ * limit. */
 static int64_t group_room(const char *folder, bool first_version)
 {
     char path[1024], line[128];
@@ -114,8 +117,8 @@ static int64_t group_room(const char *folder, bool first_version)
     return limit - used + cached > 0 ? limit - used + cached : 0;
 }
 
-/* What the group of this process and those around it allow: "0::/a/b", or "4:memory:/a/b" of the
- * first version. */
+/* The least that the control group of this process and its parents allow: "0::/a/b" (version 2), or
+ * "4:memory:/a/b" (version 1). */
 static int64_t groups_room(void)
 {
     int64_t room = INT64_MAX;
@@ -142,16 +145,16 @@ static int64_t groups_room(void)
 
 int64_t qd_machine_free_memory(int64_t *swap)
 {
-    int64_t room = groups_room(), there = meminfo("MemAvailable");
+    int64_t allowed = groups_room(), there = meminfo("MemAvailable");
     if (swap)
-        *swap = room < there ? 0 : meminfo("SwapFree");
-    return room < there ? room : there;
+        *swap = allowed < there ? 0 : meminfo("SwapFree");
+    return allowed < there ? allowed : there;
 }
 
-/* The best of several products: what the library can do, not what the machine was busy with. */
+/* The best of several GEMMs: the library's peak, whatever else the machine is doing. */
 static qd_status time_products(qd_device *device, double *flops)
 {
-    enum { N = 384, LEAST = 3 }; /* under a millisecond: some runs go undisturbed on a busy machine */
+    enum { N = 384, LEAST = 3 }; /* under a millisecond each: some run undisturbed on a busy machine */
     const int64_t bytes = (int64_t)N * N * 4;
     char *memory;
     QD_TRY(qd_device_alloc(device, 3 * bytes, (void **)&memory));
@@ -168,7 +171,7 @@ static qd_status time_products(qd_device *device, double *flops)
         if (status == QD_OK)
             status = qd_stream_wait(stream);
         double rate = 2.0 * N * N * N / (qd_clock_now() - begin);
-        best = i > 0 && rate > best ? rate : best; /* the first one prepares */
+        best = i > 0 && rate > best ? rate : best; /* the first one is a warm-up */
     }
     qd_device_free(device, memory, 3 * bytes);
     *flops = best;

@@ -1,3 +1,4 @@
+/* Finds the user's cache folder. */
 #include "train/run/cache_folder.h"
 
 #include "data/files.h"

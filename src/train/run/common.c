@@ -1,3 +1,5 @@
+/* Compares what the ranks of a run have with rank 0: program, configuration, run folder and
+ * data. */
 #define _GNU_SOURCE /* mkostemp */
 #include "train/run/common.h"
 
@@ -18,9 +20,10 @@
 
 enum { HOST_BYTES = 256, SAMPLES = 16 };
 
-/* What rank 0 tells the others: its host, and a file it has made (PATH_MAX of both is plenty). */
+/* What rank 0 sends to the others: its host, and a file it has created (PATH_MAX is enough for
+ * both). */
 typedef struct mark {
-    int32_t status; /* of making it */
+    int32_t status; /* of creating it */
     char host[HOST_BYTES], path[PATH_MAX];
 } mark;
 
@@ -61,13 +64,11 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed)
     return qd_agree(comm, mine, agreed);
 }
 
-/* ---- one program, one configuration ---- */
-
-/* What rank 0 tells the others; its configuration follows. The size is that of all versions, so
- * that they can tell each other apart. */
+/* What rank 0 sends to the others; its configuration follows. The size is the same in all versions,
+ * so that different versions can compare themselves. */
 typedef struct setup {
     char version[32];
-    unsigned char build[32]; /* the linker's hash of what it made; zeros: it leaves none */
+    unsigned char build[32]; /* the linker's build id; zeros: none */
     int64_t length;
 } setup;
 
@@ -88,7 +89,7 @@ static bool holds(const struct dl_phdr_info *info, const void *address)
     return false;
 }
 
-/* Notes follow each other: head, name, value, each filled up to 4 bytes. */
+/* ELF notes follow each other: header, name, value, each padded to 4 bytes. */
 static void read_notes(const unsigned char *note, size_t bytes, const object *o)
 {
     ElfW(Nhdr) head;
@@ -105,7 +106,8 @@ static void read_notes(const unsigned char *note, size_t bytes, const object *o)
     }
 }
 
-/* Of the program, or of the shared library, that holds the address: 1 ends the search. */
+/* Finds the build id of the program or shared library that contains the address; 1 ends the
+ * search. */
 static int find_build(struct dl_phdr_info *info, size_t size, void *context)
 {
     const object *o = context;
@@ -139,7 +141,7 @@ static qd_status compare_programs(const setup *own, const setup *first, int rank
     return QD_OK;
 }
 
-/* Where a machine finds what is compared by content, and what changes no result. */
+/* Paths to what is compared by content, and settings that change no result. */
 static bool may_differ(const char *entry)
 {
     static const char *const keys[] = {
@@ -160,7 +162,7 @@ static const char *find_value(const char *list, size_t length, const char *entry
     return NULL;
 }
 
-/* The first entry of `list` that `other` lacks or has with another value; NULL: none. */
+/* The first entry of `list` that `other` does not have, or has with another value; NULL: none. */
 static const char *find_other(const char *list, size_t length, const char *other, size_t other_length)
 {
     for (size_t at = 0; at < length; at += strlen(list + at) + 1) {
@@ -182,7 +184,7 @@ static qd_status compare_configurations(const qd_strbuf *own, const char *first,
     const char *mine = find_value(own->data, own->length, entry), *theirs = find_value(first, length, entry);
     return QD_FAIL(QD_USAGE,
                    "%.*s: rank %d on host %s was given %.80s, rank 0 %.80s: all ranks must have the same "
-                   "configuration, so look whether its file is the same on all machines",
+                   "configuration; check that its file is the same on all machines",
                    (int)strcspn(entry, "="), entry, rank, host, mine ? mine : "nothing", theirs ? theirs : "nothing");
 }
 
@@ -214,8 +216,6 @@ done:
     return status;
 }
 
-/* ---- one run folder ---- */
-
 qd_status qd_path_existing(char *path)
 {
     struct stat info;
@@ -231,7 +231,7 @@ qd_status qd_path_existing(char *path)
     return QD_OK;
 }
 
-/* A name that no rank has looked up before: network file systems remember what was not there. */
+/* Uses a name that no rank has looked up before: network file systems cache failed lookups. */
 static qd_status make_mark(const char *folder, mark *m)
 {
     char existing[PATH_MAX];
@@ -241,7 +241,7 @@ static qd_status make_mark(const char *folder, mark *m)
     int n = snprintf(m->path, sizeof m->path, "%s/.quadrille-XXXXXX", existing);
     int fd = n > 0 && n < PATH_MAX ? mkostemp(m->path, O_CLOEXEC) : -1;
     if (fd < 0)
-        return QD_FAIL(QD_USAGE, "run.dir: nothing can be written in %s: %s", existing, strerror(errno));
+        return QD_FAIL(QD_USAGE, "run.dir: %s is not writable: %s", existing, strerror(errno));
     close(fd);
     return QD_OK;
 }
@@ -255,8 +255,7 @@ static qd_status see_mark(const mark *m, const char *folder, int rank)
     find_host(host);
     return QD_FAIL(QD_USAGE,
                    "run.dir: %s on host %s, as rank %d sees it, is not the folder of rank 0 on host %s: all ranks write checkpoints there, "
-                   "so put it on a file "
-                   "system that all machines mount, under one path",
+                   "so put it on a file system that all machines mount under the same path",
                    folder, host, rank, m->host);
 }
 
@@ -280,9 +279,7 @@ done:
     return status;
 }
 
-/* ---- the same data ---- */
-
-/* Of the number of windows and of the tokens of some, spread over the first epoch. */
+/* Hashes the number of windows and the tokens of some of them, spread over the first epoch. */
 static qd_status hash_data(qd_data *data, int64_t seq, int64_t *windows, int64_t *hash)
 {
     qd_batch_source source = qd_data_source(data);
@@ -322,9 +319,7 @@ qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed
     return qd_agree(comm, status, agreed);
 }
 
-/* ---- where the ranks lie ---- */
-
-/* "alpha 0 to 3 6": the host of the first rank, and all ranks there, as ranges. */
+/* "alpha 0 to 3 6": the host of the first rank, and all ranks on it, as ranges. */
 static void put_host(const qd_comm *comm, int first, qd_strbuf *text)
 {
     const char *host = qd_comm_host(comm, first);

@@ -1,3 +1,4 @@
+/* Reads /proc/self/status, and resets its peak. */
 #include "train/run/footprint.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* The process's memory as the kernel sees it: the accountant's figures are checked against this
- * from outside. */
+/* The memory of this process as the kernel reports it: an independent check of the planned
+ * figures. */
 #ifndef QD_TRAIN_RUN_FOOTPRINT_H
 #define QD_TRAIN_RUN_FOOTPRINT_H
 
@@ -16,6 +16,6 @@ typedef struct qd_footprint {
 } qd_footprint;
 
 qd_status qd_footprint_read(qd_footprint *footprint);
-/* The peak starts anew from what is resident now. False where the system does not allow it. */
+/* Restarts the peak from what is resident now. False where the system does not allow it. */
 bool qd_footprint_reset_peak(void);
 #endif

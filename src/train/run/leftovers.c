@@ -1,5 +1,5 @@
-/* Names of an MPI library's shared memory: found in this process's mappings, kept in the run
- * folder, removed after a kill. */
+/* Finds the shared memory of an MPI library in this process's mappings, stores its names in the run
+ * folder, and removes it after a kill. */
 #include "train/run/leftovers.h"
 
 #include "base/text/json.h"
@@ -38,8 +38,8 @@ static bool is_segment(const char *path)
     return false;
 }
 
-/* The segment that this rank has made: its name ends with the rank. Those of its peers, which it
- * has mapped too, are theirs. */
+/* The segment that this rank created: its name ends with the rank. The rank has mapped those of its
+ * peers too, which are not its own. */
 static void find_own(int rank, entry *own)
 {
     FILE *maps = fopen("/proc/self/maps", "re");
@@ -97,20 +97,20 @@ qd_status qd_leftovers_note(qd_comm *comm, const char *path)
     return status;
 }
 
-static void add(char *remark, size_t size, const char *host, const char *path, const char *why)
+static void add(char *warning, size_t size, const char *host, const char *path, const char *why)
 {
-    size_t used = strlen(remark);
-    snprintf(remark + used, size - used, "%s%s on host %s%s%s", used ? ", " : "shared memory of the run before is left: ", path, host,
-             why[0] ? ": " : "", why);
+    size_t used = strlen(warning);
+    snprintf(warning + used, size - used, "%s%s on host %s%s%s", used ? ", " : "shared memory of the previous run was not removed: ",
+             path, host, why[0] ? ": " : "", why);
 }
 
-void qd_leftovers_clear(const char *path, char *remark, size_t size)
+void qd_leftovers_clear(const char *path, char *warning, size_t size)
 {
     enum { MOST_BYTES = 16 << 20 };
     char host[64], *text = NULL;
     size_t length;
     qd_json *document = NULL;
-    remark[0] = '\0';
+    warning[0] = '\0';
     find_host(host);
     if (access(path, F_OK) != 0)
         return;
@@ -123,9 +123,9 @@ void qd_leftovers_clear(const char *path, char *remark, size_t size)
             if (!where || !file || !is_segment(file))
                 continue;
             if (strcmp(where, host) != 0)
-                add(remark, size, where, file, "");
+                add(warning, size, where, file, "");
             else if (lstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == geteuid() && unlink(file) != 0 && errno != ENOENT)
-                add(remark, size, where, file, strerror(errno));
+                add(warning, size, where, file, strerror(errno));
         }
     qd_json_destroy(document);
     free(text);

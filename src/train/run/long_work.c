@@ -1,3 +1,4 @@
+/* Runs work in a thread while the ranks keep communicating. */
 #include "train/run/long_work.h"
 
 #include <pthread.h>
@@ -29,7 +30,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* Waits a quarter of a second at most. */
+/* Waits at most a quarter of a second. */
 static bool wait_a_little(job *j)
 {
     struct timespec until;
@@ -45,7 +46,7 @@ static bool wait_a_little(job *j)
     return done;
 }
 
-/* All ranks: until nobody works any more. */
+/* All ranks: communicates until no rank is working. */
 static qd_status keep_in_touch(qd_comm *comm, job *j)
 {
     for (int32_t busy = 1; busy;) {
@@ -60,7 +61,7 @@ static qd_status work_in_thread(qd_comm *comm, qd_long_work work, void *context)
     job j = {.work = work, .context = context, .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
     pthread_t thread;
     int error = pthread_create(&thread, NULL, run, &j);
-    if (error != 0) { /* the others must not wait for this rank, nor it for them */
+    if (error != 0) { /* neither this rank nor the others may wait for each other */
         QD_TRY(keep_in_touch(comm, NULL));
         return QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error));
     }

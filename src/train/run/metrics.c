@@ -1,5 +1,5 @@
-/* metrics.jsonl: whole lines only, on any disk, and the lock that keeps two runs out of one
- * folder. */
+/* metrics.jsonl: appends whole lines only, also on a full or failing disk, and holds the lock that
+ * keeps two runs out of one folder. */
 #include "train/run/metrics.h"
 
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A process that only looks holds the lock for microseconds. */
+/* A process that only checks the lock holds it for microseconds. */
 #define SECONDS_FOR_LOOKERS 0.5
 
 struct qd_metrics {
@@ -25,14 +25,13 @@ struct qd_metrics {
     char *path;
     qd_strbuf line;
     off_t whole;  /* bytes of whole lines */
-    bool torn;    /* bytes of a line that failed follow them */
+    bool torn;    /* part of a failed line follows them */
     int64_t lost; /* lines that could not be written */
-    int error;    /* of the first of them */
-    char remark[512];
+    int error;    /* of the first lost line */
+    char warning[512];
 };
 
-/* Bytes of the file that are whole lines of steps up to `step`. Lines are in order of their
- * steps. */
+/* Bytes of the file that are whole lines of steps up to `step`. Lines are in the order of steps. */
 static off_t lines_to_keep(const char *path, int64_t step)
 {
     char *text = NULL;
@@ -50,8 +49,8 @@ static off_t lines_to_keep(const char *path, int64_t step)
     return keep;
 }
 
-/* kind: LOCK_EX to write; LOCK_SH to look, so that those who look at the same time, as the ranks of
- * one run, do not see each other. A file system without locks keeps nobody away. */
+/* kind: LOCK_EX to write; LOCK_SH to check, so that concurrent checks, by the ranks of one run, do
+ * not see each other. On a file system without locks this always succeeds. */
 static qd_status lock(int fd, int kind, const char *path, double seconds, const atomic_int *stop)
 {
     const double begin = qd_clock_now();
@@ -72,9 +71,9 @@ static qd_status lock(int fd, int kind, const char *path, double seconds, const 
 
 qd_status qd_metrics_wait_free(const char *path, double seconds, const atomic_int *stop)
 {
-    int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC); /* NFS locks what can be written */
+    int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC); /* NFS locks only writable files */
     if (fd < 0)
-        return QD_OK; /* who writes it will say what is wrong */
+        return QD_OK; /* the writer will report what is wrong */
     qd_status status = lock(fd, LOCK_SH, path, seconds, stop);
     close(fd);
     return status;
@@ -85,7 +84,7 @@ qd_status qd_metrics_check_free(const char *path)
     return qd_metrics_wait_free(path, 0.0, NULL);
 }
 
-/* To its whole lines. EINVAL: a device, which has no length. */
+/* Truncates the file to its whole lines. EINVAL: a device, which has no length. */
 static bool cut(const qd_metrics *m)
 {
     return ftruncate(m->fd, m->whole) == 0 || errno == EINVAL;
@@ -99,7 +98,7 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         return QD_FAIL(QD_NO_MEMORY, "no memory to write %s", path);
     }
     struct stat info = {0};
-    m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666); /* nothing waits for the reader of a pipe */
+    m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666); /* do not block on a pipe without a reader */
     qd_status status = QD_OK;
     if (m->fd < 0)
         status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
@@ -109,7 +108,7 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
     m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
     if (status == QD_OK && !cut(m))
-        status = QD_FAIL(QD_IO, "%s: cannot be cut to its first %lld steps: %s", path, (long long)step, strerror(errno));
+        status = QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", path, (long long)step, strerror(errno));
     if (status != QD_OK) {
         qd_metrics_destroy(m);
         return status;
@@ -140,7 +139,8 @@ void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
     }
 }
 
-/* 0, or the error. One write per line, so that a reader and a killed run see whole lines. */
+/* Returns 0 or the error. One write per line, so that readers see whole lines even if the run is
+ * killed. */
 static int append(qd_metrics *m)
 {
     if (m->torn && !cut(m))
@@ -161,8 +161,8 @@ static int append(qd_metrics *m)
     return 0;
 }
 
-/* Of a disk, and may be over by the next step or the next day. Anything else is a mistake in what
- * the file is. */
+/* Disk errors that may be gone by the next step or the next day. Any other error means that the
+ * file itself is wrong. */
 static bool may_pass(int error)
 {
     static const int passing[] = {ENOSPC, EDQUOT, EIO, EROFS, ESTALE, EFBIG, ENODEV, ENXIO, ETIMEDOUT, EAGAIN};
@@ -177,9 +177,9 @@ static bool is_full(int error)
     return error == ENOSPC || error == EDQUOT;
 }
 
-qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **remark)
+qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **warning)
 {
-    *remark = NULL;
+    *warning = NULL;
     qd_strbuf_clear(&m->line);
     qd_json_writer w = qd_json_writer_on(&m->line);
     qd_json_object_begin(&w, NULL);
@@ -195,9 +195,9 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
         return QD_FAIL(QD_IO, "%s: cannot be written: %s", m->path, strerror(error));
     if (m->lost++ == 0) {
         m->error = error;
-        snprintf(m->remark, sizeof m->remark, "%.400s: %s: steps are left out until %s", m->path, strerror(error),
-                 is_full(error) ? "there is room" : "it can be written again");
-        *remark = m->remark;
+        snprintf(m->warning, sizeof m->warning, "%.400s: %s: steps are not written until %s", m->path, strerror(error),
+                 is_full(error) ? "the disk has free space" : "it can be written again");
+        *warning = m->warning;
     }
     return QD_OK;
 }
@@ -205,16 +205,16 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
 void qd_metrics_sync(qd_metrics *m)
 {
     if (m)
-        (void)fdatasync(m->fd); /* what fails here shows in the next line that is written */
+        (void)fdatasync(m->fd); /* an error will show when the next line is written */
 }
 
 const char *qd_metrics_lost(qd_metrics *m)
 {
     if (!m || m->lost == 0)
         return NULL;
-    snprintf(m->remark, sizeof m->remark, "%.400s: %lld step%s left out: %s", m->path, (long long)m->lost,
-             m->lost == 1 ? " is" : "s are", is_full(m->error) ? "the disk had no room" : strerror(m->error));
-    return m->remark;
+    snprintf(m->warning, sizeof m->warning, "%.400s: %lld step%s not written: %s", m->path, (long long)m->lost,
+             m->lost == 1 ? " was" : "s were", is_full(m->error) ? "the disk was full" : strerror(m->error));
+    return m->warning;
 }
 
 void qd_metrics_destroy(qd_metrics *m)

@@ -18,14 +18,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- before the ranks exist ---- */
-
-/* Of those that ask a run to end and to go on later. */
+/* Signals that ask a run to stop, to be resumed later. */
 static const char *signal_name(int number)
 {
     return number == SIGUSR1   ? "SIGUSR1"
            : number == SIGHUP  ? "SIGHUP"
-           : number == SIGPIPE ? "SIGPIPE (nobody reads standard output)"
+           : number == SIGPIPE ? "SIGPIPE (standard output is closed)"
                                : "SIGTERM";
 }
 
@@ -52,13 +50,13 @@ static bool report_progress(void *context, const char *what, int64_t done, int64
     return atomic_load(w->stop) == 0;
 }
 
-/* Text is read, perhaps for hours, and there is nothing to keep yet: who asks to stop need not wait
- * for a step. */
+/* Tokenizing may take hours, and there is no state to save yet: a request to stop need not wait for
+ * a step. */
 static qd_status tell_early_end(int asked)
 {
     if (asked == SIGINT)
-        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while text became tokens");
-    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while text became tokens: start again", signal_name(asked));
+        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while the text was tokenized");
+    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while the text was tokenized: start again", signal_name(asked));
 }
 
 qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary)
@@ -73,8 +71,6 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
     qd_run_corpus_close(&corpus);
     return QD_OK;
 }
-
-/* ---- one rank ---- */
 
 qd_status qd_rank_agree(qd_rank_run *s, qd_status mine)
 {
@@ -93,9 +89,9 @@ static bool keeps_checkpoints(const qd_rank_run *s)
     return s->run->config.save && s->run->config.run_dir[0] != '\0';
 }
 
-/* Collective, after each step: all ranks learn of a signal that has reached any of them, so that
- * they stop after the same step. Where there are several, the highest number counts: SIGINT,
- * SIGUSR1, SIGTERM. Whether it is time for a checkpoint is rank 0's decision: clocks differ. */
+/* Collective, after each step: all ranks learn of a signal that any of them received, so that they
+ * stop after the same step. If there are several signals, the highest of SIGINT, SIGUSR1 and
+ * SIGTERM is used. Rank 0 decides whether it is time for a checkpoint, because clocks differ. */
 static qd_status ask_ranks(qd_rank_run *s)
 {
     double seconds = s->run->config.save_seconds;
@@ -107,8 +103,8 @@ static qd_status ask_ranks(qd_rank_run *s)
     return QD_OK;
 }
 
-/* Rank 0, while the others wait: what MFU is measured against. Machines are taken to be alike.
- * Processes have a GPU each; threads share those that there are. */
+/* Rank 0, while the others wait: measures the peak that MFU refers to. Machines are assumed to be
+ * equal. Processes have a GPU each; threads share the available ones. */
 static qd_status measure_peak(qd_rank_run *s)
 {
     if (qd_comm_rank(s->world) != 0)
@@ -127,8 +123,6 @@ static qd_status measure_peak(qd_rank_run *s)
     return QD_OK;
 }
 
-/* ---- checkpoints ---- */
-
 static qd_status open_saver(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -139,14 +133,14 @@ static qd_status open_saver(qd_rank_run *s)
     return qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver);
 }
 
-/* The state holds what is not finite: training on would waste the time, and every later save would
- * fail. All ranks end, and the checkpoints from before stay. */
+/* The state is not finite: further training would be wasted, and every later save would fail. All
+ * ranks end, and the earlier checkpoints stay. */
 static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
 {
-    char before[64] = "no checkpoint from before is known";
+    char before[64] = "there is no earlier checkpoint";
     s->agreed = true;
     if (s->kept >= 0)
-        snprintf(before, sizeof before, "the last one is that of step %lld (--resume)", (long long)s->kept);
+        snprintf(before, sizeof before, "the last one is from step %lld (--resume)", (long long)s->kept);
     if (qd_comm_rank(s->world) == 0)
         return QD_FAIL(QD_NOT_FINITE, "no checkpoint is written after step %lld, and the run ends, because its state is not finite: %s; %s",
                        (long long)report->step, report->message, before);
@@ -154,9 +148,9 @@ static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
     return QD_NOT_FINITE;
 }
 
-/* Collective. How the checkpoint that is being written stands. A failure to write one is reported,
- * and training continues; after the last step it is the run's failure (tell_unsaved), and so is a
- * state that is not finite. */
+/* Collective. Checks the checkpoint that is being written. A failed write is reported and training
+ * continues; after the last step it fails the run (tell_unsaved), and so does a state that is not
+ * finite. */
 static qd_status poll_save(qd_rank_run *s, bool wait)
 {
     qd_save_report report;
@@ -177,8 +171,8 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
     return QD_OK;
 }
 
-/* Collective. One is written at a time; the last of a run, and one without room for a copy, is
- * waited for. */
+/* Collective. Only one save is in progress; the last one of a run, and one without memory for a
+ * copy, is waited for. */
 static qd_status save(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -190,8 +184,8 @@ static qd_status save(qd_rank_run *s)
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
-/* When everything else is right, on all ranks: what is taken away cannot come back. Rank 0's; large
- * checkpoints take long to go. */
+/* Rank 0, after everything else was checked on all ranks: removed files cannot be restored.
+ * Removing large checkpoints takes long. */
 static qd_status replace_run(void *state)
 {
     const qd_run *run = ((const qd_rank_run *)state)->run;
@@ -199,7 +193,7 @@ static qd_status replace_run(void *state)
     return replaces ? qd_run_folder_clear(&run->config) : QD_OK;
 }
 
-/* Collective, where an MPI library may have made some. */
+/* Collective, where an MPI library may have created shared memory. */
 static qd_status note_shared_memory(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -210,7 +204,7 @@ static qd_status note_shared_memory(qd_rank_run *s)
     return qd_rank_agree(s, qd_leftovers_note(s->control, path));
 }
 
-/* A run that ends in order leaves the world in order, and the library removes its memory itself. */
+/* A run that ends normally closes the world, and the MPI library removes its memory itself. */
 static void forget_shared_memory(const qd_rank_run *s)
 {
     qd_run_file path;
@@ -249,7 +243,7 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
     const qd_run *run = s->run;
     double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
     double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
-    if (s->peak_flops > 0.0) /* a machine that was busy when it was measured shows later what it can do */
+    if (s->peak_flops > 0.0) /* a machine that was busy during the measurement may be faster later */
         s->peak_flops = fmax(s->peak_flops, flops);
     qd_train_step line = {
         .step = step,
@@ -266,17 +260,17 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .across_bytes = moved->crossed,
         .across_flat_bytes = moved->flat,
     };
-    const char *remark = NULL;
+    const char *warning = NULL;
     if (s->metrics)
-        QD_TRY(qd_metrics_write(s->metrics, &line, &remark));
-    if (remark)
-        qd_rank_note(s, remark);
+        QD_TRY(qd_metrics_write(s->metrics, &line, &warning));
+    if (warning)
+        qd_rank_note(s, warning);
     if (run->observer && run->observer->on_step)
         run->observer->on_step(run->observer->context, &line);
     return QD_OK;
 }
 
-/* Collective: what the step's ranks have sent to experts. */
+/* Collective: sums the bytes dispatched to experts in the step over all ranks. */
 static qd_status count_dispatched(qd_rank_run *s, qd_dispatched *moved)
 {
     qd_dispatched before = s->dispatched;
@@ -284,7 +278,8 @@ static qd_status count_dispatched(qd_rank_run *s, qd_dispatched *moved)
     if (s->run->config.ep * s->run->config.etp == 1)
         return QD_OK;
     QD_TRY(qd_trainer_dispatched_all(s->trainer, s->control, &s->dispatched));
-    *moved = (qd_dispatched){.bytes = s->dispatched.bytes - before.bytes, .crossed = s->dispatched.crossed - before.crossed,
+    *moved = (qd_dispatched){.bytes = s->dispatched.bytes - before.bytes,
+                             .crossed = s->dispatched.crossed - before.crossed,
                              .flat = s->dispatched.flat - before.flat};
     s->end.dispatch_bytes += moved->bytes;
     s->end.across_bytes += moved->crossed;
@@ -292,7 +287,7 @@ static qd_status count_dispatched(qd_rank_run *s, qd_dispatched *moved)
     return QD_OK;
 }
 
-/* A step that was left out is told; a run that leaves out all of them makes no progress. */
+/* Reports skipped steps. A run that skips many consecutive steps makes no progress and ends. */
 static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output *output)
 {
     enum { MOST = 20 };
@@ -300,24 +295,24 @@ static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output
     s->skipped = output->skipped ? s->skipped + 1 : 0;
     if (!output->skipped)
         return QD_OK;
-    snprintf(text, sizeof text, "step %lld was left out: %s", (long long)step, output->not_finite);
+    snprintf(text, sizeof text, "step %lld was skipped: %s", (long long)step, output->not_finite);
     qd_rank_note(s, text);
     if (s->skipped < MOST)
         return QD_OK;
-    return QD_FAIL(QD_NOT_FINITE, "%d steps in a row were left out, the last, %lld, because of %s; the weights are those of step %lld",
+    return QD_FAIL(QD_NOT_FINITE, "%d consecutive steps were skipped, the last, %lld, because of %s; the weights are those of step %lld",
                    MOST, (long long)step, output->not_finite, (long long)(step - MOST));
 }
 
-/* Steps that are not finite end the run, on all ranks alike and in order. The checkpoint that is
- * being written is completed, and the state, which such steps have not touched, is kept: a run with
- * other settings can resume from it. */
+/* Non-finite steps end the run in order, on all ranks. The checkpoint that is being written is
+ * completed, and the state, which such steps have not changed, is saved: a run with other settings
+ * can resume from it. */
 static qd_status end_saving(qd_rank_run *s, qd_status status)
 {
     qd_error_record why;
     if (status != QD_NOT_FINITE || !s->saver)
         return status;
     qd_error_keep(&why);
-    qd_status saving = poll_save(s, true); /* its failure is reported by a note, that of communication by the end */
+    qd_status saving = poll_save(s, true); /* a failed save is reported by a note, failed communication at the end */
     if (saving == QD_OK && qd_trainer_position(s->trainer).step > s->kept)
         saving = save(s);
     if (saving == QD_OK)
@@ -361,7 +356,7 @@ static qd_status run_steps(qd_rank_run *s)
     return QD_OK;
 }
 
-/* How an interrupted run ends: rank 0 says it, the others return the same status. */
+/* The status of an interrupted run: rank 0 has the message, the others return the same status. */
 static qd_status tell_end(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -382,7 +377,7 @@ static qd_status tell_end(qd_rank_run *s)
                                            : " without a checkpoint");
 }
 
-/* A run whose result was to be kept and is not has failed, on all ranks. */
+/* A run whose result should have been saved but was not has failed, on all ranks. */
 static qd_status tell_unsaved(qd_rank_run *s)
 {
     s->agreed = true;
@@ -401,7 +396,7 @@ static qd_status finish(qd_rank_run *s)
     qd_run_file path;
     QD_TRY(qd_footprint_read(&footprint));
     QD_TRY(qd_run_path(&run->config, "memory.json", path));
-    /* Memory of other ranks that this process has mapped counts for them. */
+    /* Mapped memory of other ranks is counted on those ranks. */
     int64_t staging, shared = qd_comm_shared_bytes(s->world, &staging), others = shared < 0 ? 0 : footprint.shared - shared;
     int64_t resident = footprint.peak - (others > 0 ? others : 0);
     QD_TRY(qd_run_memory_write(s->control,
@@ -422,8 +417,8 @@ static qd_status finish(qd_rank_run *s)
     return s->end.interrupted ? tell_end(s) : s->unsaved[0] != '\0' ? tell_unsaved(s) : QD_OK;
 }
 
-/* A failure of one of several says whose it is, unless it names a rank: many know of what is not
- * finite, or who is missing. */
+/* Adds this rank to the message, unless it names a rank already: several ranks may report the same
+ * non-finite number or the same missing rank. */
 static void name_rank(const qd_comm *world, qd_status status)
 {
     if (qd_comm_size(world) > 1 && !strstr(qd_error_message(), "rank "))

@@ -1,12 +1,12 @@
-/* The configuration of a run as it was asked for and as it was understood: config.yaml and
- * effective.yaml of a run folder. */
+/* The configuration of a run as it was given and as it was resolved: config.yaml and effective.yaml
+ * of a run folder. */
 #include "train/run/run.h"
 
 #include "model/field_table.h"
 
 #include <stdio.h>
 
-/* Collects the first failure, so that the list of keys below reads as a list. */
+/* Keeps the first failure, so that the keys below read as a list. */
 typedef struct resolver {
     qd_options *options;
     qd_status status;
@@ -30,7 +30,7 @@ static void put_bool(resolver *r, const char *key, bool value)
     put_text(r, key, value ? "true" : "false");
 }
 
-/* What the layout of this start has decided. */
+/* Values that the layout of this start has decided. */
 static void put_layout(resolver *r, const qd_config *config, const qd_program *program)
 {
     static const char *const degrees[QD_AXIS_COUNT] = {"parallel.tp", "parallel.cp", "parallel.dp", "parallel.pp"};
@@ -63,10 +63,10 @@ qd_status qd_run_config_text(const qd_options *options, const qd_config *config,
     else
         r.status = qd_model_put(&config->model, r.options);
     if (!program && !qd_options_is_set(options, "parallel.ranks"))
-        qd_options_leave_out(r.options, "parallel.ranks"); /* mpirun or srun may decide it */
+        qd_options_leave_out(r.options, "parallel.ranks"); /* mpirun or srun may set it */
     if (config->pipeline.file && config->pipeline.file[0] != '\0')
         put_text(&r, "parallel.schedule", "file");
-    /* A copy of the file must not replace a run by itself. */
+    /* Training with a copy of the file must not replace or resume a run by accident. */
     put_bool(&r, "run.overwrite", false);
     put_bool(&r, "run.resume", false);
     if (r.status == QD_OK)

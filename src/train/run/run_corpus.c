@@ -1,3 +1,4 @@
+/* Finds, loads or trains the tokenizer of a run, tokenizes its text, and opens the data set. */
 #include "train/run/run_corpus.h"
 
 #include "base/text/strbuf.h"
@@ -20,8 +21,6 @@ static qd_status join(const char *folder, const char *name, file_path path)
     int n = snprintf(path, sizeof(file_path), "%s/%s", folder, name);
     return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", folder);
 }
-
-/* ---- a tokenizer of the run's own ---- */
 
 static bool training_progress(void *context, const char *phase, int64_t done, int64_t total)
 {
@@ -55,9 +54,9 @@ static qd_status train_tokenizer(const qd_config *c, const qd_file_list *files, 
     return status;
 }
 
-/* What a tokenizer of the run's own was trained on: the number of entries and a hash of the text,
- * of the member of its lines that counts and of the line that separates documents, if there is one;
- * and, in the file, a hash of what came of it. */
+/* Identifies what a run's own tokenizer was trained on: the number of entries and a hash of the
+ * text, of the member of its JSON lines that is used, and of the line that separates documents, if
+ * any. The file also has a hash of the resulting tokenizer. */
 enum { KEY_BYTES = 64 };
 static qd_status training_key(const qd_config *c, const qd_file_list *files, char key[KEY_BYTES])
 {
@@ -80,8 +79,7 @@ static qd_status complete_key(char key[KEY_BYTES], const char *tokenizer)
     return QD_OK;
 }
 
-/* A tokenizer that is there counts if it was trained on the same, and is still what came of
- * that. */
+/* An existing tokenizer is valid if it was trained on the same text and has not changed since. */
 static qd_status is_up_to_date(const char *path, const char *key_path, const char *key, bool *good)
 {
     struct stat info;
@@ -98,8 +96,8 @@ static qd_status is_up_to_date(const char *path, const char *key_path, const cha
     return QD_OK;
 }
 
-/* Under the lock. The key is written last: without it, the tokenizer is not trusted. A run that is
- * to be replaced keeps its tokenizer until it is: that of the new one waits beside it. */
+/* Under the lock. The key is written last: without it, the tokenizer is not trusted. A run that
+ * will be replaced keeps its tokenizer until then: the new run's is stored under another name. */
 static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress, file_path path)
 {
     file_path key_path, metrics;
@@ -121,8 +119,8 @@ static qd_status ensure_tokenizer(const qd_config *c, const qd_file_list *files,
     return qd_file_replace(key_path, key, strlen(key));
 }
 
-/* run.dir/tokenizer.json, trained if it is not there. The lock is on the folder: nothing is left
- * behind. */
+/* run.dir/tokenizer.json, trained if it does not exist. The folder itself is locked, so that no
+ * lock file is left behind. */
 static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, const qd_run_corpus_progress *progress,
                                qd_tokenizer **tokenizer)
 {
@@ -131,12 +129,12 @@ static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, co
         return QD_FAIL(QD_USAGE, "model.vocab is %lld: bytes need 256 entries, a tokenizer more than 256",
                        (long long)c->model.vocab);
     if (c->run_dir[0] == '\0')
-        return QD_FAIL(QD_USAGE, "model.vocab is %lld and the data is text: name a tokenizer (data.tokenizer), or a folder "
-                                 "(run.dir) in which one that is trained now can be kept", (long long)c->model.vocab);
+        return QD_FAIL(QD_USAGE, "model.vocab is %lld and the data is text: set data.tokenizer, or set run.dir, in which a tokenizer "
+                                 "that is trained now can be stored", (long long)c->model.vocab);
     QD_TRY(join(c->run_dir, "tokenizer.json", path));
-    if (c->resume) /* one that is trained now would give the tokens that the weights know other meanings */
-        return QD_FAIL(QD_USAGE, "run.resume: there is no %s, and the data is text: name the tokenizer that the run was trained with "
-                                 "(data.tokenizer)", path);
+    if (c->resume) /* a newly trained tokenizer would change the meaning of the tokens that the weights were trained on */
+        return QD_FAIL(QD_USAGE, "run.resume: there is no %s, and the data is text: set data.tokenizer to the tokenizer that the run "
+                                 "was trained with", path);
     QD_TRY(qd_folder_make(c->run_dir));
     int lock = open(c->run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (lock < 0 || flock(lock, LOCK_EX) != 0) {
@@ -150,8 +148,6 @@ static qd_status own_tokenizer(const qd_config *c, const qd_file_list *files, co
     return status == QD_OK ? qd_tokenizer_load(path, NULL, tokenizer) : status;
 }
 
-/* ---- opening ---- */
-
 static qd_status check_vocabulary(const qd_config *c, const qd_tokenizer *tokenizer)
 {
     if (qd_tokenizer_size(tokenizer) <= c->model.vocab)
@@ -160,7 +156,7 @@ static qd_status check_vocabulary(const qd_config *c, const qd_tokenizer *tokeni
                    (long long)c->model.vocab, qd_tokenizer_size(tokenizer));
 }
 
-/* How text becomes tokens, and whose doing that is. */
+/* How text becomes tokens. */
 typedef struct choice {
     const qd_text_encoder *encoder; /* NULL: its bytes are the tokens, or there is no text */
     file_path name;                 /* of the tokenizer's file; "": data.tokenizer */
@@ -174,7 +170,7 @@ static qd_status use_tokenizer(const qd_config *c, qd_run_corpus *corpus, choice
     return QD_OK;
 }
 
-/* A run that goes on does so with the tokenizer that it kept: what data.tokenizer names may have
+/* A resumed run uses the tokenizer that it stored: the file that data.tokenizer names may have
  * changed since, or be gone. */
 static qd_status find_kept(const qd_config *c, file_path path, bool *found)
 {
@@ -207,7 +203,8 @@ qd_status qd_run_corpus_tokenizer_hash(const char *tokenizer, uint64_t *hash)
     return status;
 }
 
-/* data.tokenizer must not name another than the run has kept. A file that is gone says nothing. */
+/* data.tokenizer must not name another tokenizer than the run has stored. A missing file is
+ * ignored. */
 static qd_status check_named(const char *named, const char *kept, uint64_t hash)
 {
     struct stat info;
@@ -218,7 +215,7 @@ static qd_status check_named(const char *named, const char *kept, uint64_t hash)
     if (other == hash)
         return QD_OK;
     return QD_FAIL(QD_USAGE, "run.resume: data.tokenizer is %s (%016llx), but the run was trained with %s (%016llx): data.tokenizer=%s "
-                             "goes on with it, another tokenizer needs another run", named, (unsigned long long)other, kept,
+                             "resumes it, another tokenizer needs another run", named, (unsigned long long)other, kept,
                    (unsigned long long)hash, kept);
 }
 

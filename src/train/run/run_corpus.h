@@ -1,4 +1,4 @@
-/* The text a run trains on, as its configuration describes it: tokenizer and data set. */
+/* The training text of a run, as its configuration describes it: tokenizer and data set. */
 #ifndef QD_TRAIN_RUN_RUN_CORPUS_H
 #define QD_TRAIN_RUN_RUN_CORPUS_H
 
@@ -13,25 +13,25 @@ typedef struct qd_run_corpus {
 
 typedef struct qd_run_corpus_progress {
     /* May be NULL. `what`: "tokenizer" or "tokens"; done and total in bytes of text, or merges.
-     * false: it ends, QD_INTERRUPTED. */
+     * Returning false ends the work with QD_INTERRUPTED. */
     bool (*report)(void *context, const char *what, int64_t done, int64_t total);
     void *context;
 } qd_run_corpus_progress;
 
-/* Loads or trains the tokenizer and opens the data set. Whoever comes first trains (kept in
- * run.dir) and encodes (kept in the cache); processes that open the same run at the same time wait
+/* Loads or trains the tokenizer and opens the data set. The first process trains (stored in
+ * run.dir) and tokenizes (stored in the cache); processes that open the same run concurrently wait
  * for it. Not collective. */
 qd_status qd_run_corpus_open(const qd_config *config, const qd_run_corpus_progress *progress, qd_run_corpus *corpus);
-void qd_run_corpus_close(qd_run_corpus *corpus); /* also of a half-built one */
+void qd_run_corpus_close(qd_run_corpus *corpus); /* also after a failed open */
 
-/* Whether text becomes its bytes where the run has kept no tokenizer. */
+/* Whether tokens are bytes if the run has stored no tokenizer. */
 bool qd_run_corpus_is_bytes(const qd_config *config);
 
-/* What shards carry for this tokenizer: a file, or "bytes". */
+/* The hash that shards carry for this tokenizer: a file, or "bytes". */
 qd_status qd_run_corpus_tokenizer_hash(const char *tokenizer, uint64_t *hash);
 
-/* In run.dir, while it still holds the run that is replaced: the new one's tokenizer, and what it
- * was trained on. */
+/* In run.dir, while it still holds the run that is being replaced: the new run's tokenizer, and the
+ * key of what it was trained on. */
 #define QD_RUN_NEW_TOKENIZER "tokenizer.new.json"
 #define QD_RUN_NEW_TOKENIZER_KEY "tokenizer.new.key"
 

@@ -1,3 +1,4 @@
+/* Writes data.json, and compares it with the data of a resumed run. */
 #include "train/run/run_data.h"
 
 #include "base/text/json.h"
@@ -60,13 +61,13 @@ static qd_status compare_tokenizer(const qd_json *file, const qd_data *data)
     const uint64_t before = strtoull(then, NULL, 16), now = qd_data_tokenizer_hash(data);
     if (before == 0 || now == 0 || before == now)
         return QD_OK;
-    return QD_FAIL(QD_USAGE, "run.resume: data.path has tokens of another tokenizer (%016" PRIx64 ") than the run was trained on (%s, "
-                             "says %s): shards made with the same one would be right ('quadrille tokenize --tokenizer')", now, then,
+    return QD_FAIL(QD_USAGE, "run.resume: data.path has tokens of another tokenizer (%016" PRIx64 ") than the run was trained with (%s, "
+                             "according to %s): make the shards with the same one ('quadrille tokenize --tokenizer')", now, then,
                    qd_json_name(file));
 }
 
-/* Whether the content is what it was; true where that is not known: files of earlier versions have
- * no hash. */
+/* Whether the content is unchanged; true if that is unknown: files of earlier versions have no
+ * hash. */
 static qd_status same_content(const qd_json_node *then, const qd_data *data, int source, bool *same)
 {
     const char *hash = qd_json_as_string(qd_json_member(then, "xxh3")), *of = qd_json_as_string(qd_json_member(then, "xxh3_of"));
@@ -80,14 +81,14 @@ static qd_status same_content(const qd_json_node *then, const qd_data *data, int
     return QD_OK;
 }
 
-/* Of a source that still has its path. */
-static qd_status compare_source(const qd_json *file, const qd_json_node *then, const qd_data *data, char remark[QD_RUN_DATA_REMARK])
+/* Compares a source whose path is unchanged. */
+static qd_status compare_source(const qd_json *file, const qd_json_node *then, const qd_data *data, char warning[QD_RUN_DATA_WARNING])
 {
     const char *path;
     int64_t tokens;
     QD_TRY(qd_json_get_string(file, then, "path", &path));
     QD_TRY(qd_json_get_int(file, then, "tokens", &tokens));
-    for (int i = 0; i < qd_data_source_count(data) && remark[0] == '\0'; i++) {
+    for (int i = 0; i < qd_data_source_count(data) && warning[0] == '\0'; i++) {
         qd_data_source_info now = qd_data_source_describe(data, i);
         bool same = true;
         if (strcmp(now.path, path) != 0)
@@ -95,23 +96,23 @@ static qd_status compare_source(const qd_json *file, const qd_json_node *then, c
         if (now.tokens == tokens)
             QD_TRY(same_content(then, data, i, &same));
         if (now.tokens != tokens)
-            snprintf(remark, QD_RUN_DATA_REMARK, "%s had %lld tokens and has %lld: samples, and those held out, are others from here on",
+            snprintf(warning, QD_RUN_DATA_WARNING, "%s had %lld tokens and has %lld: samples, including held-out ones, differ from here on",
                      path, (long long)tokens, (long long)now.tokens);
         else if (!same)
-            snprintf(remark, QD_RUN_DATA_REMARK,
-                     "%s has %lld tokens as before, but its content has changed since the run was last started: samples, and those held "
-                     "out, are others from here on",
+            snprintf(warning, QD_RUN_DATA_WARNING,
+                     "%s has %lld tokens as before, but its content has changed since the run was last started: samples, including "
+                     "held-out ones, differ from here on",
                      path, (long long)tokens);
     }
     return QD_OK;
 }
 
-qd_status qd_run_data_compare(const char *path, const qd_data *data, char remark[QD_RUN_DATA_REMARK])
+qd_status qd_run_data_compare(const char *path, const qd_data *data, char warning[QD_RUN_DATA_WARNING])
 {
     struct stat info;
     qd_json *file;
     const qd_json_node *sources;
-    remark[0] = '\0';
+    warning[0] = '\0';
     if (stat(path, &info) != 0)
         return QD_OK;
     QD_TRY(qd_json_load(path, &file));
@@ -119,7 +120,7 @@ qd_status qd_run_data_compare(const char *path, const qd_data *data, char remark
     if (status == QD_OK)
         status = qd_json_get_node(file, qd_json_root(file), "sources", QD_JSON_LIST, &sources);
     for (size_t i = 0; status == QD_OK && i < qd_json_count(sources); i++)
-        status = compare_source(file, qd_json_item(sources, i), data, remark);
+        status = compare_source(file, qd_json_item(sources, i), data, warning);
     qd_json_destroy(file);
     return status;
 }

@@ -1,5 +1,5 @@
-/* run.dir/data.json: the tokens that a run is trained on, so that one that goes on notices when
- * they are others. */
+/* run.dir/data.json: identifies the tokens that a run is trained on, so that a resumed run notices
+ * when they have changed. */
 #ifndef QD_TRAIN_RUN_RUN_DATA_H
 #define QD_TRAIN_RUN_RUN_DATA_H
 
@@ -7,9 +7,9 @@
 
 qd_status qd_run_data_write(const char *path, const qd_data *data);
 
-enum { QD_RUN_DATA_REMARK = 512 };
-/* remark: what of the sources is no longer as it was; empty: nothing, or the file is not there.
- * QD_USAGE: they are tokens of another tokenizer. */
-qd_status qd_run_data_compare(const char *path, const qd_data *data, char remark[QD_RUN_DATA_REMARK]);
+enum { QD_RUN_DATA_WARNING = 512 };
+/* warning: which sources have changed; empty: none, or there is no file. QD_USAGE: they are tokens
+ * of another tokenizer. */
+qd_status qd_run_data_compare(const char *path, const qd_data *data, char warning[QD_RUN_DATA_WARNING]);
 
 #endif

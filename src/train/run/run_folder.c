@@ -1,5 +1,5 @@
-/* The files of run.dir: whether the folder can be used, and what is written there when a run
- * starts. */
+/* The files of run.dir: checks whether the folder can be used, and writes its first files when a
+ * run starts. */
 #include "train/run/run_state.h"
 
 #include "base/text/strbuf.h"
@@ -22,7 +22,7 @@ qd_status qd_run_path(const qd_config *c, const char *name, qd_run_file path)
     return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", c->run_dir);
 }
 
-/* The deepest part of the path that exists must be a folder in which something can be made. */
+/* The deepest existing part of the path must be a writable folder. */
 static qd_status check_place(const char *folder)
 {
     qd_run_file path;
@@ -32,19 +32,19 @@ static qd_status check_place(const char *folder)
     if (stat(path, &info) == 0 && !S_ISDIR(info.st_mode))
         return QD_FAIL(QD_USAGE, "run.dir: %s is a file; it must be a folder or a new name", path);
     if (access(path, W_OK | X_OK) != 0)
-        return QD_FAIL(QD_USAGE, "run.dir: nothing can be written in %s: %s", path, strerror(errno));
+        return QD_FAIL(QD_USAGE, "run.dir: %s is not writable: %s", path, strerror(errno));
     return QD_OK;
 }
 
-/* A saved data.tokenizer may be gone: the run has kept its own. One that is named now is to be
- * there. */
+/* A saved data.tokenizer may be missing, since the run has stored its own. One given on the command
+ * line must exist. */
 static qd_status check_named_now(const qd_options *options, const qd_config *c)
 {
     const char *named = c->data.tokenizer;
     bool given = strcmp(qd_options_origin(options, "data.tokenizer"), "command line") == 0;
     if (!given || named[0] == '\0' || strcmp(named, "bytes") == 0 || access(named, F_OK) == 0)
         return QD_OK;
-    return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; leave it out to go on with the run's own", named, strerror(errno));
+    return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; omit it to use the run's own", named, strerror(errno));
 }
 
 qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, const atomic_int *stop)
@@ -65,13 +65,13 @@ qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, con
                                  "replace it with --overwrite", c->run_dir);
     if (!held && c->resume)
         return QD_FAIL(QD_USAGE, "run.resume: %s holds no run to resume", c->run_dir);
-    /* Longer than the dying of a killed run takes, and not so long that other ranks give up. */
+    /* Longer than a killed run takes to exit, but not so long that other ranks time out. */
     double wait = c->deadline / 2 < MOST_WAIT ? c->deadline / 2 : MOST_WAIT;
     QD_TRY(qd_metrics_wait_free(path, wait, stop));
     return c->resume ? check_named_now(options, c) : QD_OK;
 }
 
-/* A file of an earlier run, or none, is no longer there. */
+/* Removes a file of an earlier run, if it exists. */
 static qd_status clear_file(const qd_config *c, const char *name)
 {
     qd_run_file path;
@@ -90,7 +90,7 @@ static qd_status write_asked(const qd_rank_run *s)
     return status;
 }
 
-/* What stands beside the metrics. */
+/* The files other than the metrics. */
 static qd_status write_files(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -104,11 +104,11 @@ static qd_status write_files(qd_rank_run *s)
     QD_TRY(qd_run_path(c, "data.json", path));
     QD_TRY(qd_run_data_write(path, s->corpus.data));
     QD_TRY(qd_run_path(c, "tokenizer.json", path));
-    if (c->resume && access(path, F_OK) == 0) /* the checkpoints need it as it is */
+    if (c->resume && access(path, F_OK) == 0) /* the checkpoints depend on it */
         return QD_OK;
     if (!s->corpus.tokenizer)
         return clear_file(c, "tokenizer.json");
-    QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is of no use without the tokenizer it was trained with */
+    QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is useless without the tokenizer it was trained with */
     qd_run_file key, new_key;
     QD_TRY(qd_run_path(c, "tokenizer.key", key));
     QD_TRY(qd_run_path(c, QD_RUN_NEW_TOKENIZER_KEY, new_key));
@@ -117,8 +117,8 @@ static qd_status write_files(qd_rank_run *s)
     return clear_file(c, QD_RUN_NEW_TOKENIZER);
 }
 
-/* Rank 0, once everything else stands: the folder appears with its first files. The metrics come
- * first, for they are locked: of two runs that begin at the same time one gets the folder. */
+/* Rank 0, after everything else is ready. The metrics come first, because they are locked: of two
+ * runs that start concurrently, one gets the folder. */
 qd_status qd_run_folder_open(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -128,27 +128,27 @@ qd_status qd_run_folder_open(qd_rank_run *s)
     QD_TRY(qd_folder_make(c->run_dir));
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     if (c->resume && access(path, F_OK) != 0)
-        qd_rank_note(s, "metrics.jsonl is missing: the lines of earlier steps are lost, and the file starts anew");
+        qd_rank_note(s, "metrics.jsonl is missing: the lines of earlier steps are lost, and a new file is started");
     QD_TRY(qd_metrics_create(path, qd_trainer_position(s->trainer).step, &s->metrics));
     qd_run_file shared;
-    char remark[512];
+    char warning[512];
     QD_TRY(qd_run_path(c, QD_LEFTOVERS_FILE, shared));
-    qd_leftovers_clear(shared, remark, sizeof remark);
-    if (remark[0] != '\0')
-        qd_rank_note(s, remark);
+    qd_leftovers_clear(shared, warning, sizeof warning);
+    if (warning[0] != '\0')
+        qd_rank_note(s, warning);
     qd_status status = write_files(s);
     if (status != QD_OK && !c->resume)
-        unlink(path); /* or the folder would hold a run that never was */
+        unlink(path); /* otherwise the folder would seem to hold a run */
     return status;
 }
 
 qd_status qd_run_folder_clear(const qd_config *c)
 {
-    /* metrics.jsonl starts anew by itself */
+    /* metrics.jsonl is truncated when it is opened */
     static const char *const files[] = {"config.yaml", "effective.yaml", "trace.json", "memory.json", "evaluations.jsonl"};
     qd_run_file path;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
-    QD_TRY(qd_metrics_check_free(path)); /* once more: text may have been read for hours since */
+    QD_TRY(qd_metrics_check_free(path)); /* again: tokenizing may have taken hours */
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         QD_TRY(clear_file(c, files[i]));
     QD_TRY(qd_run_path(c, "checkpoints", path));

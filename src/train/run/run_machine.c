@@ -1,5 +1,5 @@
-/* What would keep a run from starting on this machine, looked for before anything is read, printed
- * or allocated. */
+/* Finds what would keep a run from starting on this machine, before anything is read, printed or
+ * allocated. */
 #include "train/run/run_machine.h"
 
 #include "base/text/strbuf.h"
@@ -12,8 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What the ranks of a run need, all together. Stages of a pipeline differ; their ranks hardly
- * do. */
+/* Memory that all ranks of a run need together. Pipeline stages differ; the ranks of one stage
+ * hardly do. */
 static int64_t all_ranks(const qd_check_report *plan)
 {
     int64_t sum = 0, beside = plan->host_bytes + plan->snapshot_bytes;
@@ -41,7 +41,7 @@ static qd_status check_memory(const qd_config *c, const qd_check_report *plan, i
     qd_strbuf text = {0};
     int fullest = plan->pipeline > 1 ? plan->memory_stage * (plan->world / plan->pipeline) : 0;
     QD_TRY(qd_fit_explain(c, fullest, (there + swap) / local_ranks - plan->snapshot_bytes, true, &text));
-    qd_status status = QD_FAIL(QD_NO_MEMORY, "%s: per rank, %s (run.memory_check=false starts all the same)", warning,
+    qd_status status = QD_FAIL(QD_NO_MEMORY, "%s: per rank, %s (run.memory_check=false starts it anyway)", warning,
                                text.data ? text.data : "");
     qd_strbuf_free(&text);
     return status;

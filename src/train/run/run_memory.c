@@ -1,3 +1,4 @@
+/* Gathers the memory figures of all ranks and writes memory.json. */
 #include "train/run/run_memory.h"
 
 #include "base/text/json_writer.h"
@@ -16,13 +17,13 @@ static qd_status write_file(const int64_t *all, int size, const char *path)
     for (int rank = 1; rank < size; rank++)
         one = one && all[rank * FIGURES + PROCESS] == all[PROCESS];
     qd_json_object_begin(&w, NULL);
-    qd_json_put_bool(&w, "one_process", one); /* ranks are threads: each gives the peak of them all */
+    qd_json_put_bool(&w, "one_process", one); /* ranks are threads: each reports the peak of the whole process */
     qd_json_list_begin(&w, "ranks");
     for (int rank = 0; rank < size; rank++) {
         qd_json_object_begin(&w, NULL);
         qd_json_put_int(&w, "rank", rank);
         qd_json_put_int(&w, "allocated_bytes", all[rank * FIGURES + ALLOCATED]);
-        qd_json_put_int(&w, "host_bytes", all[rank * FIGURES + HOST]); /* beside it: optimizer state */
+        qd_json_put_int(&w, "host_bytes", all[rank * FIGURES + HOST]); /* offloaded optimizer state */
         qd_json_put_int(&w, "staging_bytes", all[rank * FIGURES + STAGING]);
         qd_json_put_int(&w, "resident_peak_bytes", all[rank * FIGURES + RESIDENT]);
         qd_json_end(&w);

@@ -1,6 +1,5 @@
-/* Resuming a run, and starting one with the weights of another: which checkpoint is loaded, on all
- * ranks alike, and what is reported of settings and data that differ from those it was written
- * with. */
+/* Resumes a run, or starts one with the weights of another: chooses the checkpoint, loads the same
+ * one on all ranks, and reports settings and data that differ from those it was written with. */
 #include "train/run/run_state.h"
 
 #include "train/run/long_work.h"
@@ -14,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What gives a model its tensors and their meaning; rotary embeddings and dropout may change on the
- * way. */
+/* Compares what determines a model's tensors and their meaning; rotary embeddings and dropout may
+ * change during a run. */
 static bool same_tensors(const qd_model *now, const qd_model *then)
 {
     qd_model other = *then;
@@ -27,8 +26,8 @@ static bool same_tensors(const qd_model *now, const qd_model *then)
     return qd_model_equal(now, &other);
 }
 
-/* What a run cannot change on its way: the model, the order of its samples, and what its optimizer
- * keeps. early: the data has not been opened yet, which names a tokenizer that differs. */
+/* Checks what a run cannot change: the model, the order of its samples, and its optimizer state.
+ * early: the data has not been opened yet; opening it reports a different tokenizer. */
 static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
 {
     const struct {
@@ -44,13 +43,13 @@ static qd_status check_continues(const qd_config *now, const qd_config *then, bo
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!keys[i].same)
-            return QD_FAIL(QD_USAGE, "run.resume: %s is not what it was when the checkpoint was written; leave it out to resume the "
+            return QD_FAIL(QD_USAGE, "run.resume: %s has changed since the checkpoint was written; omit it to resume the "
                                      "run as it was, or start another", keys[i].key);
     return QD_OK;
 }
 
-/* Samples are windows of data.seq tokens. With another length the run goes on at as many tokens as
- * it has seen, in the order that the new windows have. */
+/* Samples are windows of data.seq tokens. With another length the run continues at the same number
+ * of tokens, in the order of the new windows. */
 static void rescale_position(qd_rank_run *s, const qd_config *then)
 {
     qd_position at = qd_trainer_position(s->trainer);
@@ -61,8 +60,8 @@ static void rescale_position(qd_rank_run *s, const qd_config *then)
     qd_trainer_set_position(s->trainer, at);
 }
 
-/* Settings that change what is trained. Of the rest, some are compared elsewhere, and some change
- * speed or memory alone. */
+/* Whether a setting changes what is trained. Of the others, some are compared elsewhere, and some
+ * change only speed or memory. */
 static bool is_compared(const char *key)
 {
     static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
@@ -74,7 +73,7 @@ static bool is_compared(const char *key)
     return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0;
 }
 
-/* One line if a setting is not what it was. */
+/* Writes a note if a setting has changed. */
 static qd_status note_change(const qd_rank_run *s, const char *key, const qd_options *then, const qd_options *now)
 {
     char *before = NULL, *after = NULL, text[1200];
@@ -84,7 +83,7 @@ static qd_status note_change(const qd_rank_run *s, const char *key, const qd_opt
     if (status == QD_OK && strcmp(before, after) != 0) {
         bool samples = strcmp(key, "data.path") == 0 || strcmp(key, "data.seq") == 0;
         snprintf(text, sizeof text, "%s was %.500s and is %.500s%s", key, before, after,
-                 samples ? ": samples are others from here on" : "");
+                 samples ? ": samples differ from here on" : "");
         qd_rank_note(s, text);
     }
     free(before);
@@ -92,7 +91,7 @@ static qd_status note_change(const qd_rank_run *s, const char *key, const qd_opt
     return status;
 }
 
-/* Whatever the reason, a learning rate that does not continue where it was. */
+/* Reports a jump of the learning rate, whatever the reason. */
 static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
 {
     const qd_optim *now = &s->run->config.optimizer;
@@ -105,7 +104,7 @@ static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
     qd_rank_note(s, text);
 }
 
-/* Rank 0: names every setting that is not what the checkpoint was written with, also where
+/* Rank 0: names every setting that differs from what the checkpoint was written with, also if
  * config.yaml was edited or damaged since. */
 static qd_status note_changes(const qd_rank_run *s, const qd_options *then_options, const qd_config *then, int64_t step)
 {
@@ -124,7 +123,7 @@ static qd_status note_changes(const qd_rank_run *s, const qd_options *then_optio
     return status;
 }
 
-/* The configuration that a checkpoint was written with; `then` refers to *options. */
+/* Reads the configuration that a checkpoint was written with; `then` refers to *options. */
 static qd_status read_config(const qd_checkpoint *checkpoint, qd_options **options, qd_config *then)
 {
     const char *text = qd_checkpoint_meta(checkpoint)->config;
@@ -134,8 +133,8 @@ static qd_status read_config(const qd_checkpoint *checkpoint, qd_options **optio
     return qd_config_resolve(*options, 0, then);
 }
 
-/* Compares this run with the configuration a checkpoint was written with; loaded: the checkpoint's
- * state is in place. */
+/* Compares this run with the configuration that a checkpoint was written with; loaded: the
+ * checkpoint's state has been loaded. */
 static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoint, bool loaded)
 {
     qd_options *options = NULL;
@@ -163,8 +162,8 @@ qd_status qd_run_resume_check(const qd_config *c)
     qd_status status = qd_store_open(root, INT64_MAX, false, &checkpoint, NULL);
     if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0)
         status = QD_FAIL(QD_USAGE,
-                         "run.resume: %s holds the weights of a conversion, and no run: run.weights=%s with another run.dir starts one "
-                         "with them",
+                         "run.resume: %s holds converted weights, not a run: run.weights=%s with another run.dir starts a run from "
+                         "them",
                          c->run_dir, c->run_dir);
     if (status == QD_OK)
         status = read_config(checkpoint, &options, &then);
@@ -177,7 +176,7 @@ qd_status qd_run_resume_check(const qd_config *c)
 
 typedef struct opening {
     const char *root;
-    int64_t below; /* steps from here on are damaged */
+    int64_t below; /* checkpoints of this step and later are damaged */
     qd_checkpoint *checkpoint;
     char *passed_over;
 } opening;
@@ -187,7 +186,7 @@ static qd_status open_newest(void *context)
     opening *o = context;
     qd_status status = qd_store_open(o->root, o->below, false, &o->checkpoint, &o->passed_over);
     if (status == QD_USAGE && o->below != INT64_MAX)
-        return QD_FAIL(QD_CORRUPT, "%s: no sound checkpoint is left", o->root);
+        return QD_FAIL(QD_CORRUPT, "%s: no valid checkpoint is left", o->root);
     return status;
 }
 
@@ -198,19 +197,20 @@ static void note_passed_over(const qd_rank_run *s, const char *why)
     qd_rank_note(s, text);
 }
 
-/* What all ranks open: the folder's step, which is its manifest's, and the hash of the manifest. */
+/* Identifies the checkpoint that all ranks open: its step, and the hash of its manifest. */
 typedef struct checkpoint_name {
     int64_t step, hash;
 } checkpoint_name;
 
-/* Collective. Rank 0 chooses the newest checkpoint below o->below whose manifest is sound; all open
- * that one. */
+/* Collective. Rank 0 chooses the newest checkpoint below o->below that has a valid manifest; all
+ * ranks open that one. */
 static qd_status open_agreed(qd_rank_run *s, opening *o, checkpoint_name *name)
 {
     qd_status status = qd_long_work_run(s->control, open_newest, o);
     *name = (checkpoint_name){-1, 0};
     if (status == QD_OK && o->checkpoint) {
-        *name = (checkpoint_name){qd_checkpoint_meta(o->checkpoint)->step, (int64_t)qd_checkpoint_hash(o->checkpoint)};
+        *name = (checkpoint_name){qd_checkpoint_meta(o->checkpoint)->step,
+                                  (int64_t)qd_checkpoint_hash(o->checkpoint)};
         status = check_checkpoint(s, o->checkpoint, false);
     }
     if (o->passed_over)
@@ -235,13 +235,13 @@ static qd_status load_step(void *context)
     if (!o->checkpoint)
         QD_TRY(qd_store_open_step(o->root, l->name.step, &o->checkpoint));
     if ((int64_t)qd_checkpoint_hash(o->checkpoint) != l->name.hash)
-        return QD_FAIL(QD_IO, "%s: has another manifest here than on rank 0: all ranks must see the same run.dir",
+        return QD_FAIL(QD_IO, "%s: has a different manifest here than on rank 0: all ranks must see the same run.dir",
                        qd_checkpoint_folder(o->checkpoint));
     return qd_state_load(l->state->trainer, o->checkpoint, false);
 }
 
-/* Collective. Every rank checks what it loads; *damaged: one has found damage, and all go on to an
- * older one. */
+/* Collective. Every rank checks what it loads; *damaged: a rank has found damage, and all continue
+ * with an older checkpoint. */
 static qd_status load_agreed(qd_rank_run *s, opening *o, checkpoint_name name, bool *damaged)
 {
     enum { MESSAGE = 1024 };
@@ -262,7 +262,7 @@ static qd_status load_agreed(qd_rank_run *s, opening *o, checkpoint_name name, b
     return QD_OK;
 }
 
-/* Collective. Goes on from the newest sound checkpoint. */
+/* Collective. Resumes from the newest valid checkpoint. */
 qd_status qd_run_resume(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
@@ -291,27 +291,27 @@ done:
     return status;
 }
 
-/* Rank 0's. */
+/* Rank 0. */
 qd_status qd_run_compare_data(const qd_rank_run *s)
 {
     qd_run_file path;
-    char remark[QD_RUN_DATA_REMARK];
+    char warning[QD_RUN_DATA_WARNING];
     if (qd_comm_rank(s->world) != 0)
         return QD_OK;
     QD_TRY(qd_run_path(&s->run->config, "data.json", path));
-    QD_TRY(qd_run_data_compare(path, s->corpus.data, remark));
-    if (remark[0] != '\0')
-        qd_rank_note(s, remark);
+    QD_TRY(qd_run_data_compare(path, s->corpus.data, warning));
+    if (warning[0] != '\0')
+        qd_rank_note(s, warning);
     return QD_OK;
 }
 
 typedef struct weights {
     const qd_rank_run *state;
-    qd_run_file folder; /* of the run that they come from */
+    qd_run_file folder; /* of the run that wrote them */
     char warning[QD_MODEL_WARNING];
 } weights;
 
-/* Every rank reads its own part; what is wrong with the folder is the same for all. */
+/* Every rank reads its own shards; an error in the folder is the same for all. */
 static qd_status load_weights(void *context)
 {
     weights *w = context;
@@ -323,7 +323,7 @@ static qd_status load_weights(void *context)
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
 }
 
-/* Weights may be wanted although they know other tokens, but not without a word. */
+/* Loading weights trained with a different tokenizer is allowed, with a warning. */
 static void note_other_tokenizer(const qd_rank_run *s, const char *folder)
 {
     char path[PATH_MAX + 32], text[PATH_MAX + 512];
@@ -332,9 +332,9 @@ static void note_other_tokenizer(const qd_rank_run *s, const char *folder)
     if (qd_comm_rank(s->world) != 0 || access(path, F_OK) != 0)
         return;
     if (qd_run_corpus_tokenizer_hash(path, &theirs) != QD_OK)
-        snprintf(text, sizeof text, "run.weights: whether they know the tokens of this run is unknown: %s", qd_error_message());
+        snprintf(text, sizeof text, "run.weights: cannot check whether they use the tokenizer of this run: %s", qd_error_message());
     else if (ours != 0 && ours != theirs)
-        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than that of this run (%016llx): "
+        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than this run uses (%016llx): "
                                     "data.tokenizer can name it", path, (unsigned long long)theirs, (unsigned long long)ours);
     else
         return;

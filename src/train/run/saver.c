@@ -1,4 +1,5 @@
-/* The states of a save: copy, write in a thread, agree, commit. See saver.h. */
+/* The phases of a save: copy the state, write it in a thread, agree on the result, commit. See
+ * saver.h. */
 #include "train/run/saver.h"
 
 #include "train/run/long_work.h"
@@ -11,7 +12,7 @@
 
 typedef enum phase { PHASE_IDLE, PHASE_WRITING, PHASE_COMMITTING } phase;
 
-/* Work of this rank's thread. */
+/* Work for this rank's thread. */
 typedef struct job {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -29,20 +30,18 @@ struct qd_saver {
     qd_arena *arena;
     qd_state_pieces pieces;
     float *snapshot; /* NULL: the state itself is read while it is written */
-    float *tensor;   /* the last that was read */
+    float *tensor;   /* the tensor that was read last */
     int tensor_param;
     qd_ckpt_kind tensor_kind;
-    qd_ckpt_meta meta; /* of the save that is going on */
+    qd_ckpt_meta meta; /* of the current save */
     phase phase;
-    char *left;        /* NULL, or what its commit could not remove */
+    char *left;        /* NULL, or what the commit could not remove */
     job job;
 };
 
 static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
 
-/* ---- state ---- */
-
-/* Pieces of one tensor follow each other: it is read once. */
+/* Pieces of one tensor are consecutive: it is read once. */
 static qd_status fetch_live(void *context, const qd_state_piece *piece, float *out)
 {
     qd_saver *s = context;
@@ -72,14 +71,12 @@ static qd_status take_snapshot(qd_saver *s)
     return QD_OK;
 }
 
-/* Rank 0's. To remove what a killed run has left may take long. */
+/* Rank 0. Removing what a killed run has left may take long. */
 static qd_status make_folder(void *saver)
 {
     const qd_saver *s = saver;
     return qd_store_prepare(s->root, s->meta.step);
 }
-
-/* ---- the thread ---- */
 
 static qd_status work(qd_saver *s)
 {
@@ -122,7 +119,7 @@ static void join_job(qd_saver *s)
     s->job.running = false;
 }
 
-/* Whether the work has ended; waits a quarter of a second for it at most. */
+/* Whether the work has ended; waits for it at most a quarter of a second. */
 static bool job_ended(job *j, bool wait)
 {
     struct timespec until;
@@ -138,9 +135,7 @@ static bool job_ended(job *j, bool wait)
     return ended;
 }
 
-/* ---- what all ranks agree on ---- */
-
-/* Collective: whether a rank is still at work, and the lowest that failed (-1: none). */
+/* Collective: whether any rank is still working, and the lowest rank that failed (-1: none). */
 static qd_status agree(qd_saver *s, bool busy, bool failed, bool *any_busy, int *who)
 {
     int size = qd_comm_size(s->control);
@@ -151,7 +146,7 @@ static qd_status agree(qd_saver *s, bool busy, bool failed, bool *any_busy, int 
     return QD_OK;
 }
 
-/* Collective: the failure of rank `who` becomes everyone's, and what was written goes. */
+/* Collective: reports the failure of rank `who` on all ranks and removes what was written. */
 static qd_status give_up(qd_saver *s, int who, qd_save_report *report)
 {
     struct {
@@ -169,7 +164,7 @@ static qd_status give_up(qd_saver *s, int who, qd_save_report *report)
     return QD_OK;
 }
 
-/* One round of the states: all write, then rank 0 commits. */
+/* One step through the phases: all ranks write, then rank 0 commits. */
 static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
 {
     int who;
@@ -191,7 +186,8 @@ static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
     s->phase = PHASE_IDLE;
     report->state = QD_SAVE_DONE;
     if (s->left)
-        snprintf(report->message, sizeof report->message, "the checkpoint was written, but an old one stays: %.440s", s->left);
+        snprintf(report->message, sizeof report->message, "the checkpoint was written, but an old one could not be removed: %.440s",
+                 s->left);
     return QD_OK;
 }
 
@@ -208,7 +204,7 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
     s->tensor_param = -1;
     qd_status folder = qd_long_work_run(s->control, make_folder, s);
     if (qd_comm_rank(s->control) != 0)
-        QD_TRY(folder); /* communication; on rank 0 the next fails too, if it was that */
+        QD_TRY(folder); /* failed communication; rank 0 sees it in agree() */
     qd_status status = folder != QD_OK           ? folder
                        : config && !s->config    ? QD_FAIL(QD_NO_MEMORY, "no memory for a checkpoint")
                                                  : take_snapshot(s);
@@ -216,7 +212,7 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
     bool busy;
     end_job(&s->job, status);
     QD_TRY(agree(s, false, status != QD_OK, &busy, &who));
-    if (who < 0) /* the folder is there for everyone */
+    if (who < 0) /* the folder exists on all ranks */
         start_job(s);
     return QD_OK;
 }
@@ -231,8 +227,6 @@ qd_status qd_saver_poll(qd_saver *s, bool wait, qd_save_report *report)
     while (wait && report->state == QD_SAVE_GOING_ON);
     return QD_OK;
 }
-
-/* ---- life ---- */
 
 static qd_status build(qd_saver *s, const char *root, bool snapshot)
 {

@@ -1,5 +1,5 @@
-/* Checkpoints of a run that trains on: each rank writes its part in a thread of its own, from a
- * copy of its state. */
+/* Asynchronous checkpoints: each rank writes its part in a thread of its own, from a copy of its
+ * state, while training continues. */
 #ifndef QD_TRAIN_RUN_SAVER_H
 #define QD_TRAIN_RUN_SAVER_H
 
@@ -10,24 +10,24 @@ typedef struct qd_saver qd_saver;
 
 typedef enum qd_save_state { QD_SAVE_IDLE, QD_SAVE_GOING_ON, QD_SAVE_DONE, QD_SAVE_FAILED } qd_save_state;
 typedef struct qd_save_report {
-    qd_save_state state; /* DONE and FAILED are told once */
+    qd_save_state state; /* DONE and FAILED are reported once */
     int64_t step;
     qd_status status; /* FAILED: of the rank that failed. QD_NOT_FINITE: the state itself is bad, and no later save can succeed */
-    char message[512]; /* FAILED: why, with the rank; the same on all ranks. DONE: "", or on rank 0 what old one could not be removed */
+    char message[512]; /* FAILED: why, with the rank; the same on all ranks. DONE: "", or on rank 0 which old one was not removed */
 } qd_save_report;
 
-/* root: <root>/step-… are the checkpoints; keep: how many stay, 0: all. snapshot: room for a copy
- * of what this rank writes is taken now (qd_saver_snapshot() bytes, as qd_pieces_bytes() planned);
- * without it a save must be waited for. */
+/* root: <root>/step-… are the checkpoints; keep: how many to keep, 0: all. snapshot: allocates
+ * memory for a copy of what this rank writes (qd_saver_snapshot() bytes, as planned by
+ * qd_pieces_bytes()); without it the caller must wait for each save. */
 qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver);
-void qd_saver_destroy(qd_saver *saver); /* lets this rank's writing end; NULL is legal */
+void qd_saver_destroy(qd_saver *saver); /* waits for this rank's thread; NULL is legal */
 int64_t qd_saver_snapshot(const qd_saver *saver);
 
-/* Collective, while none is going on. Copies this rank's state and starts to write; what goes wrong
- * comes back from the polls. config: of rank 0, copied. Only failures of communication are
+/* Collective, while no save is in progress. Copies this rank's state and starts writing; failures
+ * are reported by qd_saver_poll(). config: of rank 0, copied. Only communication failures are
  * returned, here and below. */
 qd_status qd_saver_begin(qd_saver *saver, const char *config);
-/* Collective and cheap: how the save that is going on stands. wait: until it has ended, keeping
- * ranks in touch. Without a snapshot, training must not go on before that. */
+/* Collective and cheap: the state of the current save. wait: blocks until it has ended, while the
+ * ranks keep communicating. Without a snapshot, training must not continue before that. */
 qd_status qd_saver_poll(qd_saver *saver, bool wait, qd_save_report *report);
 #endif
