@@ -1,8 +1,9 @@
 /* What the files of the proof share. `frame.c` describes the mesh, `operands.c` names the slots of
  * ops, `value.c` keeps what is known of slots, `rules_*.c` say what each op does to placements,
- * `walk.c` follows an op list, `derivative*.c` compare its backward with its forward pass,
- * `gradients.c` keeps what is known of memory that holds gradients, `step.c` follows the actions of
- * a program, `norm.c` counts elements, `prove.c` puts it together. */
+ * `sizes.c` how much of its operands each works on, `walk.c` follows an op list, `derivative*.c`
+ * compare its backward with its forward pass, `gradients.c` keeps what is known of memory that
+ * holds gradients, `step.c` follows the actions of a program, `norm.c` counts elements, `prove.c`
+ * puts it together. */
 #ifndef QD_SPEC_PROOF_IMPL_H
 #define QD_SPEC_PROOF_IMPL_H
 
@@ -275,6 +276,12 @@ qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_val
 /* Number of ranks, of those that differ from the program's in the digits of `place` with CODE_SUM
  * (all of tp where none has), whose op has the operand. */
 int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operand operand, int *ranks);
+
+/* sizes.c: an op works on all of its operands, the slots of parameters and ports are those of this
+ * rank. */
+qd_status qd_proof_sizes(const proof_walk *w);
+qd_status qd_proof_slot_sizes(const proof_walk *w);
+bool qd_proof_sizes_known(qd_op_kind kind);
 
 /* rules_*.c: what an op reads and what becomes of it. */
 typedef qd_status (*proof_rule)(proof_walk *w);
