@@ -193,7 +193,7 @@ qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, i
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);
 void qd_units_before(qd_builder *b, int item); /* gathers what it and the items after it need */
 void qd_units_wait(qd_builder *b, int item);   /* the newest action reads them */
-void qd_units_after(qd_builder *b, int item);  /* gives back what is not needed soon */
+void qd_units_after(qd_builder *b, int item);  /* frees what is not needed soon */
 void qd_units_uses(const qd_builder *b, int module, int32_t *use); /* buffers of parameters */
 
 /* gradients.c: where gradients are collected, how they are reduced, and what becomes of them. */
@@ -212,19 +212,19 @@ int64_t qd_gradients_storage(const qd_builder *b, bool *sharded); /* elements of
 /* muon.c: matrices and who orthogonalizes them. All but the first do nothing for other
  * optimizers. */
 qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2); /* *moment2: elements of MOMENT2 */
-void qd_muon_begin(qd_builder *b);  /* after the norm: what other work may be done beside */
+void qd_muon_begin(qd_builder *b);  /* after the norm: work that can overlap with it */
 void qd_muon_finish(qd_builder *b);
 
-/* offload.c: optimizer state that lies in host memory. All but the first two do nothing where it
- * does not. */
+/* offload.c: optimizer state in host memory. All but the first two do nothing without
+ * it. */
 qd_status qd_offload_check(const qd_strategy *strategy); /* there must be some */
 void qd_offload_create(qd_builder *b, qd_arena *arena);
-void qd_offload_begin(qd_builder *b);   /* takes room for chunks; the first come in while gradients are still summed and normed */
+void qd_offload_begin(qd_builder *b);   /* allocates chunks; the first are fetched while gradients are still reduced */
 bool qd_offload_updates(qd_builder *b); /* UPDATE of all modules, chunk by chunk; false: there are no chunks */
-/* Brings this rank's box of a matrix's state to the device: the chunk it is in, -1: it lies there,
+/* Brings this rank's box of a matrix's state to the device: the chunk it is in, -1: it is there,
  * or the rank has none. */
 int qd_offload_matrix_begin(qd_builder *b, int matrix, qd_buffer_kind kind);
-/* `action`, the newest, works on it; then it goes back. chunk -1: nothing. */
+/* `action`, the newest, works on it; then it is stored. chunk -1: nothing. */
 void qd_offload_matrix_end(qd_builder *b, int matrix, qd_buffer_kind kind, qd_action *action, int chunk);
 void qd_offload_finish(qd_builder *b);
 #endif

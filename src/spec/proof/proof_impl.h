@@ -1,8 +1,8 @@
 /* What the files of the proof share. `frame.c` describes the mesh, `operands.c` maps operands of
  * ops, `value.c` keeps what is known of slots, `rules_*.c` compute the placements of results,
- * `walk.c` follows an op list, `derivative*.c` compare its backward with its forward pass,
- * `gradients.c` keeps what is known of gradient memory, `step.c` follows the actions of a program,
- * `norm.c` counts elements of the norm, `prove.c` runs it all. */
+ * `sizes.c` checks the shapes of operands, `walk.c` follows an op list, `derivative*.c` compare its
+ * backward with its forward pass, `gradients.c` keeps what is known of gradient memory, `step.c`
+ * follows the actions of a program, `norm.c` counts elements of the norm, `prove.c` runs it all. */
 #ifndef QD_SPEC_PROOF_IMPL_H
 #define QD_SPEC_PROOF_IMPL_H
 
@@ -274,6 +274,12 @@ qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_val
 /* Number of ranks whose op has the operand, out of *ranks: those that differ from the program's
  * rank in the digits of `place` with CODE_SUM, or in all digits of tp if there are none. */
 int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operand operand, int *ranks);
+
+/* sizes.c: an op works on all of its operands; slots of parameters and ports have this rank's
+ * shapes. */
+qd_status qd_proof_sizes(const proof_walk *w);
+qd_status qd_proof_slot_sizes(const proof_walk *w);
+bool qd_proof_sizes_known(qd_op_kind kind);
 
 /* rules_*.c: check what an op reads and compute the placements of its results. */
 typedef qd_status (*proof_rule)(proof_walk *w);

@@ -59,9 +59,85 @@ qd_status qd_proof_waits(const proof_run *r, int param, const char *what, int by
     return qd_proof_action_fail(r, param, 0, -1, "it does not wait for action %d (%s), which works on %s", by, text, what);
 }
 
+qd_status qd_proof_follows(const proof_run *r, const char *what, int *by)
+{
+    QD_TRY(qd_proof_waits(r, -1, what, *by));
+    *by = r->index;
+    return QD_OK;
+}
+
 static qd_buffer_kind kind_of(const proof_run *r, int buffer)
 {
     return r->program->buffers[buffer].kind;
+}
+
+#define KIND(kind) (1u << QD_BUFFER_##kind)
+static const unsigned holders[QD_USE_COUNT] = {
+    [QD_USE_PARAM] = KIND(PARAM) | KIND(UNIT),
+    [QD_USE_TIED_PARAM] = KIND(PARAM) | KIND(UNIT),
+    [QD_USE_GRAD] = KIND(GRAD) | KIND(GRAD_BLOCK),
+    [QD_USE_TIED_GRAD] = KIND(TIED_GRAD),
+    [QD_USE_IN] = KIND(PORT),
+    [QD_USE_OUT] = KIND(PORT),
+    [QD_USE_GRAD_IN] = KIND(PORT_GRAD),
+    [QD_USE_GRAD_OUT] = KIND(PORT_GRAD),
+    [QD_USE_INPUT] = KIND(INPUT),
+    [QD_USE_STASH_I] = KIND(STASH_I),
+    [QD_USE_STASH_W] = KIND(STASH_W),
+    [QD_USE_MID] = KIND(MID),
+};
+#undef KIND
+
+/* Each use of an action must be a buffer of the right kind. */
+static qd_status right_kinds(const proof_run *r)
+{
+    for (int use = 0; use < QD_USE_COUNT; use++) {
+        int buffer = r->action->use[use];
+        if (buffer >= r->program->buffer_count || (buffer >= 0 && !(holders[use] & 1u << kind_of(r, buffer))))
+            return qd_proof_action_fail(r, -1, 0, -1, "buffer %d, which it uses, holds %s", buffer,
+                                        buffer < r->program->buffer_count ? qd_buffer_kind_name(kind_of(r, buffer)) : "nothing");
+    }
+    return QD_OK;
+}
+
+/* Elements of a buffer have one type; false: not a buffer that the proof follows. */
+static bool element_type(const proof_run *r, int buffer, qd_dtype *dtype)
+{
+    const qd_strategy *s = &r->program->strategy;
+    switch (kind_of(r, buffer)) {
+    case QD_BUFFER_GRAD:
+    case QD_BUFFER_GRAD_BLOCK:
+    case QD_BUFFER_TIED_GRAD:
+    case QD_BUFFER_PART: *dtype = s->grad; return true;
+    case QD_BUFFER_PARAM:
+    case QD_BUFFER_UNIT: *dtype = s->param; return true;
+    case QD_BUFFER_PORT:
+    case QD_BUFFER_PORT_GRAD: *dtype = s->activation; return true;
+    case QD_BUFFER_LOSS:
+    case QD_BUFFER_SUMS:
+    case QD_BUFFER_SQUARES: *dtype = QD_F64; return true;
+    default: return false;
+    }
+}
+
+/* Sums and copies use the buffer's element type and stay inside it. */
+static qd_status right_elements(const proof_run *r)
+{
+    const qd_action *a = r->action;
+    bool range = a->kind == QD_ACTION_ZERO || a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_ADD || qd_action_transfers(a);
+    bool run = a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER || a->kind == QD_ACTION_PACK ||
+               a->kind == QD_ACTION_UNPACK;
+    qd_dtype dtype;
+    if ((!range && !run) || a->buffer < 0 || !element_type(r, a->buffer, &dtype))
+        return QD_OK;
+    const qd_buffer *b = &r->program->buffers[a->buffer];
+    if (a->dtype != dtype)
+        return qd_proof_action_fail(r, -1, 0, -1, "its element type is not that of the %s", qd_buffer_kind_name(b->kind));
+    int64_t end = b->first + b->bytes / (int64_t)qd_dtype_size(dtype);
+    if (range && (a->first < b->first || a->first + a->count > end))
+        return qd_proof_action_fail(r, -1, 0, -1, "elements [%lld, %lld) are not all in its buffer, which ends at %lld",
+                                    (long long)a->first, (long long)(a->first + a->count), (long long)end);
+    return QD_OK;
 }
 
 static qd_status expect(const proof_run *r, qd_use use, int module, int microbatch)
@@ -117,6 +193,7 @@ static qd_status module_action(proof_run *r)
     if (a->module < 0 || a->module >= r->ledger->module_count || mb < 0 || mb >= batches || !qd_proof_class_of(r, a->module)->ops)
         return qd_proof_action_fail(r, -1, 0, -1, "there is no such module or micro-batch on this rank");
     const proof_class *c = qd_proof_class_of(r, a->module);
+    QD_TRY(right_kinds(r));
     uint8_t *done = &r->done[(size_t)a->module * (size_t)batches + (size_t)mb];
     bool forward = a->kind == QD_ACTION_FORWARD, again = a->kind == QD_ACTION_RECOMPUTE;
     if (*done & phases)
@@ -236,6 +313,7 @@ static qd_status one_action(proof_run *r)
     const qd_program *p = r->program;
     if (qd_action_phases(a) != 0)
         return module_action(r);
+    QD_TRY(right_elements(r));
     switch ((qd_action_kind)a->kind) {
     case QD_ACTION_ALLOC:
         r->contents[a->buffer] = (proof_content){-1, -1, -1};
@@ -338,7 +416,7 @@ static void end(proof_run *r)
 
 qd_status qd_proof_step(qd_proof *proof, proof_program *of)
 {
-    proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger};
+    proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger, .loss_by = -1, .norm_by = -1};
     qd_status status = begin(&r);
     for (; r.index < r.program->action_count && status == QD_OK; r.index++) {
         r.action = &r.program->actions[r.index];

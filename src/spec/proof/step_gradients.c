@@ -140,6 +140,7 @@ qd_status qd_proof_gradients_module(proof_run *r)
         return QD_OK;
     if (c->has_loss && phases & 1u << QD_PHASE_FORWARD) {
         const proof_gradient term = {.kind = KNOWN, .op = QD_OP_LOSS_SUM, .count = 1, .place = c->loss};
+        QD_TRY(qd_proof_follows(r, "the loss", &r->loss_by));
         QD_TRY(add_to(r, -1, &r->loss, &term, false));
     }
     for (int k = 0; k < c->write_count; k++) {
@@ -215,6 +216,7 @@ static qd_status reduce(proof_run *r)
     if (a->buffer == p->persistent[QD_BUFFER_LOSS]) {
         if (a->first != 0 || a->count != 2)
             return qd_proof_action_fail(r, -1, 0, -1, "the sum of losses and the count of tokens are not summed together");
+        QD_TRY(qd_proof_follows(r, "the loss", &r->loss_by));
         if (group.axes != QD_AXIS_BIT(QD_AXIS_PP))
             return sum_over(r, -1, &r->loss, group, CODE_SAME);
         r->loss_stages++;
@@ -224,7 +226,7 @@ static qd_status reduce(proof_run *r)
         if (!r->sums_known || r->norm_known || a->count != r->ledger->param_count || r->sum_count == 4)
             return qd_proof_action_fail(r, -1, 0, -1, "squares of gradients are summed over ranks before they are computed");
         r->sums[r->sum_count++] = group;
-        return QD_OK;
+        return qd_proof_follows(r, "sums for the norm", &r->norm_by);
     }
     int count, at = qd_proof_memory_range(&r->memory[a->buffer], a->first, a->first + a->count, &count);
     if (at < 0)
@@ -261,7 +263,11 @@ static qd_status move_parts(proof_run *r)
         proof_gradient g = {.kind = UNWRITTEN};
         if (!back) {
             for (int k = 0; k < count; k++) {
-                g = r->memory[a->buffer].pieces[at + k].gradient;
+                const proof_piece *pieces = &r->memory[a->buffer].pieces[at];
+                const proof_gradient *piece = &pieces[k].gradient, *first = &pieces->gradient;
+                if (piece->kind != first->kind || piece->count != first->count)
+                    return qd_proof_action_fail(r, i, 0, -1, "some of its elements have %d terms, others %d", first->count, piece->count);
+                g = *piece;
                 if (scatter)
                     QD_TRY(sum_over(r, i, &g, p->groups[a->group], CODE_PART));
             }
@@ -433,7 +439,7 @@ static qd_status squares(proof_run *r)
             return qd_proof_action_fail(r, i, 0, -1, "no op has summed its squares");
         QD_TRY(reads_final(r, i));
     }
-    return QD_OK;
+    return qd_proof_follows(r, "sums for the norm", &r->norm_by);
 }
 
 static qd_status sums(proof_run *r)
@@ -449,7 +455,7 @@ static qd_status sums(proof_run *r)
             return qd_proof_action_fail(r, -1, 0, -1, "the squares of parts that other ranks have are gathered %d times",
                                         r->gathered[family]);
     r->sums_known = true;
-    return QD_OK;
+    return qd_proof_follows(r, "sums for the norm", &r->norm_by);
 }
 
 static qd_status gather_squares(proof_run *r)
@@ -462,7 +468,7 @@ static qd_status gather_squares(proof_run *r)
     if (p->groups[a->group].size != share.parts || qd_group_coord(r->proof->mesh, p->groups[a->group], p->rank) != share.part)
         return qd_proof_action_fail(r, -1, 0, -1, "squares are gathered from ranks that do not have the other parts");
     r->gathered[a->param]++;
-    return QD_OK;
+    return qd_proof_follows(r, "sums for the norm", &r->norm_by);
 }
 
 /* The loss must be summed once over all ranks with different tokens, and over the stages. */
@@ -492,6 +498,8 @@ static qd_status norm(proof_run *r)
         return qd_proof_action_fail(r, -1, 0, -1, "gradients are averaged over %lld tokens, but the global batch has %lld",
                                     (long long)r->action->count, (long long)tokens);
     r->norm_known = true;
+    QD_TRY(qd_proof_waits(r, -1, "the loss", r->loss_by));
+    QD_TRY(qd_proof_follows(r, "sums for the norm", &r->norm_by));
     return qd_proof_norm(r->proof, r->program, r->index, r->sums, r->sum_count);
 }
 
@@ -517,6 +525,7 @@ static qd_status update_param(proof_run *r, int param, int64_t count)
         return QD_OK;
     if (!r->norm_known)
         return qd_proof_action_fail(r, param, 0, -1, "the update runs before the norm that clips it is known");
+    QD_TRY(qd_proof_waits(r, param, "the norm that clips it", r->norm_by));
     QD_TRY(reads_final(r, param));
     r->updated[param] += count;
     return QD_OK;
@@ -550,7 +559,7 @@ static qd_status zero(proof_run *r)
         if (r->loss.kind == KNOWN || a->first != 0 || a->count != 2)
             return qd_proof_action_fail(r, -1, 0, -1, "losses are set to 0 after they were summed");
         r->loss.kind = ZEROES;
-        return QD_OK;
+        return qd_proof_follows(r, "the loss", &r->loss_by);
     }
     int count, at = qd_proof_memory_range(&r->memory[a->buffer], a->first, a->first + a->count, &count);
     if (at < 0)

@@ -43,6 +43,7 @@ typedef struct proof_run {
     int sum_count;
     bool sums_known, norm_known;
     proof_gradient loss;
+    int loss_by, norm_by; /* the last action that worked on the loss, and on the squares, sums and norm; -1: none */
     int loss_stages; /* times that the loss has been summed over pp */
     int received;    /* number of received gradients of tied parameters */
     bool copy_fresh; /* the copy of a tied parameter was received from the stage that updates it */
@@ -53,6 +54,8 @@ qd_status qd_proof_action_fail(const proof_run *r, int param, int fold, int digi
 /* Fails if the action does not wait for action `by` of another stream, which accesses the same
  * data. */
 qd_status qd_proof_waits(const proof_run *r, int param, const char *what, int by);
+/* The same, and from now on it is this action that has. */
+qd_status qd_proof_follows(const proof_run *r, const char *what, int *by);
 const proof_class *qd_proof_class_of(const proof_run *r, int module);
 
 /* step_gradients.c */

@@ -143,7 +143,7 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
 
 bool qd_proof_knows(qd_op_kind kind)
 {
-    return qd_proof_rule_of(kind) != NULL && qd_proof_operand_known(kind);
+    return qd_proof_rule_of(kind) != NULL && qd_proof_operand_known(kind) && qd_proof_sizes_known(kind);
 }
 
 /* Tokens of the input: different on each rank of dp and cp, replicated over tp. */
@@ -259,6 +259,7 @@ static qd_status follow(proof_walk *w, unsigned phases)
             return qd_proof_fail(w, NO_OPERAND, 0, -1, "the proof has no rule for it");
         QD_TRY(operands_written(w));
         QD_TRY(rule(w));
+        QD_TRY(qd_proof_sizes(w));
         w->proof->report.ops++;
     }
     return QD_OK;
@@ -406,6 +407,7 @@ qd_status qd_proof_walk_class(qd_proof *proof, proof_class *class_)
         class_->has_loss = w.apart = false;
     }
     QD_TRY(follow_all(&w));
+    QD_TRY(qd_proof_slot_sizes(&w));
     if (!w.program->strategy.training)
         return QD_OK;
     QD_TRY(check_windows(&w));

@@ -199,7 +199,7 @@ static void note_death(crew *c, int rank, int wait_status)
     /* Ranks that we terminated ourselves are not reported. */
     if (c->children[rank].told == QD_OK && c->phase < PHASE_TERMINATING && c->stop_signal == 0) {
         snprintf(message, sizeof message, "rank %d %s%s", rank, how,
-                 number == SIGKILL ? "; if nobody did that, the machine ran out of memory" : "");
+                 number == SIGKILL ? "; if no process did that, the machine ran out of memory" : "");
         qd_failure_add(&c->failure, QD_SYSTEM, message);
     }
     enter(c, PHASE_RETURNING);
