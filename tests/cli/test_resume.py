@@ -232,6 +232,10 @@ class Resume(program.ProgramTest):
         self.assertIn("\nfolder   none, without checkpoints (run.save=false)\n", result.stdout)
         result = self.ok(self.run_program(*self.small("train.steps=1")))
         self.assertRegex(result.stdout, r"\nfolder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints")
+        first, *middle, end = self.ok(self.run_program(*self.small("train.steps=2", "--json"))).stdout.splitlines()
+        self.assertRegex(json.loads(first)["note"], "nothing of this run is kept; --dir FOLDER keeps checkpoints")
+        self.assertEqual([json.loads(line)["step"] for line in middle], [1, 2])
+        self.assertIsNone(json.loads(end)["saved"])
 
     def test_a_run_that_is_not_finite_keeps_its_last_state(self):
         result = self.run_program(*self.small("train.steps=9", "train.lr=1e3", "train.clip=0", "train.weight_decay=100", "--dir", "far"))
