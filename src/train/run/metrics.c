@@ -28,6 +28,7 @@ struct qd_metrics {
     bool torn;    /* bytes of a line that failed follow them */
     int64_t lost; /* lines that could not be written */
     int error;    /* of the first of them */
+    bool unsynced; /* the disk has refused to keep lines, and a warning was given */
     char remark[512];
 };
 
@@ -202,10 +203,13 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
     return QD_OK;
 }
 
-void qd_metrics_sync(qd_metrics *m)
+const char *qd_metrics_sync(qd_metrics *m)
 {
-    if (m)
-        (void)fdatasync(m->fd); /* what fails here shows in the next line that is written */
+    if (!m || fdatasync(m->fd) == 0 || m->unsynced)
+        return NULL;
+    m->unsynced = true;
+    snprintf(m->remark, sizeof m->remark, "%.400s: %s: its lines may not survive a crash of the machine", m->path, strerror(errno));
+    return m->remark;
 }
 
 const char *qd_metrics_lost(qd_metrics *m)
@@ -221,8 +225,10 @@ void qd_metrics_destroy(qd_metrics *m)
 {
     if (!m)
         return;
-    if (m->fd >= 0)
+    if (m->fd >= 0) {
+        (void)fdatasync(m->fd); /* the run's result stands; a failure was reported with the last checkpoint */
         close(m->fd);
+    }
     qd_strbuf_free(&m->line);
     free(m->path);
     free(m);

@@ -22,9 +22,9 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
  * for now, left out as a whole: training continues without it. *remark is NULL or a warning (of the
  * first that is left out) that lives until the next call. */
 qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step, const char **remark);
-/* The lines so far are on the disk when this returns, as far as the disk takes them: a checkpoint
- * is about to refer to them. */
-void qd_metrics_sync(qd_metrics *metrics); /* NULL is legal */
+/* The lines so far are on the disk when this returns: a checkpoint is about to refer to them.
+ * Returns NULL or a warning (the first time that the disk refuses), as above. NULL is legal. */
+const char *qd_metrics_sync(qd_metrics *metrics);
 /* How many were left out, in words; NULL: none, or no metrics. */
 const char *qd_metrics_lost(qd_metrics *metrics);
 void qd_metrics_destroy(qd_metrics *metrics); /* NULL is legal */
