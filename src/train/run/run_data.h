@@ -7,8 +7,8 @@
 
 qd_status qd_run_data_write(const char *path, const qd_data *data);
 
-enum { QD_RUN_DATA_REMARK = 512 };
-/* remark: what of the sources is no longer as it was; empty: nothing, or the file is not there.
+enum { QD_RUN_DATA_REMARK = 2048 };
+/* remark: what of the sources is no longer as it was, or that the file is missing; empty: nothing.
  * QD_USAGE: they are tokens of another tokenizer. */
 qd_status qd_run_data_compare(const char *path, const qd_data *data, char remark[QD_RUN_DATA_REMARK]);
 
