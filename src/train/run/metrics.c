@@ -102,10 +102,11 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     struct stat info = {0};
     m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666); /* nothing waits for the reader of a pipe */
     qd_status status = QD_OK;
-    if (m->fd < 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-    else if (fstat(m->fd, &info) == 0 && S_ISFIFO(info.st_mode))
+    int error = errno;
+    if ((m->fd < 0 ? stat(path, &info) : fstat(m->fd, &info)) == 0 && S_ISFIFO(info.st_mode))
         status = QD_FAIL(QD_USAGE, "%s: is a named pipe; a file is needed", path);
+    else if (m->fd < 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(error));
     if (status == QD_OK)
         status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
     m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
@@ -205,7 +206,7 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **r
 
 const char *qd_metrics_sync(qd_metrics *m)
 {
-    if (!m || fdatasync(m->fd) == 0 || m->unsynced)
+    if (!m || fdatasync(m->fd) == 0 || errno == EINVAL || m->unsynced) /* EINVAL: a device */
         return NULL;
     m->unsynced = true;
     snprintf(m->remark, sizeof m->remark, "%.400s: %s: its lines may not survive a crash of the machine", m->path, strerror(errno));
