@@ -24,6 +24,9 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
  * a device are read to their end. */
 qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length);
 
+/* All bytes to an open file, at its position. QD_IO: it took less. */
+qd_status qd_file_write(const char *path, int fd, const void *data, size_t bytes);
+
 /* Writes a file next to its place, flushes it to the disk and renames it: the file is old or new,
  * never half. What a process that was killed in the middle of this left next to the file
  * ("<path>.<pid>.tmp") is removed. */
