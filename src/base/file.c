@@ -189,7 +189,8 @@ static void remove_leftovers(const char *path)
     free(folder);
 }
 
-/* *gone: another machine that writes the same file, and knows no process of this one, has taken `aside` for a leftover. */
+/* *gone: another machine that writes the same file, and knows no process of this one, has taken
+ * `aside` for a leftover. */
 static qd_status replace_by(const char *aside, const char *path, const char *text, size_t length, bool *gone)
 {
     int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);

@@ -201,8 +201,8 @@ static qd_report_figure *add_figure(run_report *r, const char *name)
     return figure;
 }
 
-/* One step's loss says as much about its batch as about the model. The last twentieth of the steps, five at least, but no more than a
- * quarter of them: in a short run the loss still falls. */
+/* One step's loss says as much about its batch as about the model. The last twentieth of the steps,
+ * five at least, but no more than a quarter of them: in a short run the loss still falls. */
 static int64_t last_steps(int64_t steps)
 {
     int64_t count = steps / 20 > 5 ? steps / 20 : 5, quarter = steps / 4 > 1 ? steps / 4 : 1;

@@ -276,7 +276,8 @@ class Page(RunTest):
             self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 1)
 
     def running_mean(self, chrome):
-        """Of exactly so many values as the head says, everywhere: none before there are so many, and gaps are not counted."""
+        """Of exactly so many values as the head says, everywhere: none before there are so many, and
+        gaps are not counted."""
         x = [math.sin(i) for i in range(130)]
         x[40] = float("nan")
         values = json.dumps(x)

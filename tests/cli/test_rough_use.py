@@ -126,7 +126,7 @@ class RoughUse(program.ProgramTest):
         self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
         self.assertRegex(result.stdout, r"\nnote     the ranks take up to .* TiB of memory together, and .* are free on this machine\n")
         self.assertNotIn("are free on this machine", self.ok(self.run_program(*self.small("train.steps=1"))).stdout)
-        # The copy that checkpoints are written from, 12 bytes per parameter next to 16, is one too many.
+        # The copy that checkpoints are written from (12 bytes per parameter) is one too many.
         blocks = ["model.hidden=512", "model.heads=8", "data.seq=8", "train.global_batch=1"]
         one, two = (json.loads(self.ok(self.run_program("check", *blocks, f"model.layers={n}", "--json")).stdout)["memory_bytes_per_rank"]
                     for n in (1, 2))

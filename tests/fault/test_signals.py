@@ -115,7 +115,7 @@ class Signals(program.ProgramTest):
         self.assertEqual(run.returncode, 0, errors)
 
     def test_the_rank_that_others_wait_for_wakes_last(self):
-        """Signals reach the processes of a job one after another, and the scheduler runs them in any order."""
+        """Signals reach processes one after another, and the scheduler runs them in any order."""
         run, ranks = self.start(f"parallel.ranks={RANKS}", "run.deadline=2", "train.steps=120", "--dir", "run")
         os.kill(ranks[1], signal.SIGSTOP)
         time.sleep(0.4)  # the others wait for it

@@ -177,9 +177,11 @@ function meanOf(series) {
   return away > 2e-3 * (high - low) * count ? mean : null;
 }
 
-/* At each place the mean of exactly the last `count` values up to there; NaN before there are so many. Gaps are no values. */
+/* At each place the mean of exactly the last `count` values up to there; NaN before there are so
+ * many. Gaps are no values. */
 function runningMean(values, count) {
-  const sums = [0]; /* of the first so many values; plain sums: their differences lose nothing that a curve shows */
+  /* Of the first so many values. Plain sums: their differences lose nothing that a curve shows. */
+  const sums = [0];
   return Float64Array.from(values, value => {
     if (Number.isFinite(value))
       sums.push(sums[sums.length - 1] + value);

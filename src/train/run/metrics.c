@@ -227,7 +227,7 @@ void qd_metrics_destroy(qd_metrics *m)
     if (!m)
         return;
     if (m->fd >= 0) {
-        (void)fdatasync(m->fd); /* the run's result stands; a failure was reported with the last checkpoint */
+        (void)fdatasync(m->fd); /* a failure was reported with the last checkpoint */
         close(m->fd);
     }
     qd_strbuf_free(&m->line);

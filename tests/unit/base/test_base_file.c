@@ -1,5 +1,5 @@
-/* Writing files where the system gets in the way: a write that takes nothing ends, and a file that another machine removes from
- * next to its place is written again.
+/* Writing files where the system gets in the way: a write that takes nothing ends, and a file that
+ * another machine removes from next to its place is written again.
  * ctest: wrap write rename */
 #include "base/file.h"
 #include "data/shard.h"
@@ -19,7 +19,7 @@
 #include "support/ok.h"
 
 static int takes = -1; /* bytes that a write takes at most; below 0: all */
-static int stolen;     /* so many times the file next to its place is removed before it is renamed */
+static int stolen;     /* so many times the new file is removed before it is renamed */
 
 ssize_t __real_write(int fd, const void *data, size_t count);
 ssize_t __wrap_write(int fd, const void *data, size_t count);
@@ -77,7 +77,8 @@ static void writes_that_take_little(void **state)
     alarm(0);
 }
 
-/* Processes of another machine, or container, cannot be asked whether they live: their files may be taken for leftovers. */
+/* Processes of another machine, or container, cannot be asked whether they live: their files may be
+ * taken for leftovers. */
 static void removed_by_another_machine(void **state)
 {
     const char *path = scratch_text(state, "a.txt", "old");
