@@ -22,6 +22,8 @@ typedef struct view {
     int64_t count, capacity;
 } view;
 
+static const char NOTHING_KEPT[] = "nothing of this run is kept; --dir FOLDER keeps checkpoints, metrics and configuration";
+
 static double now(void)
 {
     struct timespec t;
@@ -61,7 +63,7 @@ static void on_start(void *context, const qd_train_summary *s)
     if (s->plan.world > 1)
         print_ranks(s);
     if (!dir[0])
-        puts("folder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints, metrics and configuration");
+        printf("folder   none: %s\n", NOTHING_KEPT);
     else
         printf("folder   %s%s\n", dir, qd_options_bool(v->options, "run.save") ? "" : ", without checkpoints (run.save=false)");
     putchar('\n');
@@ -230,6 +232,15 @@ static void on_note_json(void *context, const char *text)
     qd_json_put_string(&w, "note", text);
     qd_json_end(&w);
     put_line(&line);
+}
+
+static void on_start_json(void *context, const qd_train_summary *s)
+{
+    const view *v = context;
+    if (s->warning[0])
+        on_note_json(context, s->warning);
+    if (!qd_options_string(v->options, "run.dir")[0])
+        on_note_json(context, NOTHING_KEPT);
 }
 
 static void on_end_json(void *context, const qd_train_end *e)
@@ -426,7 +437,9 @@ static qd_status run(cli_call *call)
                                     .on_prepare = on_prepare,
                                     .on_note = on_note,
                                     .on_failure = on_failure},
-                            json = {.on_step = on_step_json,
+                            json = {.context = &v,
+                                    .on_start = on_start_json,
+                                    .on_step = on_step_json,
                                     .on_note = on_note_json,
                                     .on_end = on_end_json,
                                     .on_failure = cli_on_failure};

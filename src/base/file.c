@@ -141,19 +141,18 @@ qd_status qd_file_read(const char *path, size_t most, char **text, size_t *lengt
     return QD_OK;
 }
 
-static qd_status write_all(int fd, const char *path, const char *text, size_t length)
+qd_status qd_file_write(const char *path, int fd, const void *data, size_t bytes)
 {
-    while (length > 0) {
-        ssize_t wrote = write(fd, text, length);
+    const char *from = data;
+    while (bytes > 0) {
+        ssize_t wrote = write(fd, from, bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30);
         if (wrote < 0 && errno == EINTR)
             continue;
-        if (wrote <= 0)
+        if (wrote <= 0) /* 0: nothing was written, nor would it be the next time */
             return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(wrote < 0 ? errno : ENOSPC));
-        text += wrote;
-        length -= (size_t)wrote;
+        from += wrote;
+        bytes -= (size_t)wrote;
     }
-    if (fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
-        return QD_FAIL(QD_IO, "%s: cannot be written to the disk: %s", path, strerror(errno));
     return QD_OK;
 }
 
@@ -185,26 +184,38 @@ static void remove_leftovers(const char *path)
     free(folder);
 }
 
+/* *gone: another machine that writes the same file, and knows no process of this one, has taken
+ * `aside` for a leftover. */
+static qd_status replace_by(const char *aside, const char *path, const char *text, size_t length, bool *gone)
+{
+    int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    *gone = false;
+    if (fd < 0)
+        return QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
+    qd_status status = qd_file_write(path, fd, text, length);
+    if (status == QD_OK && fsync(fd) != 0 && errno != EINVAL && errno != EROFS)
+        status = QD_FAIL(QD_IO, "%s: cannot be written to the disk: %s", path, strerror(errno));
+    close(fd);
+    if (status == QD_OK && rename(aside, path) != 0) {
+        *gone = errno == ENOENT;
+        status = QD_FAIL(QD_IO, "%s: cannot be put in place: %s", path, strerror(errno));
+    }
+    if (status != QD_OK)
+        unlink(aside);
+    return status;
+}
+
 qd_status qd_file_replace(const char *path, const char *text, size_t length)
 {
-    qd_status status = QD_OK;
+    enum { TRIES = 5 };
     char *aside = NULL;
+    bool gone = true;
+    qd_status status = QD_OK;
     remove_leftovers(path);
     if (asprintf(&aside, "%s.%ld.tmp", path, (long)getpid()) < 0)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its name", path);
-    int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
-    if (fd < 0) {
-        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-        free(aside);
-        return status;
-    }
-    QD_TRY_DONE(write_all(fd, path, text, length));
-    if (rename(aside, path) != 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be renamed into place: %s", path, strerror(errno));
-done:
-    close(fd);
-    if (status != QD_OK)
-        unlink(aside);
+    for (int i = 0; i < TRIES && gone; i++)
+        status = replace_by(aside, path, text, length, &gone);
     free(aside);
     return status;
 }

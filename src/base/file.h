@@ -24,6 +24,9 @@ qd_status qd_file_read_at(const char *path, int fd, int64_t offset, void *out, s
  * shell) or a device is read to its end. */
 qd_status qd_file_read(const char *path, size_t most, char **text, size_t *length);
 
+/* Writes all bytes to an open file, at its position. QD_IO: fewer were written. */
+qd_status qd_file_write(const char *path, int fd, const void *data, size_t bytes);
+
 /* Writes a temporary file next to `path`, flushes it to disk and renames it: readers see the old or
  * the new file, never a partial one. Removes temporary files ("<path>.<pid>.tmp") left by processes
  * that were killed in between. */

@@ -176,6 +176,9 @@ static void read_fields(reader *r, qd_hf_config *c)
             qd_field_set_whole(f, flag(r, k.name, qd_field_whole(f, defaults) != 0), &c->model);
     }
     c->positions = c->model.max_seq;
+    if (c->positions < 1)
+        REFUSE(r, QD_USAGE, "%s: the model has no positions ('%s'): there must be at least 1", FILE_OF(r),
+               c->family->arch == QD_ARCH_GPT2 ? "n_positions" : "max_position_embeddings");
 }
 
 static void read_gpt2(reader *r, qd_hf_config *c)

@@ -49,22 +49,6 @@ struct qd_safetensors_writer {
     int count, capacity, written;
 };
 
-static qd_status write_all(const qd_safetensors_writer *w, const void *data, size_t bytes)
-{
-    const char *from = data;
-    while (bytes > 0) {
-        size_t most = bytes < ((size_t)1 << 30) ? bytes : (size_t)1 << 30;
-        ssize_t n = write(w->fd, from, most);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return QD_FAIL(QD_IO, "%s: cannot write: %s", w->path, strerror(n < 0 ? errno : ENOSPC));
-        from += n;
-        bytes -= (size_t)n;
-    }
-    return QD_OK;
-}
-
 qd_status qd_safetensors_create(const char *path, qd_safetensors_writer **writer)
 {
     qd_safetensors_writer *w = calloc(1, sizeof *w);
@@ -157,9 +141,9 @@ static qd_status write_header(qd_safetensors_writer *w)
     unsigned char prefix[8];
     for (int i = 0; i < 8; i++)
         prefix[i] = (unsigned char)(length >> (8 * i));
-    qd_status status = write_all(w, prefix, sizeof prefix);
+    qd_status status = qd_file_write(w->path, w->fd, prefix, sizeof prefix);
     if (status == QD_OK)
-        status = write_all(w, header, length);
+        status = qd_file_write(w->path, w->fd, header, length);
     w->summary = (qd_safetensors_summary){8 + (int64_t)length + offset, header_hash(prefix, header, length)};
     free(header);
     return status;
@@ -173,7 +157,7 @@ qd_status qd_safetensors_write(qd_safetensors_writer *w, const void *data, uint6
         return QD_FAIL(QD_USAGE, "%s: more tensors written than declared", w->path);
     size_t bytes = (size_t)w->tensors[w->written].bytes;
     *hash = XXH3_64bits(data, bytes);
-    QD_TRY(write_all(w, data, bytes));
+    QD_TRY(qd_file_write(w->path, w->fd, data, bytes));
     w->written++;
     return QD_OK;
 }

@@ -237,20 +237,6 @@ qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash)
     return status;
 }
 
-qd_status qd_write_all(const char *path, int fd, const void *bytes, size_t length)
-{
-    const char *from = bytes;
-    while (length > 0) {
-        ssize_t written = write(fd, from, length);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0)
-            return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(errno));
-        from += written;
-        length -= (size_t)written;
-    }
-    return QD_OK;
-}
 
 qd_status qd_folder_sync_of(const char *path)
 {

@@ -2,6 +2,7 @@
  * header. */
 #include "data/shard.h"
 
+#include "base/file.h"
 #include "data/files.h"
 #include "data/shard_impl.h"
 
@@ -56,7 +57,7 @@ qd_status qd_shard_writer_create(const char *path, int64_t vocab, uint64_t token
     /* The header stays zero until everything is written. */
     static const char zeros[SHARD_HEADER_BYTES];
     if (status == QD_OK)
-        status = qd_write_all(w->partial, w->fd, zeros, sizeof zeros);
+        status = qd_file_write(w->partial, w->fd, zeros, sizeof zeros);
     if (status != QD_OK) {
         qd_shard_writer_abandon(w);
         return status;
@@ -98,7 +99,7 @@ static qd_status push(qd_shard_writer *w, word_list *list, uint64_t word)
 static qd_status flush_chunk(qd_shard_writer *w)
 {
     QD_TRY(push(w, &w->table, XXH3_64bits(w->chunk, w->filled)));
-    QD_TRY(qd_write_all(w->partial, w->fd, w->chunk, w->filled));
+    QD_TRY(qd_file_write(w->partial, w->fd, w->chunk, w->filled));
     w->filled = 0;
     return QD_OK;
 }
@@ -173,7 +174,7 @@ static qd_status write_end(qd_shard_writer *w)
     h->table_offset = h->documents_offset + h->document_count * 8;
     h->file_bytes = h->table_offset + (uint64_t)w->table.count * 8;
     h->table_hash = XXH3_64bits(w->table.data, (size_t)w->table.count * 8);
-    QD_TRY(qd_write_all(w->partial, w->fd, w->table.data, (size_t)w->table.count * 8));
+    QD_TRY(qd_file_write(w->partial, w->fd, w->table.data, (size_t)w->table.count * 8));
     h->header_hash = XXH3_64bits(h, offsetof(shard_header, header_hash));
     if (pwrite(w->fd, h, sizeof *h, 0) != (ssize_t)sizeof *h)
         return QD_FAIL(QD_IO, "%s: cannot be written: %s", w->partial, strerror(errno));

@@ -31,6 +31,8 @@ static const struct signature {
     {"PAR1", 4, 0, "a Parquet file", "write its text as .jsonl first"},
     {"ARROW1", 6, 0, "an Arrow file", "write its text as .jsonl first"},
     {"%PDF-", 5, 0, "a PDF file", "extract its text first (pdftotext)"},
+    {"\xff\xfe\0\0", 4, 0, "text in UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"},
+    {"\0\0\xfe\xff", 4, 0, "text in UTF-32", "convert it first (iconv -f UTF-32 -t UTF-8)"},
     {"\xff\xfe", 2, 0, "text in UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"},
     {"\xfe\xff", 2, 0, "text in UTF-16", "convert it first (iconv -f UTF-16 -t UTF-8)"},
 };
@@ -79,7 +81,7 @@ static qd_status check_head(const char *path, const char *bytes, size_t length, 
     for (size_t i = 0; i < sizeof signatures / sizeof *signatures; i++) {
         const struct signature *s = &signatures[i];
         if (length >= s->at + s->length && memcmp(bytes + s->at, s->bytes, s->length) == 0)
-            return QD_FAIL(QD_USAGE, "%s: is %s, not text: %s; %s", path, s->what, s->remedy, as_bytes);
+            return QD_FAIL(QD_USAGE, "%s: is %s, not UTF-8 text: %s; %s", path, s->what, s->remedy, as_bytes);
     }
     if (nul)
         return QD_FAIL(QD_USAGE, "%s: contains NUL bytes, so it is not text; %s", path, as_bytes);

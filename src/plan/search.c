@@ -21,7 +21,7 @@ static const double PROMISING = 1.4;
 enum { PIECES = 4 };
 /* Limits on the number of actions built and simulated, for a plan within about a minute on one
  * core: for the coarse pass, the search and its later phases. dualpipe_v has its own. */
-static const int64_t LOOK_WORK = 20000000, MOST_WORK = 48000000, REFINE_WORK = 54000000, SETTLE_WORK = 64000000, PAIRS_WORK = 4000000;
+static const int64_t LOOK_WORK = 20000000, MOST_WORK = 48000000, REFINE_WORK = 54000000, SETTLE_WORK = 64000000, PAIRS_WORK = 8000000;
 /* On a machine so slow that even this takes longer, the clock ends the search, and the report says
  * so. */
 static const double CLOCK_SECONDS = 600.0;

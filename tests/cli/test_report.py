@@ -5,6 +5,7 @@ ctest: processors 2
 """
 import base64
 import json
+import math
 import os
 import re
 import struct
@@ -75,7 +76,9 @@ class Report(RunTest):
         self.sums(timeline, events)
         self.assertEqual([rank["place"] for rank in timeline["ranks"]], ["dp 0", "dp 1"])
         figures = {figure["name"]: figure for figure in data["figures"]}
-        self.assertEqual(float(figures["final loss"]["value"]), round(self.metrics("run")[-1]["loss"], 4))
+        losses = [line["loss"] for line in self.metrics("run")]
+        self.assertAlmostEqual(float(figures["final loss"]["value"]), sum(losses[-3:]) / 3, delta=1e-4)
+        self.assertTrue(figures["final loss"]["note"].startswith("mean of the last 3 steps · "), figures["final loss"])
         self.assertIn("zero 3", figures["layout"]["value"])
         with open(self.path("run/config.yaml"), encoding="utf-8") as file:
             self.assertEqual(data["config"], file.read())
@@ -270,9 +273,30 @@ class Page(RunTest):
                 return {text: read.textContent, whole: words.right <= Math.min(box.right, shown.right) + 1 && words.left >= box.left - 1,
                         bottom: chart.querySelector('svg').getBoundingClientRect().bottom};
             })""")
-            self.assertIn("mean of", heads[-1]["text"])
+            self.assertIn("mean of the last 3: ", heads[-1]["text"])
+            self.running_mean(chrome)
             self.assertEqual([head for head in heads if not head["whole"]], [])
             self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 1)
+
+    def running_mean(self, chrome):
+        """Of exactly so many values as the head says, everywhere: none before there are so many, and
+        gaps are not counted."""
+        x = [math.sin(i) for i in range(130)]
+        x[40] = float("nan")
+        values = json.dumps(x)
+        for count in (1, 3, 4):
+            mean = chrome.value(f"[...runningMean({values}, {count})].map(v => Number.isFinite(v) ? v : null)")
+            for i, got in enumerate(mean):
+                seen = [v for v in x[:i + 1] if v == v][-count:]
+                if len(seen) < count:
+                    self.assertIsNone(got)
+                else:
+                    self.assertAlmostEqual(got, sum(seen) / count, delta=1e-12)
+        drawn = chrome.value("Chart.all.filter(c => c.list[0].mean).map(c => [[...c.list[0].y], [...c.list[0].mean].slice(2)])")
+        self.assertTrue(drawn)
+        for y, mean in drawn:
+            for i, got in enumerate(mean):
+                self.assertAlmostEqual(got, sum(y[i:i + 3]) / 3, delta=1e-9 * max(map(abs, y)))
 
     def look(self, chrome):
         """Not blank: many colours. Returns the mean brightness."""

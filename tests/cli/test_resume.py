@@ -181,6 +181,22 @@ class Resume(program.ProgramTest):
         self.assertRegex(" ".join(notes("model.dropout=0.1", "train.precision=bf16")),
                          "model.dropout was 0 and is 0.1 .*train.precision was fp32 and is bf16 .*train.grad_dtype was fp32 and is bf16")
 
+    def test_every_source_is_compared(self):
+        """Also by number of tokens, and where the file that says what they were is gone."""
+        paths = [self.write(f"{i}.txt", "the quick brown fox\n" * 400) for i in range(3)]
+        self.train("--dir", "run", f"data.path={','.join(path + ':1' for path in paths)}", "train.steps=2", "data.tokenizer=bytes")
+        self.write("0.txt", "the quick crown fox\n" * 400)
+        self.write("2.txt", "the quick brown fox\n" * 500)
+        result = self.ok(self.run_program("train", "--dir", "run", "--resume", "train.steps=3"))
+        text = re.sub(r"\s+", " ", result.stdout)
+        self.assertRegex(text, "0.txt has 8000 tokens as before, but its content has changed")
+        self.assertRegex(text, "2.txt had 8000 tokens and has 10000")
+        self.assertNotIn("1.txt ha", text)
+        os.remove(self.path("run/data.json"))
+        result = self.ok(self.run_program("train", "--dir", "run", "--resume", "train.steps=4"))
+        self.assertRegex(re.sub(r"\s+", " ", result.stdout), "run/data.json is missing: whether the data is what it was is not known")
+        self.assertTrue(os.path.exists(self.path("run/data.json")))
+
     def test_metrics_that_are_gone(self):
         """Checkpoints are a run, too."""
         self.train("--dir", "run", "train.steps=3")
@@ -238,6 +254,10 @@ class Resume(program.ProgramTest):
         self.assertIn("\nfolder   none, without checkpoints (run.save=false)\n", result.stdout)
         result = self.ok(self.run_program(*self.small("train.steps=1")))
         self.assertRegex(result.stdout, r"\nfolder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints")
+        first, *middle, end = self.ok(self.run_program(*self.small("train.steps=2", "--json"))).stdout.splitlines()
+        self.assertRegex(json.loads(first)["note"], "nothing of this run is kept; --dir FOLDER keeps checkpoints")
+        self.assertEqual([json.loads(line)["step"] for line in middle], [1, 2])
+        self.assertIsNone(json.loads(end)["saved"])
 
     def test_a_run_that_is_not_finite_keeps_its_last_state(self):
         result = self.run_program(*self.small("train.steps=9", "train.lr=1e3", "train.clip=0", "train.weight_decay=100", "--dir", "far"))

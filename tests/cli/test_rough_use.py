@@ -121,11 +121,21 @@ class RoughUse(program.ProgramTest):
         self.one_line(result, 1, "the ranks take up to", "TiB of memory together", "are free on this machine", "the plan needs",
                       "spread it over more machines", "run.memory_check=false")
         self.assertEqual(result.stdout, "")
+        free = float(re.search(r", ([0-9.]+) GiB are there", result.stderr)[1]) * 2**30
         # In any case: parameters alone exceed the address space.
         result = self.run_program(*wide, "run.memory_check=false")
         self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
         self.assertRegex(result.stdout, r"\nnote     the ranks take up to .* TiB of memory together, and .* are free on this machine\n")
         self.assertNotIn("are free on this machine", self.ok(self.run_program(*self.small("train.steps=1"))).stdout)
+        # The copy that checkpoints are written from (12 bytes per parameter) is one too many.
+        blocks = ["model.hidden=512", "model.heads=8", "data.seq=8", "train.global_batch=1"]
+        one, two = (json.loads(self.ok(self.run_program("check", *blocks, f"model.layers={n}", "--json")).stdout)["memory_bytes_per_rank"]
+                    for n in (1, 2))
+        layers = int(0.75 * free / (two - one))
+        result = self.run_program("train", f"data.path={self.corpus}", *blocks, f"model.layers={layers}", "train.steps=1", "--dir", "run",
+                                  "--save-every", "1")
+        self.one_line(result, 1, "; run.async_save=false makes it fit: no copy of ")
+        self.assertEqual(result.stdout, "")
         # Activations of a batch that is too large; smaller micro-batches would do.
         per_sequence = json.loads(self.ok(self.run_program("check", *program.SMALL, "train.global_batch=1024", "--json")).stdout)
         with open("/proc/meminfo", encoding="ascii") as file:

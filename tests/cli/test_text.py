@@ -229,7 +229,8 @@ class Text(program.ProgramTest):
             archive.writestr("verses.txt", text)
         for name, data, part in (("a.txt", gzip.compress(text), "gunzip"), ("b.bz2", bz2.compress(text), "bunzip2"),
                                  ("c.xz", lzma.compress(text), "unxz"), ("d.zip", zipped.getvalue(), "unzip"),
-                                 ("e.txt", text.decode().encode("utf-16"), "iconv"), ("f.txt", text + b"\0", "NUL"),
+                                 ("e.txt", text.decode().encode("utf-16"), "iconv -f UTF-16"), ("f.txt", text + b"\0", "NUL"),
+                                 ("h.txt", text.decode().encode("utf-32"), "iconv -f UTF-32"),
                                  ("g.txt", "\u0412\u043d\u0430\u0447\u0430\u043b\u0435 ".encode("koi8-r") * 2000, "iconv")):
             with open(self.path(name), "wb") as file:
                 file.write(data)

@@ -115,6 +115,20 @@ class Signals(program.ProgramTest):
         _, errors = self.finish(run)
         self.assertEqual(run.returncode, 0, errors)
 
+    def test_the_rank_that_others_wait_for_wakes_last(self):
+        """Signals reach processes one after another, and the scheduler runs them in any order."""
+        run, ranks = self.start(f"parallel.ranks={RANKS}", "run.deadline=2", "train.steps=120", "--dir", "run")
+        os.kill(ranks[1], signal.SIGSTOP)
+        time.sleep(0.4)  # the others wait for it
+        os.killpg(run.pid, signal.SIGSTOP)
+        time.sleep(3)
+        for pid in (run.pid, *[pid for rank, pid in ranks.items() if rank not in (None, 1)]):
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.4)
+        os.kill(ranks[1], signal.SIGCONT)
+        _, errors = self.finish(run)
+        self.assertEqual(run.returncode, 0, errors)
+
     def test_one_rank_that_is_suspended_is_late(self):
         run, ranks = self.start(f"parallel.ranks={RANKS}", "run.deadline=1", "train.steps=100M")
         os.kill(ranks[1], signal.SIGSTOP)

@@ -193,6 +193,8 @@ static void test_refused(void **state)
         {"llama", "\"hidden_size\": 4611686018427387904", "hidden_size"},
         {"llama", "\"intermediate_size\": 4611686018427387904", "intermediate_size"},
         {"llama", "\"max_position_embeddings\": 4611686018427387904", "max_position_embeddings"},
+        {"llama", "\"max_position_embeddings\": 0", "max_position_embeddings"},
+        {"gpt2", "\"n_positions\": 0", "n_positions"},
         {"llama", "\"num_attention_heads\": 0", "num_attention_heads"},
         {"llama", "\"head_dim\": 512", "head_dim"},
         {"llama", "\"rms_norm_eps\": \"1e-5\"", "rms_norm_eps"},

@@ -1,7 +1,8 @@
 /* Curves as SVG. A curve with more points than pixels is drawn as the value range of each pixel. */
 
 const MARGIN = { left: 52, right: 10, top: 10, bottom: 24 };
-const RUNNING = 60; /* curves with more points get a running mean over 1/RUNNING of them */
+/* Curves with twice as many points get a running mean over 1/RUNNING of them, see meanOf. */
+const RUNNING = 60;
 const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"]];
 
 class Chart {
@@ -113,6 +114,13 @@ class Chart {
       chart.say(x !== null && chart.list[0].x_name === name ? x : null);
   }
 
+  /* Before there are as many values as the mean is of, there is none. */
+  meanText(series, at) {
+    if (!Number.isFinite(series.mean[at]))
+      return "";
+    return `, mean of the last ${windowOf(series)}: ${valueText(series.mean[at], this.unit).replace(` ${this.unit}`, "")}`;
+  }
+
   say(x) {
     this.rule?.replaceChildren();
     const named = this.list.length > 1 || this.list[0].mean;
@@ -126,7 +134,7 @@ class Chart {
                          drawn("circle", { cx: px, cy: this.py(series.y[at]), r: 3.2, style: `fill: var(${strong})` }));
       }
       const where = `${series.x_name ?? ""} ${series.x[at].toLocaleString("en-US")}`.trim();
-      const mean = series.mean ? `, mean of ${Math.ceil(series.y.length / RUNNING)}: ${valueText(series.mean[at], this.unit).replace(` ${this.unit}`, "")}` : "";
+      const mean = series.mean ? this.meanText(series, at) : "";
       return [element("span", {}, element("i", { class: "key", style: `background: var(${COLOURS[i % COLOURS.length][0]})` }),
                       `${named && series.name ? series.name + ", " : ""}${where}: ${valueText(series.y[at], this.unit)}${mean} `)];
     });
@@ -147,26 +155,37 @@ function extent(arrays, positive) {
   return low <= high ? [low, high] : [0, 1];
 }
 
-/* The running mean of a curve that is long enough and noisy; null: none is drawn. */
+/* How many values the running mean of a curve is of. */
+function windowOf(series) {
+  return Math.ceil(series.y.length / RUNNING);
+}
+
+/* The running mean of a curve that is long enough and has noise; null: the curve speaks for
+ * itself. */
 function meanOf(series) {
   if (series.y.length < 2 * RUNNING || series.log_x)
     return null;
-  const mean = runningMean(series.y, Math.ceil(series.y.length / RUNNING)), [low, high] = extent([series.y], false);
-  const away = series.y.reduce((sum, value, i) => sum + (Number.isFinite(value) ? Math.abs(value - mean[i]) : 0), 0) / series.y.length;
-  return away > 2e-3 * (high - low) ? mean : null;
+  const mean = runningMean(series.y, windowOf(series)), [low, high] = extent([series.y], false);
+  let away = 0, count = 0;
+  series.y.forEach((value, i) => {
+    if (Number.isFinite(value) && Number.isFinite(mean[i])) {
+      away += Math.abs(value - mean[i]);
+      count++;
+    }
+  });
+  return away > 2e-3 * (high - low) * count ? mean : null;
 }
 
-/* Mean of the `window` values around each point, without gaps. */
-function runningMean(values, window) {
-  const sums = new Float64Array(values.length + 1), counts = new Float64Array(values.length + 1);
-  for (let i = 0; i < values.length; i++) {
-    const finite = Number.isFinite(values[i]);
-    sums[i + 1] = sums[i] + (finite ? values[i] : 0);
-    counts[i + 1] = counts[i] + (finite ? 1 : 0);
-  }
-  return Float64Array.from(values, (_, i) => {
-    const half = Math.min(Math.floor(window / 2), i, values.length - 1 - i);
-    return (sums[i + half + 1] - sums[i - half]) / (counts[i + half + 1] - counts[i - half]);
+/* At each place the mean of exactly the last `count` values up to there; NaN before there are so
+ * many. Gaps are no values. */
+function runningMean(values, count) {
+  /* Of the first so many values. Plain sums: their differences lose nothing that a curve shows. */
+  const sums = [0];
+  return Float64Array.from(values, value => {
+    if (Number.isFinite(value))
+      sums.push(sums[sums.length - 1] + value);
+    const last = sums.length - 1;
+    return last >= count ? (sums[last] - sums[last - count]) / count : NaN;
   });
 }
 

@@ -27,7 +27,8 @@ struct qd_metrics {
     off_t whole;  /* bytes of whole lines */
     bool torn;    /* part of a failed line follows them */
     int64_t lost; /* lines that could not be written */
-    int error;    /* of the first lost line */
+    int error;    /* of the first of them */
+    bool unsynced; /* the disk has refused to keep lines, and a warning was given */
     char warning[512];
 };
 
@@ -100,10 +101,11 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     struct stat info = {0};
     m->fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666); /* do not block on a pipe without a reader */
     qd_status status = QD_OK;
-    if (m->fd < 0)
-        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(errno));
-    else if (fstat(m->fd, &info) == 0 && S_ISFIFO(info.st_mode))
+    int error = errno;
+    if ((m->fd < 0 ? stat(path, &info) : fstat(m->fd, &info)) == 0 && S_ISFIFO(info.st_mode))
         status = QD_FAIL(QD_USAGE, "%s: is a named pipe; a file is needed", path);
+    else if (m->fd < 0)
+        status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(error));
     if (status == QD_OK)
         status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
     m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
@@ -202,10 +204,13 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **w
     return QD_OK;
 }
 
-void qd_metrics_sync(qd_metrics *m)
+const char *qd_metrics_sync(qd_metrics *m)
 {
-    if (m)
-        (void)fdatasync(m->fd); /* an error will show when the next line is written */
+    if (!m || fdatasync(m->fd) == 0 || errno == EINVAL || m->unsynced) /* EINVAL: a device */
+        return NULL;
+    m->unsynced = true;
+    snprintf(m->warning, sizeof m->warning, "%.400s: %s: its lines may not survive a crash of the machine", m->path, strerror(errno));
+    return m->warning;
 }
 
 const char *qd_metrics_lost(qd_metrics *m)
@@ -221,8 +226,10 @@ void qd_metrics_destroy(qd_metrics *m)
 {
     if (!m)
         return;
-    if (m->fd >= 0)
+    if (m->fd >= 0) {
+        (void)fdatasync(m->fd); /* a failure was reported with the last checkpoint */
         close(m->fd);
+    }
     qd_strbuf_free(&m->line);
     free(m->path);
     free(m);

@@ -19,14 +19,14 @@ qd_status qd_metrics_wait_free(const char *path, double seconds, const atomic_in
  * file). The file is locked until it is closed, where the file system supports locks: two runs
  * never write the same one. */
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics);
-/* Writes one line. If the disk is full, fails or cannot be written now, the whole line is omitted
- * and training continues. *warning is NULL or, for the first omitted line, a message that is valid
- * until the next call. */
+/* The line is in the file when this returns, or, on a disk that is full, fails or cannot be written
+ * for now, left out as a whole: training continues without it. *warning is NULL or a warning (of
+ * the first that is left out) that lives until the next call. */
 qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step, const char **warning);
-/* Flushes the lines to the disk, as far as the disk accepts them: a checkpoint is about to refer to
- * them. */
-void qd_metrics_sync(qd_metrics *metrics); /* NULL is legal */
-/* A message with the number of omitted lines; NULL: none, or no metrics. */
+/* The lines so far are on the disk when this returns: a checkpoint is about to refer to them.
+ * Returns NULL or a warning (the first time that the disk refuses), as above. NULL is legal. */
+const char *qd_metrics_sync(qd_metrics *metrics);
+/* How many were left out, in words; NULL: none, or no metrics. */
 const char *qd_metrics_lost(qd_metrics *metrics);
 void qd_metrics_destroy(qd_metrics *metrics); /* NULL is legal */
 #endif

@@ -178,7 +178,9 @@ static qd_status save(qd_rank_run *s)
     const qd_config *c = &s->run->config;
     QD_TRY(poll_save(s, true));
     s->saved_at = qd_clock_now();
-    qd_metrics_sync(s->metrics);
+    const char *unsynced = qd_metrics_sync(s->metrics);
+    if (unsynced)
+        qd_rank_note(s, unsynced);
     QD_TRY(qd_saver_begin(s->saver, s->config_text));
     bool last = s->stop != 0 || qd_trainer_position(s->trainer).step == c->steps;
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);

@@ -7,6 +7,7 @@
 #include <quadrille/json_writer.h>
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,14 +82,26 @@ static qd_status same_content(const qd_json_node *then, const qd_data *data, int
     return QD_OK;
 }
 
-/* Compares a source whose path is unchanged. */
+static void add_warning(char warning[QD_RUN_DATA_WARNING], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void add_warning(char warning[QD_RUN_DATA_WARNING], const char *format, ...)
+{
+    size_t used = strlen(warning);
+    va_list args;
+    va_start(args, format);
+    used += (size_t)snprintf(warning + used, QD_RUN_DATA_WARNING - used, "%s", used > 0 ? "; " : "");
+    if (used < QD_RUN_DATA_WARNING)
+        vsnprintf(warning + used, QD_RUN_DATA_WARNING - used, format, args);
+    va_end(args);
+}
+
+/* Of a source that still has its path. */
 static qd_status compare_source(const qd_json *file, const qd_json_node *then, const qd_data *data, char warning[QD_RUN_DATA_WARNING])
 {
     const char *path;
     int64_t tokens;
     QD_TRY(qd_json_get_string(file, then, "path", &path));
     QD_TRY(qd_json_get_int(file, then, "tokens", &tokens));
-    for (int i = 0; i < qd_data_source_count(data) && warning[0] == '\0'; i++) {
+    for (int i = 0; i < qd_data_source_count(data); i++) {
         qd_data_source_info now = qd_data_source_describe(data, i);
         bool same = true;
         if (strcmp(now.path, path) != 0)
@@ -96,13 +109,13 @@ static qd_status compare_source(const qd_json *file, const qd_json_node *then, c
         if (now.tokens == tokens)
             QD_TRY(same_content(then, data, i, &same));
         if (now.tokens != tokens)
-            snprintf(warning, QD_RUN_DATA_WARNING, "%s had %lld tokens and has %lld: samples, including held-out ones, differ from here on",
-                     path, (long long)tokens, (long long)now.tokens);
+            add_warning(warning, "%s had %lld tokens and has %lld: samples, including held-out ones, differ from here on", path,
+                       (long long)tokens, (long long)now.tokens);
         else if (!same)
-            snprintf(warning, QD_RUN_DATA_WARNING,
-                     "%s has %lld tokens as before, but its content has changed since the run was last started: samples, including "
-                     "held-out ones, differ from here on",
-                     path, (long long)tokens);
+            add_warning(warning,
+                        "%s has %lld tokens as before, but its content has changed since the run was last started: samples, including "
+                        "held-out ones, differ from here on", path, (long long)tokens);
+        break;
     }
     return QD_OK;
 }
@@ -113,8 +126,10 @@ qd_status qd_run_data_compare(const char *path, const qd_data *data, char warnin
     qd_json *file;
     const qd_json_node *sources;
     warning[0] = '\0';
-    if (stat(path, &info) != 0)
+    if (stat(path, &info) != 0) {
+        add_warning(warning, "%s is missing: whether the data is what it was is not known", path);
         return QD_OK;
+    }
     QD_TRY(qd_json_load(path, &file));
     qd_status status = compare_tokenizer(file, data);
     if (status == QD_OK)

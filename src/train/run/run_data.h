@@ -7,9 +7,9 @@
 
 qd_status qd_run_data_write(const char *path, const qd_data *data);
 
-enum { QD_RUN_DATA_WARNING = 512 };
-/* warning: which sources have changed; empty: none, or there is no file. QD_USAGE: they are tokens
- * of another tokenizer. */
+enum { QD_RUN_DATA_WARNING = 2048 };
+/* warning: what of the sources is no longer as it was, or that the file is missing; empty: nothing.
+ * QD_USAGE: they are tokens of another tokenizer. */
 qd_status qd_run_data_compare(const char *path, const qd_data *data, char warning[QD_RUN_DATA_WARNING]);
 
 #endif

@@ -39,10 +39,15 @@ static qd_status check_memory(const qd_config *c, const qd_check_report *plan, i
     if (!c->memory_check || wanted <= there + swap)
         return QD_OK;
     qd_strbuf text = {0};
+    char copy[128] = "", copy_text[32];
+    if (plan->snapshot_bytes > 0 && wanted - plan->snapshot_bytes * local_ranks <= there + swap) {
+        qd_text_bytes(plan->snapshot_bytes, copy_text, sizeof copy_text);
+        snprintf(copy, sizeof copy, "; run.async_save=false makes it fit: no copy of %s for checkpoints", copy_text);
+    }
     int fullest = plan->pipeline > 1 ? plan->memory_stage * (plan->world / plan->pipeline) : 0;
     QD_TRY(qd_fit_explain(c, fullest, (there + swap) / local_ranks - plan->snapshot_bytes, true, &text));
-    qd_status status = QD_FAIL(QD_NO_MEMORY, "%s: per rank, %s (run.memory_check=false starts it anyway)", warning,
-                               text.data ? text.data : "");
+    qd_status status = QD_FAIL(QD_NO_MEMORY, "%s: per rank, %s%s (run.memory_check=false starts it anyway)", warning,
+                               text.data ? text.data : "", copy);
     qd_strbuf_free(&text);
     return status;
 }
