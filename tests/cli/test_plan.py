@@ -32,7 +32,7 @@ class Plan(program.ProgramTest):
         why = lines.index("why  the model fits without splitting it: data parallelism alone has the least communication")
         self.assertEqual(lines[why + 1], "     zero 1 shards the optimizer state and moves no more bytes than plain data parallelism")
         self.assertRegex(lines[why + 2], r"^     zero 3 \(dp 64, zero 3, micro-batch 2\): (is equally fast|\d+\.\d % slower; it .+)$")
-        self.assertRegex(lines[-2], r"^next products and attention take \d\d % of the time: the layout is near what the accelerators "
+        self.assertRegex(lines[-2], r"^next GEMMs and attention take \d\d % of the time: the layout is close to what the accelerators "
                                     r"can do$")
         self.assertEqual(lines[-1], "keys train.micro_batch=1 parallel.ranks=64 parallel.zero=1 parallel.bucket_mb=100")
 
