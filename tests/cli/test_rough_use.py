@@ -121,7 +121,7 @@ class RoughUse(program.ProgramTest):
         self.one_line(result, 1, "the ranks take up to", "TiB of memory together", "are free on this machine", "the plan needs",
                       "spread it over more machines", "run.memory_check=false")
         self.assertEqual(result.stdout, "")
-        free = float(re.search(r", ([0-9.]+) GiB are there", result.stderr)[1]) * 2**30
+        free = float(re.search(r", ([0-9.]+) GiB are available", result.stderr)[1]) * 2**30
         # In any case: parameters alone exceed the address space.
         result = self.run_program(*wide, "run.memory_check=false")
         self.one_line(result, 1, "rank 0, parameters", "no memory", "GiB")
