@@ -1,11 +1,15 @@
-/* A training run, from options to the last step: starts the ranks, or joins the world that mpirun
- * or srun made.
+/* A training run, from options to the last step: starts the ranks, or joins the world that mpirun or
+ * srun made. A program that wants to run the loop itself uses <quadrille/session.h>.
  *
- * A program that calls qd_train() with local ranks as processes is started again once per rank,
- * with the same arguments, and must come to the same call: there it becomes a rank. So call it
- * early, before threads exist, from a program whose arguments say what to do. Only one process
- * speaks to the user: the observer is called there and nowhere else, and a failure that another
- * process tells comes back with qd_train_report() == false. */
+ * With local ranks as processes (run.ranks_as, the default for several ranks on the CPU), qd_train()
+ * starts the program again once per rank, with the same arguments. Such a process runs the same code up
+ * to its call of qd_train(), becomes a rank there, and ends there: only the process that the user started
+ * returns. So call qd_train() early, before threads exist, from a program whose arguments say what to do
+ * and which has done nothing that must not be done once per rank.
+ *
+ * Under mpirun and srun all processes return. Only one process speaks to the user: the observer is called
+ * there and nowhere else, and a failure that another process reports comes back with
+ * qd_train_report() == false. */
 #ifndef QUADRILLE_TRAIN_H
 #define QUADRILLE_TRAIN_H
 

@@ -90,5 +90,59 @@ class Headers(program.ProgramTest):
             subprocess.run(["./all"], cwd=self.folder, check=True)
 
 
+# A program that trains with ranks as processes, and has things to do before and after.
+EMBEDDER = r"""
+#include <quadrille/config.h>
+#include <quadrille/train.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void goodbye(void)
+{
+    printf("exit handler\n");
+}
+
+int main(int argc, char **argv)
+{
+    const qd_option_table table = qd_config_table();
+    qd_options *options = NULL;
+    atexit(goodbye);
+    printf("before\n"); /* stays in the buffer of a pipe */
+    qd_status status = qd_options_create(&table, 1, &options);
+    for (int i = 1; i < argc && status == QD_OK; i++)
+        status = qd_options_assign(options, argv[i]);
+    if (status == QD_OK)
+        status = qd_train(options, argv, NULL);
+    printf("after %s: %s\n", qd_status_text(status), qd_error_message());
+    qd_options_destroy(options);
+    return status == QD_OK ? 0 : 3;
+}
+"""
+
+
+@unittest.skipUnless(shutil.which("cc") and os.path.exists(os.path.join(LIBRARIES, "libquadrille.so")) and not program.SANITIZED,
+                     "no C compiler, or no shared library")
+class Embedding(program.ProgramTest):
+    def build(self, name, text):
+        self.write(name + ".c", text)
+        subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", f"-I{INCLUDE}", name + ".c", f"-L{LIBRARIES}",
+                        "-lquadrille", f"-Wl,-rpath,{LIBRARIES}", "-o", name], cwd=self.folder, check=True)
+
+    def call(self, name, *words):
+        return subprocess.run([self.path(name), *words], cwd=self.folder, capture_output=True, text=True, timeout=100, check=False)
+
+    def test_ranks_end_inside_train(self):
+        self.build("embedder", EMBEDDER)
+        words = [*self.small("train.steps=2", "parallel.ranks=3", "train.global_batch=9")[1:]]
+        result = self.call("embedder", *words)
+        self.assertEqual((result.returncode, result.stdout, result.stderr), (0, "before\nafter ok: \nexit handler\n", ""))
+        # a failure of the ranks is returned once, too, with what the rank that failed had to say
+        result = self.call("embedder", *words, "train.optimizer=sgd", "train.lr=1000", "train.clip=0", "train.steps=20")
+        self.assertEqual((result.returncode, result.stderr), (3, ""), result.stdout)
+        self.assertEqual(result.stdout.count("after "), 1, result.stdout)
+        self.assertIn("its loss is not a finite number", result.stdout)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -11,6 +11,9 @@
 
 #include <errno.h>
 #include <limits.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,11 +181,29 @@ static void send_note(void *context, const char *text)
     qd_report_send(p->report_fd, &report);
 }
 
+static void send_failure(const place *p, qd_status status)
+{
+    qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p->rank};
+    qd_failure_add_own(&report.failure, status);
+    if (p->report_fd >= 0)
+        qd_report_send(p->report_fd, &report);
+}
+
+/* A rank ends here: what the program does after qd_train() is done once, by the process that the user
+ * started. Its exit handlers are not called, and what it has printed so far is not printed again. */
+static _Noreturn void end_local_rank(const place *p, qd_status status)
+{
+    if (status != QD_OK)
+        send_failure(p, status);
+#if defined(__SANITIZE_ADDRESS__)
+    __lsan_do_leak_check(); /* _exit() leaves it out */
+#endif
+    _exit(status == QD_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
 static qd_status run_local_rank(place *p, qd_run *run)
 {
     qd_options *options = NULL;
-    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
-        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
     /* This rank is killed with its launcher, however that ends. The launcher may have ended before
      * the line below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -218,6 +239,8 @@ static qd_status make_ready(void *context)
 /* Processes that do not find each other would each train the whole run, in the same folder. */
 static qd_status check_world(const place *p, bool mpi)
 {
+    if (p->role == ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
+        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
     if (p->role != ROLE_MPI_RANK || p->size <= 1)
         return QD_OK;
     if (!mpi)
@@ -410,8 +433,8 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
     status = check_world(&p, mpi);
     if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
-        status = run_local_rank(&p, &run);
-    else if (status == QD_OK && mpi)
+        end_local_rank(&p, run_local_rank(&p, &run));
+    if (status == QD_OK && mpi)
         status = run_mpi_rank(&p, &run, &summary, observer);
     else if (status == QD_OK)
         status = run_first(&run, argv, &summary, observer);
@@ -439,10 +462,8 @@ bool qd_train_report(qd_status status)
 {
     place p = find_place();
     const char *message = qd_error_message();
-    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) {
-        qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p.rank, .failure = {.status = status}};
-        snprintf(report.failure.message, sizeof report.failure.message, "%s", message);
-        qd_report_send(p.report_fd, &report);
+    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) { /* it failed before it came to qd_train() */
+        send_failure(&p, status);
         return false;
     }
     if (message[0] == '\0' || atomic_load(&failure_told))
