@@ -87,6 +87,12 @@ typedef struct qd_train_observer {
  * Returns when no rank is left; the failure is that of the rank that failed first. */
 QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
 
+/* For resuming the run in run.dir, where run.resume is set (else nothing happens): puts the configuration
+ * that the run has saved below what was given with qd_options_set(), qd_options_assign() and
+ * qd_options_parse(). Keys of the saved layout that do not fit what is given, such as degrees under
+ * another number of ranks, revert to their defaults. Call it instead of loading a file. */
+QD_API qd_status qd_train_resume_options(qd_options *options);
+
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there,
  * and need not read the configuration file. */
 QD_API bool qd_train_is_rank(void);

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "train/run/common.h"
 #include "train/run/long_work.h"
+#include "train/run/resume_options.h"
 #include "train/run/run_machine.h"
 
 #include <errno.h>
@@ -440,6 +441,14 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
         status = run_first(&run, argv, &summary, observer);
     restore_stop(before);
     return status;
+}
+
+qd_status qd_train_resume_options(qd_options *options)
+{
+    place p = find_place();
+    if (p.role == ROLE_LOCAL_RANK) /* it gets what the launcher has made of them */
+        return QD_OK;
+    return qd_resume_options(options, p.role == ROLE_MPI_RANK ? p.size : 0);
 }
 
 bool qd_train_is_rank(void)
