@@ -234,7 +234,7 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
 {
     qd_model_run run;
     qd_arena *arena = NULL;
-    qd_status status = qd_model_run_open(o->from, NULL, &run);
+    qd_status status = qd_model_run_open(&(qd_model_source){.path = o->from}, NULL, &run);
     if (status == QD_OK)
         status = qd_arena_create(&arena);
     if (status == QD_OK && run.warning[0] != '\0')
@@ -244,7 +244,7 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
     if (status == QD_OK) {
         snprintf(report->model, sizeof report->model, "%s", qd_arch_name(run.config.model.arch));
         report->parameters = qd_model_parameters(&run.config.model);
-        report->step = qd_checkpoint_meta(run.checkpoint)->step;
+        report->step = run.step;
     }
     qd_arena_destroy(arena);
     qd_model_run_close(&run);

@@ -6,6 +6,9 @@
 qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
 {
     memset(text, 0, sizeof *text);
+    if (c->data.tokenizer[0] == '\0' && c->run_dir[0] == '\0')
+        return QD_FAIL(QD_USAGE, "the session has no tokenizer to decode its %lld tokens: data.tokenizer can name it",
+                       (long long)c->model.vocab);
     if (c->data.tokenizer[0] == '\0')
         return QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to decode its %lld tokens", c->run_dir,
                        (long long)c->model.vocab);

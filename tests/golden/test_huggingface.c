@@ -57,7 +57,7 @@ static void compare(const char *model, const char *name, double tolerance)
     const int32_t *ids = tokens->data;
     const float *wanted = logits->data;
     double worst = 0.0, loss = 0.0;
-    ok(qd_generator_create(model, count, NULL, 1, &generator));
+    ok(qd_generator_create(&(qd_model_source){.path = model}, count, NULL, 1, &generator));
     assert_int_equal(qd_generator_vocab(generator), vocab);
     for (int64_t t = 0; t < count; t++) {
         double most = -1e30, sum = 0.0;

@@ -399,18 +399,10 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
 {
-    if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
-        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
-                       (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
-    QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
-    QD_TRY(qd_run_resume_check(&run->config));
-    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->warning));
-    QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
+    QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->observer = observer;
-    summary->backend = "local";
-    summary->machines = 1;
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
     summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)

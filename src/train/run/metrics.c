@@ -90,6 +90,13 @@ static bool cut(const qd_metrics *m)
     return ftruncate(m->fd, m->whole) == 0 || errno == EINVAL;
 }
 
+qd_status qd_metrics_rewind(qd_metrics *m, int64_t step)
+{
+    m->whole = lines_to_keep(m->path, step);
+    m->torn = false;
+    return cut(m) ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", m->path, (long long)step, strerror(errno));
+}
+
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)
 {
     qd_metrics *m = calloc(1, sizeof *m);
@@ -106,9 +113,8 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         status = QD_FAIL(QD_USAGE, "%s: is a named pipe; a file is needed", path);
     if (status == QD_OK)
         status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
-    m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
-    if (status == QD_OK && !cut(m))
-        status = QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", path, (long long)step, strerror(errno));
+    if (status == QD_OK)
+        status = qd_metrics_rewind(m, step);
     if (status != QD_OK) {
         qd_metrics_destroy(m);
         return status;

@@ -19,6 +19,8 @@ qd_status qd_metrics_wait_free(const char *path, double seconds, const atomic_in
  * file). The file is locked until it is closed, where the file system supports locks: two runs
  * never write the same one. */
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics);
+/* The file ends after the line of `step` again, as for a run that resumes from there. */
+qd_status qd_metrics_rewind(qd_metrics *metrics, int64_t step);
 /* Writes one line. If the disk is full, fails or cannot be written now, the whole line is omitted
  * and training continues. *warning is NULL or, for the first omitted line, a message that is valid
  * until the next call. */

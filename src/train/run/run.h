@@ -30,6 +30,10 @@ qd_status qd_run_resume_check(const qd_config *config);
  * in qd_run, ends it early: QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
 qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary);
 
+/* All of these for a run whose ranks are on this machine, in the process that starts them. Fills `config`
+ * and the summary; run->options and run->stop are set. */
+qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_train_summary *summary);
+
 /* Collective over `world`. When one rank fails, all return: that rank with its failure, the others
  * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message. */
 qd_status qd_run_rank(const qd_run *run, qd_comm *world);
