@@ -51,13 +51,13 @@ static void on_start(void *context, const qd_train_summary *s)
     char samples[32];
     close_line(v);
     qd_text_count((double)s->samples, samples, sizeof samples);
-    plan_print_head(&s->plan);
-    plan_print_memory(&s->plan);
-    plan_print_host(&s->plan);
+    plan_print_head(s->plan);
+    plan_print_memory(s->plan);
+    plan_print_host(s->plan);
     if (s->warning[0])
         cli_say("note", 9, "%s", s->warning);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
-    if (s->plan.world > 1)
+    if (s->plan->world > 1)
         print_ranks(s);
     if (!dir[0])
         puts("folder   none: nothing of this run is kept; --dir FOLDER keeps checkpoints, metrics and configuration");
@@ -261,14 +261,16 @@ static qd_status run(cli_call *call)
         QD_TRY(qd_train_resume_options(call->options));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
-    const qd_train_observer text = {.context = &v,
+    const qd_train_observer text = {.size = sizeof text,
+                                    .context = &v,
                                     .on_start = on_start,
                                     .on_step = on_step,
                                     .on_end = on_end,
                                     .on_prepare = on_prepare,
                                     .on_note = on_note,
                                     .on_failure = on_failure},
-                            json = {.on_step = on_step_json,
+                            json = {.size = sizeof json,
+                                    .on_step = on_step_json,
                                     .on_note = on_note_json,
                                     .on_end = on_end_json,
                                     .on_failure = cli_on_failure};

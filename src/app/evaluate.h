@@ -6,7 +6,7 @@
 
 #include <quadrille/evaluate.h>
 
-/* qd_evaluate() with any model; options->model is not read. */
+/* qd_evaluate() with any model; options->model is not read, and both structs are whole. */
 qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *options, qd_evaluate_report *report);
 
 typedef struct qd_evaluation {

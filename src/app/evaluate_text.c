@@ -5,6 +5,7 @@
 #include "app/generate.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -35,7 +36,8 @@ static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t
     if (!w->ranges)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", w->count);
     for (int s = 0; s < w->count; s++) {
-        qd_data_source_info info = qd_data_source_describe(corpus->data, s);
+        qd_data_source_info info = qd_data_source_info_default();
+        qd_data_source_describe(corpus->data, s, &info);
         token_range *r = &w->ranges[s];
         r->first = held_out ? info.windows * train_seq : 0;
         r->end = held_out ? r->first + info.validation_windows * train_seq + 1 : info.tokens;
@@ -166,6 +168,18 @@ done:
     return status;
 }
 
+static qd_status score_baseline(const qd_data *data, qd_evaluate_report *report)
+{
+    qd_trigram_report r = qd_trigram_report_default();
+    QD_TRY(qd_data_trigram(data, &r));
+    report->baseline_loss = r.loss;
+    report->baseline_trained = r.trained;
+    report->baseline_scored = r.scored;
+    report->baseline_trigrams = r.trigrams;
+    report->baseline_seconds = r.seconds;
+    return QD_OK;
+}
+
 qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
 {
     qd_model_run run;
@@ -173,7 +187,7 @@ qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_optio
     range_windows windows = {0};
     qd_evaluation result = {0};
     qd_status status = QD_OK;
-    memset(report, 0, sizeof *report);
+    *report = qd_evaluate_report_default();
     QD_TRY_DONE(qd_model_run_open(model, o->device, &run));
     QD_TRY_DONE(open_corpus(o, &run, &corpus));
     int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
@@ -198,7 +212,7 @@ qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_optio
     if (o->logits)
         QD_TRY_DONE(write_logits(model, o, &windows, seq));
     if (o->baseline)
-        QD_TRY_DONE(qd_data_trigram(corpus.data, &report->baseline));
+        QD_TRY_DONE(score_baseline(corpus.data, report));
 done:
     free(windows.ranges);
     qd_run_corpus_close(&corpus);
@@ -206,9 +220,15 @@ done:
     return status;
 }
 
-qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
+qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report)
 {
-    if (!o->model)
+    qd_evaluate_options o = qd_evaluate_options_default();
+    qd_evaluate_report r;
+    QD_TRY(QD_SIZED_READ(options, qd_evaluate_options, &o));
+    QD_TRY(QD_SIZED_CHECK(report, qd_evaluate_report));
+    if (!o.model)
         return QD_FAIL(QD_USAGE, "qd_evaluate: no model is named; a run folder or a checkpoint would be right");
-    return qd_evaluate_from(&(qd_model_source){.path = o->model}, o, report);
+    qd_status status = qd_evaluate_from(&(qd_model_source){.path = o.model}, &o, &r);
+    QD_SIZED_WRITE(report, &r);
+    return status;
 }

@@ -6,7 +6,7 @@
 
 #include <quadrille/generate.h>
 
-/* qd_generate() with any model; options->model is not read. */
+/* qd_generate() with any model; options->model is not read, and both structs are whole. */
 qd_status qd_generate_from(const qd_model_source *model, const qd_generate_options *options, qd_generate_report *report);
 
 typedef struct qd_sampling {

@@ -3,6 +3,7 @@
 #include "app/model_text.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "base/text/strbuf.h"
 
 #include <stdio.h>
@@ -18,9 +19,10 @@ typedef struct writing {
     qd_strbuf pending; /* text that has not been passed to the caller yet */
 } writing;
 
-qd_generate_options qd_generate_options_default(void)
+void qd_generate_options_init(qd_generate_options *options, size_t size)
 {
-    return (qd_generate_options){.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+    const qd_generate_options own = {.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+    qd_sized_init(options, size, &own, sizeof own);
 }
 
 static qd_status check_options(const qd_generate_options *o)
@@ -132,7 +134,7 @@ qd_status qd_generate_from(const qd_model_source *model, const qd_generate_optio
 {
     writing s = {.options = o, .report = report};
     qd_status status = QD_OK;
-    memset(report, 0, sizeof *report);
+    *report = qd_generate_report_default();
     QD_TRY_DONE(check_options(o));
     QD_TRY_DONE(qd_generator_create(model, o->context, o->device, o->threads, &s.generator));
     QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
@@ -149,9 +151,15 @@ done:
     return status;
 }
 
-qd_status qd_generate(const qd_generate_options *o, qd_generate_report *report)
+qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report)
 {
-    if (!o->model)
+    qd_generate_options o = qd_generate_options_default();
+    qd_generate_report r;
+    QD_TRY(QD_SIZED_READ(options, qd_generate_options, &o));
+    QD_TRY(QD_SIZED_CHECK(report, qd_generate_report));
+    if (!o.model)
         return QD_FAIL(QD_USAGE, "qd_generate: no model is named; a run folder or a checkpoint would be right");
-    return qd_generate_from(&(qd_model_source){.path = o->model}, o, report);
+    qd_status status = qd_generate_from(&(qd_model_source){.path = o.model}, &o, &r);
+    QD_SIZED_WRITE(report, &r);
+    return status;
 }

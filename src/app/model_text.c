@@ -15,6 +15,7 @@ qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
     if (strcmp(c->data.tokenizer, "bytes") == 0) {
         text->encoder = qd_text_encoder_bytes();
     } else {
+        text->encoder = qd_text_encoder_default();
         QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &text->tokenizer));
         QD_TRY(qd_text_encoder_create(text->tokenizer, NULL, &text->encoder));
         QD_TRY(text->encoder.prepare(text->encoder.context, 1));

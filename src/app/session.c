@@ -1,8 +1,9 @@
-/* A run whose steps the caller asks for: the ranks of run.c as threads that wait for the next call. See
- * <quadrille/session.h>. */
+/* A run whose steps the caller asks for: the ranks of run.c as threads that wait for the next
+ * call. See <quadrille/session.h>. */
 #include "app/evaluate.h"
 #include "app/generate.h"
 #include "base/clock.h"
+#include "base/sized.h"
 #include "train/exec/failure.h"
 #include "train/exec/rank_threads.h"
 #include "train/run/resume_options.h"
@@ -18,7 +19,7 @@ struct qd_session {
     qd_options *options;
     qd_run run;
     qd_train_observer observer;
-    qd_train_summary summary;
+    qd_run_summary summary;
     atomic_int stop; /* stays 0: the caller stops by not asking for a step */
     qd_rank_threads *threads;
     qd_rank_run *ranks;
@@ -118,8 +119,8 @@ static qd_status copy_rank(qd_rank_run *rank, void *argument)
 
 /* ---- life ---- */
 
-/* The caller's handlers run on the caller's threads. What a thread raises itself, and profilers send,
- * stays. */
+/* The caller's handlers run on the caller's threads. What a thread raises itself, and profilers
+ * send, stays. */
 static void block_signals(sigset_t *before)
 {
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS, SIGPROF};
@@ -141,14 +142,14 @@ static qd_status start(qd_session *s)
         return QD_FAIL(QD_USAGE, "run.backend=mpi: the ranks of a session are threads of one process; leave run.backend out, or use "
                                  "qd_train()");
     QD_TRY(qd_run_prepare_local(&s->run, &s->observer, &s->summary));
-    s->summary.ranks_as = "threads";
+    s->summary.shown.ranks_as = "threads";
     if (s->run.config.tuning[0] == '\0') /* the place of caches is found in the environment */
         s->run.config.tuning = "none";
     s->ranks = calloc((size_t)s->run.config.world, sizeof *s->ranks);
     if (!s->ranks)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", s->run.config.world);
     if (s->observer.on_start)
-        s->observer.on_start(s->observer.context, &s->summary);
+        s->observer.on_start(s->observer.context, &s->summary.shown);
     comm.deadline_seconds = s->run.config.deadline;
     block_signals(&before);
     qd_status status = qd_rank_threads_create(s->run.config.world, &comm, &s->threads);
@@ -159,7 +160,7 @@ static qd_status start(qd_session *s)
     return QD_OK;
 }
 
-/* Takes the options. */
+/* Takes the options, also where it fails. */
 static qd_status create(qd_options *options, const qd_train_observer *observer, qd_session **session)
 {
     qd_session *s = calloc(1, sizeof *s);
@@ -168,10 +169,11 @@ static qd_status create(qd_options *options, const qd_train_observer *observer, 
         return QD_FAIL(QD_NO_MEMORY, "no memory for a session");
     }
     s->options = options;
-    if (observer)
-        s->observer = *observer;
+    s->observer = qd_train_observer_default();
     pthread_mutex_init(&s->busy, NULL);
-    qd_status status = start(s);
+    qd_status status = observer ? QD_SIZED_READ(observer, qd_train_observer, &s->observer) : QD_OK;
+    if (status == QD_OK)
+        status = start(s);
     if (status != QD_OK) {
         qd_error_record why;
         qd_error_keep(&why);
@@ -231,7 +233,7 @@ void qd_session_destroy(qd_session *s)
 
 const qd_train_summary *qd_session_summary(const qd_session *s)
 {
-    return &s->summary;
+    return &s->summary.shown;
 }
 
 int64_t qd_session_steps_done(const qd_session *s)
@@ -280,13 +282,15 @@ static bool agreed(const qd_session *s)
 
 qd_status qd_session_step(qd_session *s, qd_train_step *metrics)
 {
+    if (metrics)
+        QD_TRY(QD_SIZED_CHECK(metrics, qd_train_step));
     QD_TRY(enter(s, "qd_session_step", true));
     int64_t steps = s->run.config.steps;
     if (qd_session_steps_done(s) >= steps)
         return leave(s, QD_FAIL(QD_USAGE, "qd_session_step: all %lld steps are done: raise train.steps", (long long)steps), false);
     qd_status status = call_ranks(s, step_rank, NULL);
-    if (status == QD_OK && metrics)
-        *metrics = s->ranks[0].line;
+    if (status == QD_OK)
+        QD_SIZED_WRITE(metrics, &s->ranks[0].line);
     return leave(s, status, true);
 }
 
@@ -318,12 +322,14 @@ qd_status qd_session_load(qd_session *s, const char *path)
 
 qd_status qd_session_finish(qd_session *s, qd_train_end *end)
 {
+    if (end)
+        QD_TRY(QD_SIZED_CHECK(end, qd_train_end));
     QD_TRY(enter(s, "qd_session_finish", true));
     qd_status status = call_ranks(s, finish_rank, NULL);
     if (status == QD_OK)
         s->finished = true;
-    if (status == QD_OK && end)
-        *end = s->ranks[0].end;
+    if (status == QD_OK)
+        QD_SIZED_WRITE(end, &s->ranks[0].end);
     return leave(s, status, true);
 }
 
@@ -366,26 +372,34 @@ static qd_status with_model(model_call *m)
 
 qd_status qd_session_evaluate(qd_session *s, const qd_evaluate_options *options, qd_evaluate_report *report)
 {
-    qd_evaluate_options o = {0};
-    QD_TRY(enter(s, "qd_session_evaluate", false));
+    qd_evaluate_options o = qd_evaluate_options_default();
+    qd_evaluate_report r;
+    QD_TRY(QD_SIZED_CHECK(report, qd_evaluate_report));
     if (options)
-        o = *options;
-    if (o.model || !report)
-        return leave(s, QD_FAIL(QD_USAGE, "qd_session_evaluate: %s",
-                                o.model ? "model is set: a session evaluates its own" : "there is no report to fill (NULL)"), false);
+        QD_TRY(QD_SIZED_READ(options, qd_evaluate_options, &o));
+    if (o.model)
+        return QD_FAIL(QD_USAGE, "qd_session_evaluate: model is set: a session evaluates its own");
+    QD_TRY(enter(s, "qd_session_evaluate", false));
     o.device = o.device ? o.device : s->run.config.device;
-    return with_model(&(model_call){.session = s, .evaluate = &o, .evaluation = report});
+    qd_status status = with_model(&(model_call){.session = s, .evaluate = &o, .evaluation = &r});
+    if (status == QD_OK)
+        QD_SIZED_WRITE(report, &r);
+    return status;
 }
 
 qd_status qd_session_generate(qd_session *s, const qd_generate_options *options, qd_generate_report *report)
 {
     qd_generate_options o = qd_generate_options_default();
-    QD_TRY(enter(s, "qd_session_generate", false));
+    qd_generate_report r;
+    QD_TRY(QD_SIZED_CHECK(report, qd_generate_report));
     if (options)
-        o = *options;
-    if (o.model || !report)
-        return leave(s, QD_FAIL(QD_USAGE, "qd_session_generate: %s",
-                                o.model ? "model is set: a session generates with its own" : "there is no report to fill (NULL)"), false);
+        QD_TRY(QD_SIZED_READ(options, qd_generate_options, &o));
+    if (o.model)
+        return QD_FAIL(QD_USAGE, "qd_session_generate: model is set: a session generates with its own");
+    QD_TRY(enter(s, "qd_session_generate", false));
     o.device = o.device ? o.device : s->run.config.device;
-    return with_model(&(model_call){.session = s, .generate = &o, .generation = report});
+    qd_status status = with_model(&(model_call){.session = s, .generate = &o, .generation = &r});
+    if (status == QD_OK)
+        QD_SIZED_WRITE(report, &r);
+    return status;
 }

@@ -310,7 +310,7 @@ static void text_goes_on_beyond_the_context(void **state)
     train_and_save("model.layers=2 model.hidden=64 model.heads=4 data.seq=256 train.global_batch=2 run.threads=1 train.lr=3e-3 "
                    "train.schedule=constant train.steps=150", LEARNING);
     heard h = {0};
-    qd_generate_report report;
+    qd_generate_report report = qd_generate_report_default();
     qd_generate_options o = qd_generate_options_default();
     o.model = scratch_folder();
     o.prompt = "ABCDEFGH";

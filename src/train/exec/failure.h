@@ -1,5 +1,5 @@
-/* Which failure of a run with many ranks is reported: the one that came first in cause, not its echo on
- * another rank. */
+/* Which failure of a run with many ranks is reported: the one that came first in cause, not its
+ * echo on another rank. */
 #ifndef QD_TRAIN_EXEC_FAILURE_H
 #define QD_TRAIN_EXEC_FAILURE_H
 
@@ -12,8 +12,8 @@ typedef struct qd_failure {
     char message[QD_ERROR_MESSAGE_BYTES], trace[QD_ERROR_TRACE_BYTES];
 } qd_failure;
 
-/* Keeps what came first; a cause replaces an echo (QD_REMOTE, or a status whose message another rank
- * has). */
+/* Keeps what came first; a cause replaces an echo (QD_REMOTE, or a status whose message another
+ * rank has). */
 void qd_failure_add(qd_failure *failure, qd_status status, const char *message, const char *trace);
 /* The same with the record of this thread. */
 void qd_failure_add_own(qd_failure *failure, qd_status status);

@@ -37,7 +37,8 @@ typedef struct qd_model_run {
  * the run folder (PATH_MAX). warning: as in qd_model_run. */
 qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING]);
 
-/* Reads the configuration; no trainer yet. The source must outlive the run. device: NULL for the CPU. */
+/* Reads the configuration; no trainer yet. The source must outlive the run. device: NULL for the
+ * CPU. */
 qd_status qd_model_run_open(const qd_model_source *source, const char *device, qd_model_run *run);
 /* Creates the trainer for run->config, which the caller may have changed (strategy, batch), and
  * loads the weights. */

@@ -7,8 +7,8 @@
 
 typedef struct qd_rank_threads qd_rank_threads;
 
-/* Called on the thread of each rank. A rank that fails on its own calls qd_comm_abort(), or the others
- * wait for it. */
+/* Called on the thread of each rank. A rank that fails on its own calls qd_comm_abort(), or the
+ * others wait for it. */
 typedef qd_status (*qd_rank_function)(void *context, qd_comm *world);
 
 /* Starts the threads, which join a local world. */

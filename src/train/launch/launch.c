@@ -5,6 +5,7 @@
 #include "train/launch/launch.h"
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "train/run/common.h"
 #include "train/run/long_work.h"
 #include "train/run/resume_options.h"
@@ -190,8 +191,9 @@ static void send_failure(const place *p, qd_status status)
         qd_report_send(p->report_fd, &report);
 }
 
-/* A rank ends here: what the program does after qd_train() is done once, by the process that the user
- * started. Its exit handlers are not called, and what it has printed so far is not printed again. */
+/* A rank ends here: what the program does after qd_train() is done once, by the process that the
+ * user started. Its exit handlers are not called, and what it has printed so far is not printed
+ * again. */
 static _Noreturn void end_local_rank(const place *p, qd_status status)
 {
     if (status != QD_OK)
@@ -211,7 +213,7 @@ static qd_status run_local_rank(place *p, qd_run *run)
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
     qd_comm *world = NULL;
-    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
+    qd_train_observer observer = {.size = sizeof observer, .context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
     QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
@@ -228,7 +230,7 @@ done:
 typedef struct readying {
     const qd_run *run;
     const qd_train_observer *observer;
-    qd_train_summary *summary;
+    qd_run_summary *summary;
 } readying;
 
 static qd_status make_ready(void *context)
@@ -289,15 +291,15 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
 }
 
 /* Rank 0, if there is an observer: reports the start. */
-static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
+static void tell_start(const qd_comm *world, qd_run_summary *summary, const qd_train_observer *observer)
 {
     if (qd_comm_rank(world) != 0 || !observer || !observer->on_start)
         return;
-    summary->backend = qd_comm_backend(world);
-    summary->ranks_as = "processes";
-    summary->machines = qd_comm_locate(world).machines;
-    qd_common_hosts(world, summary->hosts, sizeof summary->hosts);
-    observer->on_start(observer->context, summary);
+    summary->shown.backend = qd_comm_backend(world);
+    summary->shown.ranks_as = "processes";
+    summary->shown.machines = qd_comm_locate(world).machines;
+    qd_common_hosts(world, summary->shown.hosts, sizeof summary->shown.hosts);
+    observer->on_start(observer->context, &summary->shown);
 }
 
 /* Before this rank leaves the world: reports the failure to the observer, see on_failure. */
@@ -323,16 +325,16 @@ static qd_status join_world(const qd_comm_config *config, qd_status early, qd_co
 
 /* Each rank checks its own machine; rank 0 checks the run folder. A rank that did not know the size
  * of the world in advance has no plan. */
-static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
+static qd_status check_start(const qd_run *run, const qd_comm *world, qd_run_summary *summary)
 {
     if (qd_comm_rank(world) == 0)
         QD_TRY(qd_run_resume_check(&run->config));
     if (summary->plan.world == 0)
         return QD_OK;
-    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->warning);
+    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->shown.warning);
 }
 
-static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
+static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summary, const qd_train_observer *observer)
 {
     /* Most errors show before the world is joined; checks that need its size come later. An error
      * may concern one machine only, so the other ranks must be informed. */
@@ -376,14 +378,24 @@ done:
     return status;
 }
 
+/* A program may have been compiled when observers had fewer members. */
+static qd_status take_observer(const qd_train_observer *given, qd_train_observer *own)
+{
+    *own = qd_train_observer_default();
+    return given ? QD_SIZED_READ(given, qd_train_observer, own) : QD_OK;
+}
+
 qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer)
 {
+    qd_train_observer own;
     place p = find_place();
     qd_comm_config config = qd_comm_config_default();
     qd_comm *world = NULL;
     bool agreed;
     if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
         return status;
+    if (take_observer(observer, &own) != QD_OK)
+        return QD_USAGE;
     if (join_world(&config, status, &world) != QD_OK)
         return status;
     if (qd_comm_size(world) == 1) { /* the other ranks cannot be reached this way */
@@ -392,21 +404,21 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
     }
     atomic_store(&world_joined, 1);
     status = qd_agree_alone(world, status, &agreed);
-    tell_failure(status, observer);
+    tell_failure(status, &own);
     qd_comm_destroy(world);
     return status;
 }
 
-static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
+static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summary, const qd_train_observer *observer)
 {
     QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->observer = observer;
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
-    summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
+    summary->shown.ranks_as = one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)
-        observer->on_start(observer->context, summary);
+        observer->on_start(observer->context, &summary->shown);
     return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
 }
 
@@ -416,8 +428,10 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     place p = find_place();
     const char *backend = qd_options_string(options, "run.backend");
     qd_run run = {.options = options, .stop = &stop_asked};
-    qd_train_summary summary = {0};
+    qd_run_summary summary = {0};
+    qd_train_observer own;
     qd_status status;
+    QD_TRY(take_observer(observer, &own));
     bool mpi = p.role != ROLE_LOCAL_RANK &&
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&train_called, 1);
@@ -428,9 +442,9 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
         end_local_rank(&p, run_local_rank(&p, &run));
     if (status == QD_OK && mpi)
-        status = run_mpi_rank(&p, &run, &summary, observer);
+        status = run_mpi_rank(&p, &run, &summary, &own);
     else if (status == QD_OK)
-        status = run_first(&run, argv, &summary, observer);
+        status = run_first(&run, argv, &summary, &own);
     restore_stop(before);
     return status;
 }

@@ -3,6 +3,7 @@
 #include "train/run/metrics.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 
@@ -123,7 +124,7 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     return QD_OK;
 }
 
-void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
+static void put_step(qd_json_writer *w, const qd_train_step *s)
 {
     qd_json_put_int(w, "step", s->step);
     qd_json_put_double(w, "loss", s->loss);
@@ -143,6 +144,13 @@ void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
         qd_json_put_int(w, "dispatch_across_nodes_bytes", s->across_bytes);
         qd_json_put_int(w, "dispatch_across_nodes_flat_bytes", s->across_flat_bytes);
     }
+}
+
+void qd_train_put_step(qd_json_writer *w, const qd_train_step *step)
+{
+    qd_train_step s = qd_train_step_default();
+    if (QD_SIZED_READ(step, qd_train_step, &s) == QD_OK)
+        put_step(w, &s);
 }
 
 /* Returns 0 or the error. One write per line, so that readers see whole lines even if the run is
@@ -189,7 +197,7 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **w
     qd_strbuf_clear(&m->line);
     qd_json_writer w = qd_json_writer_on(&m->line);
     qd_json_object_begin(&w, NULL);
-    qd_train_put_step(&w, s);
+    put_step(&w, s);
     qd_json_end(&w);
     qd_json_newline(&w);
     if (m->line.failed)

@@ -1,6 +1,6 @@
-/* Which keys of a saved configuration still hold when a run resumes. The run is the run it was: what
- * was saved stands below what is given now. Another number of ranks or another degree is another layout,
- * though, and what the saved one had of a layout counts only as far as it fits. */
+/* Which keys of a saved configuration still hold when a run resumes. The run is the run it was:
+ * what was saved stands below what is given now. Another number of ranks or another degree is
+ * another layout, though, and what the saved one had of a layout counts only as far as it fits. */
 #include "train/run/resume_options.h"
 
 #include <quadrille/config.h>
@@ -53,9 +53,9 @@ static bool degrees_fit(const qd_options *options, int64_t world)
     return model < 0 || (dp > 0 ? dp * model == world : divides(model, world));
 }
 
-/* Another number of ranks, or another degree along with it, is another layout: the saved degrees do not
- * hold for it. A degree alone changes the data-parallel one first, and the others where that is not
- * enough. *other: whether anything differs. saved: the layout that the run had last. */
+/* Another number of ranks, or another degree along with it, is another layout: the saved degrees
+ * do not hold for it. A degree alone changes the data-parallel one first, and the others where
+ * that is not enough. *other: whether anything differs. saved: the layout that the run had last. */
 static qd_status forget_degrees(qd_options *options, const qd_options *saved, int64_t world, bool counted, bool *other)
 {
     *other = world != qd_options_int(saved, "parallel.ranks");
@@ -72,8 +72,8 @@ static qd_status forget_degrees(qd_options *options, const qd_options *saved, in
     return QD_OK;
 }
 
-/* Drops what no longer fits of the rest of the layout. world: ranks of this start; counted: the caller,
- * mpirun or srun says how many. */
+/* Drops what no longer fits of the rest of the layout. world: ranks of this start; counted: the
+ * caller, mpirun or srun says how many. */
 static qd_status forget_layout(qd_options *options, const qd_options *saved, int64_t world, bool counted)
 {
     bool other;
@@ -102,8 +102,8 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved, int
     return forget(options, "parallel.schedule_file", "");
 }
 
-/* Where the batch alone differs: a micro-batch that does not divide it was most likely chosen for the one
- * before, and is chosen anew. */
+/* Where the batch alone differs: a micro-batch that does not divide it was most likely chosen
+ * for the one before, and is chosen anew. */
 static qd_status forget_micro_batch(qd_options *options, int64_t world)
 {
     int64_t dp = data_degree(options, world), batch = qd_options_int(options, "train.global_batch");

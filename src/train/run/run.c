@@ -29,12 +29,12 @@ static const char *signal_name(int number)
 }
 
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
-                         qd_train_summary *summary)
+                         qd_run_summary *summary)
 {
-    *summary = (qd_train_summary){0};
+    *summary = (qd_run_summary){.plan = qd_check_report_default(), .shown.plan = &summary->plan};
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
-    summary->steps = config->steps;
+    summary->shown.steps = config->steps;
     return qd_run_folder_check(options, config, stop);
 }
 
@@ -60,7 +60,7 @@ static qd_status tell_early_end(int asked)
     return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while the text was tokenized: start again", signal_name(asked));
 }
 
-qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary)
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary)
 {
     qd_run_corpus corpus;
     watcher w = {observer, stop};
@@ -68,22 +68,22 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
     if (status == QD_INTERRUPTED)
         return tell_early_end(atomic_load(stop));
     QD_TRY(status);
-    summary->samples = qd_data_windows(corpus.data);
+    summary->shown.samples = qd_data_windows(corpus.data);
     qd_run_corpus_close(&corpus);
     return QD_OK;
 }
 
-qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_train_summary *summary)
+qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary)
 {
     if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
         return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
                        (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
     QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
     QD_TRY(qd_run_resume_check(&run->config));
-    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->warning));
+    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->shown.warning));
     QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
-    summary->backend = "local";
-    summary->machines = 1;
+    summary->shown.backend = "local";
+    summary->shown.machines = 1;
     return QD_OK;
 }
 
@@ -288,6 +288,7 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
     if (s->peak_flops > 0.0) /* a machine that was busy during the measurement may be faster later */
         s->peak_flops = fmax(s->peak_flops, flops);
     s->line = (qd_train_step){
+        .size = sizeof s->line,
         .step = step,
         .steps = run->config.steps,
         .loss = output->loss,
