@@ -181,7 +181,7 @@ static void print_report(const qd_check_report *r)
 
 static qd_status run(cli_call *call)
 {
-    qd_check_report report;
+    qd_check_report report = qd_check_report_default();
     int64_t rank = qd_options_int(call->options, "print");
     bool json = qd_options_bool(call->options, "json");
     if (json && rank >= 0)

@@ -48,8 +48,9 @@ static void print_report(const qd_convert_options *o, const qd_convert_report *r
 static qd_status run(cli_call *call)
 {
     static const qd_dtype types[] = {QD_F32, QD_BF16, QD_F16};
-    qd_convert_report report;
+    qd_convert_report report = qd_convert_report_default();
     qd_convert_options o = {
+        .size = sizeof o,
         .dtype = types[qd_options_enum(call->options, "dtype")],
         .shard_bytes = (int64_t)(qd_options_float(call->options, "shard-mb") * 1024.0 * 1024.0),
         .seq = qd_options_int(call->options, "seq"),

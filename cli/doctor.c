@@ -166,7 +166,7 @@ static void print_text(const findings *f)
 
 static qd_status run(cli_call *call)
 {
-    findings f = {0};
+    findings f = {.machine.size = sizeof f.machine};
     QD_TRY(cli_no_words(call));
     QD_TRY(qd_machine_look(&f.machine));
     find_mpirun(f.mpirun, sizeof f.mpirun);

@@ -35,12 +35,12 @@ static qd_status print_json(const qd_evaluate_options *o, const qd_evaluate_repo
     qd_json_put_double(&w, "tokens_per_second", (double)r->tokens / r->seconds);
     if (o->baseline) {
         qd_json_object_begin(&w, "trigram");
-        qd_json_put_double(&w, "loss", r->baseline.loss);
-        qd_json_put_double(&w, "perplexity", exp(r->baseline.loss));
-        qd_json_put_int(&w, "trained_tokens", r->baseline.trained);
-        qd_json_put_int(&w, "tokens", r->baseline.scored);
-        qd_json_put_int(&w, "trigrams", r->baseline.trigrams);
-        qd_json_put_double(&w, "seconds", r->baseline.seconds);
+        qd_json_put_double(&w, "loss", r->baseline_loss);
+        qd_json_put_double(&w, "perplexity", exp(r->baseline_loss));
+        qd_json_put_int(&w, "trained_tokens", r->baseline_trained);
+        qd_json_put_int(&w, "tokens", r->baseline_scored);
+        qd_json_put_int(&w, "trigrams", r->baseline_trigrams);
+        qd_json_put_double(&w, "seconds", r->baseline_seconds);
         qd_json_end(&w);
     }
     qd_json_end(&w);
@@ -58,7 +58,7 @@ static void print_report(const qd_evaluate_options *o, const qd_evaluate_report 
     char tokens[32], rate[32], trained[32];
     qd_text_count((double)r->tokens, tokens, sizeof tokens);
     qd_text_count((double)r->tokens / r->seconds, rate, sizeof rate);
-    qd_text_count((double)r->baseline.trained, trained, sizeof trained);
+    qd_text_count((double)r->baseline_trained, trained, sizeof trained);
     printf("model    %s, step %lld\n", o->model, (long long)r->step);
     printf("text     %s%s: %s tokens in windows of %lld\n", o->text ? "" : "held-out part of ", r->data, tokens, (long long)r->seq);
     print_loss("loss", r->loss);
@@ -66,8 +66,8 @@ static void print_report(const qd_evaluate_options *o, const qd_evaluate_report 
         printf("  %.3f bits per byte", r->bits_per_byte);
     putchar('\n');
     if (o->baseline) {
-        double better = r->baseline.loss - r->loss;
-        print_loss("trigram", r->baseline.loss);
+        double better = r->baseline_loss - r->loss;
+        print_loss("trigram", r->baseline_loss);
         printf("  Kneser-Ney, of the %s training tokens\n", trained);
         printf("         %s by %.4f nats per token\n", better > 0 ? "the model is better" : "the trigram is better", fabs(better));
     }
@@ -77,8 +77,9 @@ static void print_report(const qd_evaluate_options *o, const qd_evaluate_report 
 static qd_status run(cli_call *call)
 {
     progress_line line = progress_start();
-    qd_evaluate_report report;
+    qd_evaluate_report report = qd_evaluate_report_default();
     qd_evaluate_options o = {
+        .size = sizeof o,
         .seq = qd_options_int(call->options, "seq"),
         .per_pass = qd_options_int(call->options, "per-pass"),
         .device = qd_options_string(call->options, "device"),

@@ -135,7 +135,7 @@ static qd_status run(cli_call *call)
     const qd_options *options = call->options;
     const char *file = qd_options_string(options, "prompt-file");
     qd_generate_options o = qd_generate_options_default();
-    qd_generate_report report;
+    qd_generate_report report = qd_generate_report_default();
     qd_strbuf prompt = {0};
     view v = {.json = qd_options_bool(options, "json"), .terminal = isatty(STDOUT_FILENO), .line_ended = true, .options = &o};
     if (call->word_count != 1)

@@ -222,7 +222,7 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
         status = command->run(&call);
     progress_watch_end(); /* where it failed on the way */
     if (status != QD_OK && command == &cli_train)
-        status = qd_train_not_started(status, &(qd_train_observer){.on_failure = cli_on_failure});
+        status = qd_train_not_started(status, &(qd_train_observer){.size = sizeof(qd_train_observer), .on_failure = cli_on_failure});
     qd_options_destroy(call.options);
     free(call.words);
     return status;

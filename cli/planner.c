@@ -55,7 +55,7 @@ void plan_put_against(qd_json_writer *w, const qd_plan_against *a)
     if (!a->possible) {
         qd_json_put_string(w, "refusal", a->refusal);
     } else {
-        put_choice(w, "choice", &a->choice);
+        put_choice(w, "choice", a->choice);
         qd_json_put_double(w, "behind", a->behind);
     }
     qd_json_list_begin(w, "why");
@@ -70,8 +70,8 @@ static qd_status print_json(const qd_plan_report *r)
     qd_strbuf text = {0};
     qd_json_writer w = qd_json_writer_on(&text);
     qd_json_object_begin(&w, NULL);
-    qd_json_put_string(&w, "model", r->best.model);
-    qd_json_put_int(&w, "gpus", r->best.gpus);
+    qd_json_put_string(&w, "model", r->best->model);
+    qd_json_put_int(&w, "gpus", r->best->gpus);
     qd_json_put_int(&w, "tried", r->tried);
     qd_json_put_int(&w, "too_large", r->too_large);
     qd_json_put_int(&w, "refused", r->refused);
@@ -80,29 +80,29 @@ static qd_status print_json(const qd_plan_report *r)
     qd_json_put_bool(&w, "late", r->late);
     qd_json_list_begin(&w, "choices");
     for (int i = 0; i < r->count; i++)
-        put_choice(&w, NULL, &r->choices[i]);
+        put_choice(&w, NULL, r->choices[i]);
     qd_json_end(&w);
     qd_json_list_begin(&w, "reasons");
     for (int i = 0; i < r->reason_count; i++)
         qd_json_put_string(&w, NULL, r->reasons[i]);
     qd_json_end(&w);
     qd_json_put_string(&w, "next", r->next);
-    if (r->against.asked)
-        plan_put_against(&w, &r->against);
+    if (r->against)
+        plan_put_against(&w, r->against);
     qd_json_end(&w);
     return cli_print_json(&text);
 }
 
 void plan_print_against(const qd_plan_report *r)
 {
-    const qd_plan_against *a = &r->against;
+    const qd_plan_against *a = r->against;
     if (!a->possible) {
         cli_say("against", 9, "cannot be built: %s", a->refusal);
         return;
     }
     char step[32];
-    qd_text_unit(a->choice.step_seconds, "s", step, sizeof step);
-    cli_say("against", 9, "%s: %s, MFU %.1f %%, %.1f %% %s the first choice", a->choice.layout, step, 100.0 * a->choice.mfu,
+    qd_text_unit(a->choice->step_seconds, "s", step, sizeof step);
+    cli_say("against", 9, "%s: %s, MFU %.1f %%, %.1f %% %s the first choice", a->choice->layout, step, 100.0 * a->choice->mfu,
             100.0 * (a->behind < 0.0 ? -a->behind : a->behind), a->behind < 0.0 ? "faster than" : "behind");
     for (int i = 0; i < a->why_count; i++)
         cli_say("", 9, "%s", a->why[i]);
@@ -116,7 +116,7 @@ static void print_choices(const qd_plan_report *r)
     enum { FIGURES = 34 }; /* columns of number, step, MFU and memory */
     int widest = 6, reason = 19, columns = cli_columns(stdout), count = r->count < SHOWN ? r->count : SHOWN;
     for (int i = 0; i < count; i++) {
-        int layout = qd_text_columns(r->choices[i].layout), loses = qd_text_columns(r->choices[i].loses);
+        int layout = qd_text_columns(r->choices[i]->layout), loses = qd_text_columns(r->choices[i]->loses);
         widest = layout > widest ? layout : widest;
         reason = loses > reason ? loses : reason;
     }
@@ -125,7 +125,7 @@ static void print_choices(const qd_plan_report *r)
         printf("     %-*s %10s %7s %10s%s\n", widest, "layout", "step", "MFU", "memory",
                count > 1 ? "  beside the first it" : "");
     for (int i = 0; i < count; i++) {
-        const qd_plan_choice *c = &r->choices[i];
+        const qd_plan_choice *c = r->choices[i];
         char step[32], memory[32], number[16];
         const char *loses = c->loses;
         qd_text_unit(c->step_seconds, "s", step, sizeof step);
@@ -177,9 +177,9 @@ static qd_status print_keys(const qd_options *before, const qd_options *planned,
 static qd_status print_plan(const qd_options *given, const qd_options *planned, const qd_plan_report *r)
 {
     char parameters[32];
-    qd_text_count((double)r->best.parameters, parameters, sizeof parameters);
-    cli_say("", 0, "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best.model, parameters,
-            r->best.gpus, r->best.cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused,
+    qd_text_count((double)r->best->parameters, parameters, sizeof parameters);
+    cli_say("", 0, "%s, %s parameters, on %d x %s: %d layout%s fit%s, %d do not, %d cannot be built (%.1f s)", r->best->model, parameters,
+            r->best->gpus, r->best->cluster, r->tried, r->tried == 1 ? "" : "s", r->tried == 1 ? "s" : "", r->too_large, r->refused,
             r->wall_seconds);
     print_choices(r);
     if (r->late)
@@ -192,13 +192,13 @@ static qd_status print_plan(const qd_options *given, const qd_options *planned, 
     for (int i = 0; i < r->reason_count; i++)
         cli_say(i == 0 ? "why" : "", 5, "%s", r->reasons[i]);
     cli_say("next", 5, "%s", r->next);
-    QD_TRY(print_keys(given, planned, &r->choices[0]));
-    if (r->against.asked)
+    QD_TRY(print_keys(given, planned, r->choices[0]));
+    if (r->against)
         plan_print_against(r);
     return QD_OK;
 }
 
-static qd_status answer(cli_call *call, qd_plan_report *r)
+static qd_status answer(cli_call *call, qd_plan_report **r)
 {
     qd_options *o = call->options;
     double tokens = qd_options_float(o, "tokens"), days = qd_options_float(o, "days");
@@ -246,7 +246,7 @@ static qd_status answer(cli_call *call, qd_plan_report *r)
 
 static qd_status run(cli_call *call)
 {
-    static qd_plan_report report; /* tens of kilobytes */
+    qd_plan_report *report = NULL;
     qd_options *o = call->options;
     const char *path = qd_options_string(o, "write");
     int64_t gpus = qd_options_int(o, "gpus");
@@ -268,13 +268,14 @@ static qd_status run(cli_call *call)
     progress_watch("looking at layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
     QD_TRY_DONE(answer(call, &report));
     progress_watch_end();
-    QD_TRY_DONE(qd_options_bool(o, "json") ? print_json(&report) : print_plan(given, o, &report));
+    QD_TRY_DONE(qd_options_bool(o, "json") ? print_json(report) : print_plan(given, o, report));
     if (path[0] != '\0') {
-        QD_TRY_DONE(qd_plan_apply(&report.choices[0], o));
+        QD_TRY_DONE(qd_plan_apply(report->choices[0], o));
         QD_TRY_DONE(qd_plan_write(o, path));
     }
 done:
     progress_watch_end();
+    qd_plan_report_destroy(report);
     qd_options_destroy(given);
     return status;
 }

@@ -96,8 +96,10 @@ static void fill(page *p, const qd_sim_report *r, qd_report *report)
     snprintf(p->subtitle, sizeof p->subtitle, "%s parameters · a step simulated with the software profile %s", parameters, r->profile);
     p->rank = (qd_report_memory_rank){.label = p->label, .planned = p->planned, .allocated = -1, .resident = -1};
     p->memory = (qd_report_memory){
+        .size = sizeof p->memory,
         .kinds = p->kinds, .kind_count = r->memory_count, .ranks = &p->rank, .rank_count = 1, .capacity = r->memory_limit};
-    *report = (qd_report){.title = r->model, .subtitle = p->subtitle, .figures = p->figures, .figure_count = p->figure_count,
+    *report = (qd_report){.size = sizeof *report,
+                          .title = r->model, .subtitle = p->subtitle, .figures = p->figures, .figure_count = p->figure_count,
                           .notes = p->notes, .note_count = r->loss_count, .memory = &p->memory};
 }
 

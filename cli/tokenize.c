@@ -87,15 +87,15 @@ static qd_status print_json(const char *folder, const qd_text_encoder *encoder, 
     qd_json_object_begin(&w, NULL);
     qd_json_put_string(&w, "output", folder);
     qd_json_put_int(&w, "vocab", encoder->vocab);
-    qd_json_put_int(&w, "files", r->total.files);
+    qd_json_put_int(&w, "files", r->files);
     qd_json_put_int(&w, "skipped", r->skipped);
-    qd_json_put_int(&w, "documents", r->total.documents);
-    qd_json_put_int(&w, "bytes", r->total.bytes);
-    qd_json_put_int(&w, "tokens", r->total.tokens);
+    qd_json_put_int(&w, "documents", r->documents);
+    qd_json_put_int(&w, "bytes", r->bytes);
+    qd_json_put_int(&w, "tokens", r->tokens);
     qd_json_put_int(&w, "token_bytes", r->token_bytes);
     qd_json_put_int(&w, "shards", r->shards);
     qd_json_put_int(&w, "shard_bytes", r->shard_bytes);
-    qd_json_put_double(&w, "seconds", r->total.seconds);
+    qd_json_put_double(&w, "seconds", r->seconds);
     qd_json_end(&w);
     return cli_print_json(&text);
 }
@@ -103,18 +103,17 @@ static qd_status print_json(const char *folder, const qd_text_encoder *encoder, 
 static void print_report(const char *folder, const qd_text_encoder *encoder, const qd_tokenize_report *r)
 {
     char bytes[32], tokens[32], size[32], skipped[48] = "";
-    const qd_tokenize_progress *p = &r->total;
-    qd_text_bytes(p->bytes, bytes, sizeof bytes);
-    qd_text_count((double)p->tokens, tokens, sizeof tokens);
+    qd_text_bytes(r->bytes, bytes, sizeof bytes);
+    qd_text_count((double)r->tokens, tokens, sizeof tokens);
     qd_text_bytes(r->shard_bytes, size, sizeof size);
     if (r->skipped > 0)
         snprintf(skipped, sizeof skipped, ", %lld not taken", (long long)r->skipped);
-    printf("text     %s in %lld file%s, %lld document%s%s\n", bytes, (long long)p->files, p->files == 1 ? "" : "s",
-           (long long)p->documents, p->documents == 1 ? "" : "s", skipped);
+    printf("text     %s in %lld file%s, %lld document%s%s\n", bytes, (long long)r->files, r->files == 1 ? "" : "s",
+           (long long)r->documents, r->documents == 1 ? "" : "s", skipped);
     printf("tokens   %s of a vocabulary of %lld, %.2f bytes of text each\n", tokens, (long long)encoder->vocab,
-           p->tokens > 0 ? (double)p->bytes / (double)p->tokens : 0.0);
+           r->tokens > 0 ? (double)r->bytes / (double)r->tokens : 0.0);
     printf("shards   %lld in %s, %s\n", (long long)r->shards, folder, size);
-    printf("speed    %.1f MB/s\n", p->seconds > 0.0 ? (double)p->bytes * 1e-6 / p->seconds : 0.0);
+    printf("speed    %.1f MB/s\n", r->seconds > 0.0 ? (double)r->bytes * 1e-6 / r->seconds : 0.0);
 }
 
 /* The tokenizer goes with the shards: a run on them needs it to speak. */
@@ -133,8 +132,8 @@ static qd_status run(cli_call *call)
 {
     const qd_options *options = call->options;
     qd_tokenizer *tokenizer = NULL;
-    qd_text_encoder encoder = {0};
-    qd_tokenize_report report;
+    qd_text_encoder encoder = qd_text_encoder_default();
+    qd_tokenize_report report = qd_tokenize_report_default();
     qd_tokenize_options o = qd_tokenize_options_default();
     QD_TRY(check_arguments(call));
     progress_line line = progress_start();

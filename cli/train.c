@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 typedef struct view {
     const qd_options *options;
@@ -54,13 +53,13 @@ static void on_start(void *context, const qd_train_summary *s)
     char samples[32];
     close_line(v);
     qd_text_count((double)s->samples, samples, sizeof samples);
-    plan_print_head(&s->plan);
-    plan_print_memory(&s->plan);
-    plan_print_host(&s->plan);
+    plan_print_head(s->plan);
+    plan_print_memory(s->plan);
+    plan_print_host(s->plan);
     if (s->warning[0])
         cli_say("note", 9, "%s", s->warning);
     printf("data     %s: %s sequences\n", qd_options_string(v->options, "data.path"), samples);
-    if (s->plan.world > 1)
+    if (s->plan->world > 1)
         print_ranks(s);
     if (!dir[0])
         printf("folder   none: %s\n", NOTHING_KEPT);
@@ -265,179 +264,24 @@ static void on_end_json(void *context, const qd_train_end *e)
     put_line(&line);
 }
 
-/* ---- a run that goes on ---- */
-
-static bool given(const qd_options *options, const char *key)
-{
-    return strcmp(qd_options_origin(options, key), "command line") == 0;
-}
-
-/* A key that the command line does not give goes back to what it is without the saved
- * configuration. */
-static qd_status forget(qd_options *options, const char *key, const char *value)
-{
-    return given(options, key) ? QD_OK : qd_options_set(options, key, value);
-}
-
-static bool divides(int64_t part, int64_t whole)
-{
-    return part > 0 && whole > 0 && whole % part == 0;
-}
-
-static const char *const degrees[] = {"parallel.dp", "parallel.tp", "parallel.pp", "parallel.cp"};
-enum { DEGREES = sizeof degrees / sizeof *degrees };
-
-/* Of tp, pp and cp together; below 0 where one of them is the rest of the world. */
-static int64_t model_degree(const qd_options *options)
-{
-    int64_t product = 1;
-    for (int i = 1; i < DEGREES; i++)
-        product *= qd_options_int(options, degrees[i]);
-    return product;
-}
-
-/* The data-parallel degree in a world; 0: not known. */
-static int64_t data_degree(const qd_options *options, int64_t world)
-{
-    int64_t dp = qd_options_int(options, "parallel.dp"), model = model_degree(options);
-    return dp > 0 ? dp : model > 0 ? world / model : 0;
-}
-
-/* Whether the degrees make up the world. Where one is open, they are not to blame. */
-static bool degrees_fit(const qd_options *options, int64_t world)
-{
-    int64_t dp = qd_options_int(options, "parallel.dp"), model = model_degree(options);
-    return model < 0 || (dp > 0 ? dp * model == world : divides(model, world));
-}
-
-/* Another number of ranks, or another degree beside it, is another layout: degrees that the saved
- * one had do not hold for it. A degree alone changes the data-parallel one first, and the others
- * where that is not enough. Returns whether anything is another. saved: as the run was laid out
- * last. */
-static qd_status forget_degrees(qd_options *options, const qd_options *saved, int64_t world, bool counted, bool *other)
-{
-    *other = world != qd_options_int(saved, "parallel.ranks");
-    for (int i = 0; i < DEGREES; i++)
-        *other = *other || (given(options, degrees[i]) &&
-                            (counted || qd_options_int(options, degrees[i]) != qd_options_int(saved, degrees[i])));
-    if (!*other)
-        return QD_OK;
-    QD_TRY(forget(options, "parallel.dp", "-1"));
-    if (!counted && world == qd_options_int(saved, "parallel.ranks") && degrees_fit(options, world))
-        return QD_OK;
-    for (int i = 1; i < DEGREES; i++)
-        QD_TRY(forget(options, degrees[i], "1"));
-    return QD_OK;
-}
-
-/* Of the rest of the layout, what no longer fits goes. world: ranks of this start; counted: the
- * command line, mpirun or srun says how many. */
-static qd_status forget_layout(qd_options *options, const qd_options *saved, int64_t world, bool counted)
-{
-    bool other;
-    QD_TRY(forget_degrees(options, saved, world, counted, &other));
-    if (!other)
-        return QD_OK;
-    int64_t batch = qd_options_int(options, "train.global_batch"), micro = qd_options_int(options, "train.micro_batch");
-    int64_t dp = data_degree(options, world), pp = qd_options_int(options, "parallel.pp");
-    if (micro > 0 && (!divides(dp, batch) || !divides(micro, batch / dp)))
-        QD_TRY(forget(options, "train.micro_batch", "0"));
-    if (!divides(qd_options_int(saved, "parallel.dp_shard"), dp))
-        QD_TRY(forget(options, "parallel.dp_shard", "-1"));
-    if (!divides(qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp"), pp > 0 ? world / pp : 0)) {
-        QD_TRY(forget(options, "parallel.ep", "1"));
-        QD_TRY(forget(options, "parallel.etp", "1"));
-    }
-    if (!divides(qd_options_int(saved, "parallel.nodes"), world))
-        QD_TRY(forget(options, "parallel.nodes", "1"));
-    if (pp == qd_options_int(saved, "parallel.pp"))
-        return QD_OK;
-    QD_TRY(forget(options, "parallel.virtual_stages", "0"));
-    QD_TRY(forget(options, "parallel.layers", ""));
-    if (qd_options_string(saved, "parallel.schedule_file")[0] == '\0' || given(options, "parallel.schedule_file"))
-        return QD_OK;
-    QD_TRY(forget(options, "parallel.schedule", "1f1b"));
-    return forget(options, "parallel.schedule_file", "");
-}
-
-/* Where the batch alone is another: a micro-batch that does not divide it was most likely chosen
- * for the one before, and is chosen anew. */
-static qd_status forget_micro_batch(qd_options *options, int64_t world)
-{
-    int64_t dp = data_degree(options, world), batch = qd_options_int(options, "train.global_batch");
-    int64_t micro = qd_options_int(options, "train.micro_batch");
-    bool fits = micro == 0 || !divides(dp, batch) || divides(micro, batch / dp);
-    return given(options, "train.global_batch") && !fits ? forget(options, "train.micro_batch", "0") : QD_OK;
-}
-
-/* A model that is named on the command line, as when the first call is repeated, is that model and
- * not the saved one; that they are the same is seen when the checkpoint is read. */
-static qd_status forget_model(qd_options *options)
-{
-    qd_option_table table = qd_config_table();
-    for (int i = 0; given(options, "model.preset") && i < table.count; i++)
-        if (strncmp(table.options[i].key, "model.", 6) == 0)
-            QD_TRY(qd_options_forget(options, table.options[i].key));
-    return QD_OK;
-}
-
-/* Of a schedule and a file with one, that of the command line stands. */
-static qd_status forget_schedule(qd_options *options)
-{
-    if (given(options, "parallel.schedule_file") && qd_options_string(options, "parallel.schedule_file")[0] != '\0')
-        return forget(options, "parallel.schedule", "file");
-    return given(options, "parallel.schedule") ? forget(options, "parallel.schedule_file", "") : QD_OK;
-}
-
-/* A run that goes on is the run it was: its saved configuration stands below the command line. With
- * a CONFIG of their own, users say what they want, and the run is compared with its checkpoint. */
-static qd_status load_saved(cli_call *call)
-{
-    char path[4096];
-    const char *dir = qd_options_string(call->options, "run.dir");
-    if (!qd_options_bool(call->options, "run.resume") || dir[0] == '\0' || qd_train_is_rank() || call->config)
-        return QD_OK;
-    snprintf(path, sizeof path, "%s/config.yaml", dir);
-    if (access(path, R_OK) != 0)
-        return QD_OK; /* qd_train() says what is missing */
-    QD_TRY(qd_options_load(call->options, path));
-    QD_TRY(forget_model(call->options));
-    bool launched = qd_train_world() > 0 && strcmp(qd_options_string(call->options, "run.backend"), "local") != 0;
-    if (launched) /* as many as there are now; how many the run had before does not matter */
-        QD_TRY(qd_options_forget(call->options, "parallel.ranks"));
-    bool counted = launched || given(call->options, "parallel.ranks");
-    int64_t world = launched && !given(call->options, "parallel.ranks") ? qd_train_world()
-                                                                        : qd_options_int(call->options, "parallel.ranks");
-    qd_option_table table = qd_config_table();
-    qd_options *saved = NULL;
-    QD_TRY(qd_options_create(&table, 1, &saved));
-    snprintf(path, sizeof path, "%s/effective.yaml", dir);
-    if (access(path, R_OK) != 0) /* earlier versions had one file */
-        snprintf(path, sizeof path, "%s/config.yaml", dir);
-    qd_status status = qd_options_load(saved, path);
-    if (status == QD_OK)
-        status = forget_layout(call->options, saved, world, counted);
-    if (status == QD_OK)
-        status = forget_micro_batch(call->options, world);
-    if (status == QD_OK)
-        status = forget_schedule(call->options);
-    qd_options_destroy(saved);
-    return status;
-}
+/* ---- the command ---- */
 
 static qd_status run(cli_call *call)
 {
-    QD_TRY(load_saved(call));
+    if (!call->config) /* with a CONFIG of their own users say what they want */
+        QD_TRY(qd_train_resume_options(call->options));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
-    const qd_train_observer text = {.context = &v,
+    const qd_train_observer text = {.size = sizeof text,
+                                    .context = &v,
                                     .on_start = on_start,
                                     .on_step = on_step,
                                     .on_end = on_end,
                                     .on_prepare = on_prepare,
                                     .on_note = on_note,
                                     .on_failure = on_failure},
-                            json = {.context = &v,
+                            json = {.size = sizeof json,
+                                    .context = &v,
                                     .on_start = on_start_json,
                                     .on_step = on_step_json,
                                     .on_note = on_note_json,

@@ -44,7 +44,7 @@ static qd_status run(cli_call *call)
 {
     enum { STEPS = 5 };
     qd_options *against = NULL;
-    qd_verify_report report = {0};
+    qd_verify_report report = qd_verify_report_default();
     const char *words = qd_options_string(call->options, "against");
     /* --steps means this comparison; train.steps of a file means its long run. */
     bool given = strcmp(qd_options_origin(call->options, "train.steps"), "command line") == 0;

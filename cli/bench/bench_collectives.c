@@ -103,7 +103,7 @@ static qd_status run(cli_call *call)
     qd_status status = QD_OK;
     qd_json_object_begin(&w, NULL);
     for (int i = 0; i < runs && status == QD_OK; i++) {
-        qd_bench_collectives_result result;
+        qd_bench_collectives_result result = qd_bench_collectives_result_default();
         config.ranks = counts[i];
         progress_watch("measuring collectives of %d rank%s", config.ranks, config.ranks == 1 ? "" : "s");
         status = qd_bench_collectives(&config, &result);

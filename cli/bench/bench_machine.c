@@ -46,7 +46,7 @@ static void describe(const qd_bench_machine *m, qd_strbuf *out)
 static qd_status run(cli_call *call)
 {
     const char *path = qd_options_string(call->options, "write");
-    qd_bench_machine machine;
+    qd_bench_machine machine = qd_bench_machine_default();
     qd_strbuf text = {0};
     char *taken;
     progress_watch("measuring this machine");

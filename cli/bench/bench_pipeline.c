@@ -39,7 +39,7 @@ static qd_status measure(cli_call *call, bool one, measured *rows)
     int steps = ((int)qd_options_int(call->options, "repeat") + ROUNDS - 1) / ROUNDS, count = one ? 1 : SCHEDULES;
     for (int i = 0; i < ROUNDS * count; i++) {
         measured *m = &rows[i % count];
-        qd_replay_report single;
+        qd_replay_report single = qd_replay_report_default();
         if (!one)
             QD_TRY(qd_options_set(call->options, "parallel.schedule", schedules[i % count]));
         progress_watch("measuring pipelines, %d of %d: %s", i + 1, ROUNDS * count, qd_options_string(call->options, "parallel.schedule"));
@@ -108,6 +108,8 @@ static qd_status print_json(const measured *rows, int count)
 static qd_status run(cli_call *call)
 {
     measured rows[SCHEDULES] = {0};
+    for (int i = 0; i < SCHEDULES; i++)
+        rows[i] = (measured){.actions = qd_bench_actions_default(), .report = qd_replay_report_default()};
     bool json = qd_options_bool(call->options, "json");
     bool one = qd_options_is_set(call->options, "parallel.schedule") || qd_options_is_set(call->options, "parallel.schedule_file");
     int count = one ? 1 : SCHEDULES;

@@ -11,19 +11,19 @@ static void put_row(qd_json_writer *w, const qd_plan_row *row, const qd_plan_rep
     qd_json_object_begin(w, NULL);
     qd_json_put_string(w, "name", row->name);
     qd_json_put_string(w, "source", row->source);
-    qd_json_put_string(w, "first_choice", r->choices[0].layout);
-    qd_json_put_double(w, "step_seconds", r->choices[0].step_seconds);
-    qd_json_put_double(w, "mfu", r->choices[0].mfu);
+    qd_json_put_string(w, "first_choice", r->choices[0]->layout);
+    qd_json_put_double(w, "step_seconds", r->choices[0]->step_seconds);
+    qd_json_put_double(w, "mfu", r->choices[0]->mfu);
     qd_json_put_double(w, "wall_seconds", r->wall_seconds);
     qd_json_put_bool(w, "stopped", r->stopped);
     qd_json_put_string(w, "nearest", r->nearest);
-    plan_put_against(w, &r->against);
+    plan_put_against(w, r->against);
     qd_json_end(w);
 }
 
 static void print_row(const qd_plan_row *row, const qd_plan_report *r)
 {
-    const qd_plan_choice *first = &r->choices[0];
+    const qd_plan_choice *first = r->choices[0];
     printf("%s (%.0f s%s)\n", row->name, r->wall_seconds,
            r->late      ? "; the clock ended the search"
            : r->stopped ? "; not all layouts were looked at"
@@ -37,15 +37,16 @@ static void print_row(const qd_plan_row *row, const qd_plan_report *r)
 
 static qd_status run_rows(const qd_plan_row *rows, int count, qd_json_writer *w)
 {
-    static qd_plan_report report; /* tens of kilobytes */
     for (int i = 0; i < count; i++) {
         progress_watch("planning %d of %d: %s", i + 1, count, rows[i].name);
+        qd_plan_report *report;
         QD_TRY(qd_plan_row_run(&rows[i], &report));
         progress_watch_end();
         if (w)
-            put_row(w, &rows[i], &report);
+            put_row(w, &rows[i], report);
         else
-            print_row(&rows[i], &report);
+            print_row(&rows[i], report);
+        qd_plan_report_destroy(report);
     }
     return QD_OK;
 }

@@ -80,7 +80,7 @@ static qd_status run(cli_call *call)
     const char *path = qd_options_string(call->options, "against");
     if (strcmp(path, "none") == 0)
         return QD_FAIL(QD_USAGE, "bench simulator: say what to compare with: --against FILE, for example data/published/runs.json");
-    qd_sim_scores scores;
+    qd_sim_scores scores = qd_sim_scores_default();
     progress_watch("simulating the runs of %s", path);
     qd_status status = qd_simulate_published(path, qd_options_bool(call->options, "core"), &scores);
     progress_watch_end();

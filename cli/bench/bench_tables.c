@@ -75,7 +75,7 @@ static void print_rows(const qd_bench_table *t, bool shares)
 
 static qd_status run_kernels(cli_call *call)
 {
-    qd_bench_table table;
+    qd_bench_table table = qd_bench_table_default();
     progress_watch("measuring kernels");
     QD_TRY(qd_bench_kernels(call->options, qd_options_float(call->options, "seconds"), &table));
     progress_watch_end();
@@ -91,7 +91,7 @@ static qd_status run_kernels(cli_call *call)
     return cli_print_json(&text);
 }
 
-static qd_status print_step_json(const qd_bench_step_result *r)
+static qd_status print_step_json(const qd_bench_step_result *r, const qd_bench_table *table)
 {
     qd_strbuf text = {0};
     qd_json_writer w = qd_json_writer_on(&text);
@@ -117,7 +117,7 @@ static qd_status print_step_json(const qd_bench_step_result *r)
         qd_json_put_double(&w, "other_seconds", r->other_seconds);
         qd_json_put_double(&w, "over_other", r->over_other);
     }
-    put_rows(&w, &r->table);
+    put_rows(&w, table);
     qd_json_end(&w);
     return cli_print_json(&text);
 }
@@ -135,19 +135,20 @@ static qd_status read_other(cli_call *call, qd_options **other)
 
 static qd_status run_step(cli_call *call)
 {
-    qd_bench_step_result r;
+    qd_bench_step_result r = qd_bench_step_result_default();
+    qd_bench_table table = qd_bench_table_default();
     qd_options *other = NULL;
     qd_status status = read_other(call, &other);
     progress_watch("measuring steps");
     if (status == QD_OK)
         status = qd_bench_step(call->options, other, (int)qd_options_int(call->options, "warm-up"),
-                               (int)qd_options_int(call->options, "repeat"), &r);
+                               (int)qd_options_int(call->options, "repeat"), &r, &table);
     progress_watch_end();
     qd_options_destroy(other);
     QD_TRY(status);
     if (qd_options_bool(call->options, "json"))
-        return print_step_json(&r);
-    print_rows(&r.table, true);
+        return print_step_json(&r, &table);
+    print_rows(&table, true);
     printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the FMA ceiling\n", r.ranks,
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share);

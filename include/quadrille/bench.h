@@ -4,6 +4,7 @@
 
 #include <quadrille/export.h>
 #include <quadrille/options.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <quadrille/types.h>
 
@@ -14,6 +15,7 @@ extern "C" {
 /* ---- collectives ---- */
 
 typedef struct qd_bench_collectives_config {
+    size_t size;
     int ranks;                             /* processes on this machine */
     bool against_mpi;                      /* also time the MPI library's own calls and our mpi backend, in one run */
     int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
@@ -23,7 +25,9 @@ typedef struct qd_bench_collectives_config {
      * appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
-QD_API qd_bench_collectives_config qd_bench_collectives_config_default(void); /* 2 ranks, 4 B to 64 MiB, without MPI */
+/* 2 ranks, 4 B to 64 MiB, without MPI. */
+QD_API void qd_bench_collectives_config_init(qd_bench_collectives_config *config, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_bench_collectives_config)
 
 /* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes();
  * all-to-all: of what a rank sends, its own block included. Messages that are cut in parts are
@@ -49,10 +53,12 @@ typedef struct qd_bench_collectives_row {
 } qd_bench_collectives_row;
 
 typedef struct qd_bench_collectives_result {
+    size_t size;
     char mpi_version[128]; /* "Open MPI v4.1.4"; "" without */
     qd_bench_collectives_row *rows;
     int count;
 } qd_bench_collectives_result;
+QD_SIZED_DEFAULT(qd_bench_collectives_result)
 
 /* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi
  * and this build has no MPI. Prints nothing; what mpirun itself has to say goes to standard
@@ -80,6 +86,7 @@ typedef struct qd_bench_row {
 
 enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
+    size_t size;
     char device[96];              /* instruction set, product library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
     /* step: the mean of fma_flops as measured right before and after each step and, with one rank,
@@ -88,13 +95,14 @@ typedef struct qd_bench_table {
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
+QD_SIZED_DEFAULT(qd_bench_table)
 
 /* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with
  * run.threads threads. */
 QD_API qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
 
 typedef struct qd_bench_step_result {
-    qd_bench_table table;
+    size_t size;
     int ranks, threads;                     /* threads per rank */
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
@@ -111,11 +119,13 @@ typedef struct qd_bench_step_result {
     int64_t dispatch_bytes;                 /* per step, sent to experts of other ranks and back, all ranks together */
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_bench_step_result;
+QD_SIZED_DEFAULT(qd_bench_step_result)
 
 /* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another
  * configuration on the same kind of device, whose steps are taken in turn with these, so that both
- * see the same machine; NULL: none. */
-QD_API qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result);
+ * see the same machine; NULL: none. table: where the time of a step goes. */
+QD_API qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result,
+                               qd_bench_table *table);
 
 /* ---- the machine ---- */
 
@@ -131,6 +141,7 @@ typedef struct qd_bench_exchange {
 /* What ranks on this machine's cores reach: rates are per core, with a rank of one thread on
  * each. */
 typedef struct qd_bench_machine {
+    size_t size;
     int cores;
     double peak;                   /* FLOPs per second of multiply-adds, all cores */
     double step_seconds;           /* of the step that was taken apart */
@@ -146,6 +157,7 @@ typedef struct qd_bench_machine {
     double late[3]; /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
                                       the last); products of two ranks per core, which take turns */
 } qd_bench_machine;
+QD_SIZED_DEFAULT(qd_bench_machine)
 
 /* Steps of the configured model with a rank on each core and with one rank on all of them; products
  * around its shapes, also with two ranks on each core; exchanges: all in turn, and medians over the
@@ -156,8 +168,9 @@ QD_API qd_status qd_bench_measure_machine(const qd_options *options, int warm_up
 /* ---- actions ---- */
 
 /* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for
- * the others. All zero before the first measurement. */
+ * the others. Starts from its default. */
 typedef struct qd_bench_actions {
+    size_t size;
     int ranks, steps;
     int *counts;      /* per rank: actions */
     /* per rank and action: the pass of the module undisturbed, a tenth of all its times being
@@ -166,6 +179,7 @@ typedef struct qd_bench_actions {
     double **single;  /* the action for itself: median over steps */
     double **samples; /* per rank: steps x actions */
 } qd_bench_actions;
+QD_SIZED_DEFAULT(qd_bench_actions)
 
 /* Steps of the configured run on random tokens, ranks as threads of this process with one compute
  * thread each; added to what `actions` has of the same run, so that measurements can be spread over

@@ -5,6 +5,7 @@
 
 #include <quadrille/export.h>
 #include <quadrille/options.h>
+#include <quadrille/sized.h>
 #include <stdio.h>
 
 #ifdef __cplusplus
@@ -37,6 +38,7 @@ typedef struct qd_check_stage {
 #define QD_CHECK_LINES 32
 #define QD_CHECK_TRAFFIC 32
 typedef struct qd_check_report {
+    size_t size;
     char model[64], layout[128]; /* "dp 4", "pp 2 × dp 2" */
     int world;
     int64_t parameters, tokens_per_step;
@@ -78,6 +80,7 @@ typedef struct qd_check_report {
     int action_count;
     int64_t proved_values, proved_ops; /* of the proof of gradients: placements of values, ops that gave them */
 } qd_check_report;
+QD_SIZED_DEFAULT(qd_check_report)
 
 /* Builds the program of every rank, proves that their communication matches and that together they
  * compute the gradient of the mean loss, and adds up memory. world 0: as in the configuration.

@@ -28,6 +28,7 @@
 #define QUADRILLE_COMM_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <quadrille/types.h>
 
@@ -39,12 +40,14 @@ typedef struct qd_comm qd_comm;
 typedef struct qd_work qd_work;
 
 typedef struct qd_comm_config {
+    size_t size;
     double deadline_seconds; /* how long a rank may be missing from an operation */
     int64_t staging_bytes;   /* shared staging memory per rank and communicator, used as needed (local processes only) */
     bool no_remote_reads;    /* local: ranks reach only memory of qd_comm_alloc(), and the rest is staged: no system calls
                                 between processes, and threads go the ways of processes */
 } qd_comm_config;
-QD_API qd_comm_config qd_comm_config_default(void);
+QD_API void qd_comm_config_init(qd_comm_config *config, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_comm_config)
 
 /* ---- worlds ---- */
 
@@ -182,10 +185,12 @@ QD_API bool qd_work_done(const qd_work *work);
 
 /* Counted where bytes are copied between ranks, never by formula; this rank's receiving side. */
 typedef struct qd_comm_stats {
-    int64_t calls[QD_COLL_KIND_COUNT];
-    int64_t bytes[QD_COLL_KIND_COUNT]; /* bytes this rank took from other ranks */
+    size_t size;
+    int64_t calls[QD_COLL_KIND_MOST]; /* by qd_coll_kind */
+    int64_t bytes[QD_COLL_KIND_MOST]; /* bytes this rank took from other ranks */
     double busy_seconds;               /* time in copy and sum loops */
 } qd_comm_stats;
+QD_SIZED_DEFAULT(qd_comm_stats)
 QD_API void qd_comm_get_stats(const qd_comm *comm, qd_comm_stats *stats);
 QD_API void qd_comm_reset_stats(qd_comm *comm);
 

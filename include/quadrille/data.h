@@ -8,6 +8,7 @@
 #define QUADRILLE_DATA_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <quadrille/tokenizer.h>
 #include <stdbool.h>
@@ -22,6 +23,7 @@ extern "C" {
 
 /* How text becomes tokens: a tokenizer behind a few functions. */
 typedef struct qd_text_encoder {
+    size_t size;
     void *context;
     /* Appends the tokens of `text`, nothing before or after them. Called by several threads at
      * once; `thread` is 0 .. threads-1 of the last prepare(). */
@@ -36,15 +38,22 @@ typedef struct qd_text_encoder {
     uint64_t hash;        /* of all that decides the tokens; kept in the shards, never 0 */
     int32_t document_end; /* token that is put after each document; -1: none */
 } qd_text_encoder;
+QD_SIZED_DEFAULT(qd_text_encoder)
 
 /* The bytes themselves: 256 tokens, no end of document. Nothing to destroy. */
-QD_API qd_text_encoder qd_text_encoder_bytes(void);
+QD_API void qd_text_encoder_init_bytes(qd_text_encoder *encoder, size_t size);
+static inline qd_text_encoder qd_text_encoder_bytes(void)
+{
+    qd_text_encoder encoder;
+    qd_text_encoder_init_bytes(&encoder, sizeof encoder);
+    return encoder;
+}
 
 /* A tokenizer, which must outlive the encoder; special tokens in text are ordinary text.
  * document_end: the text of a special token; NULL: the first that the tokenizer knows of
  * <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any; "": none. */
 QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
-QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* a zeroed one is legal */
+QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* one that was never made is legal */
 
 /* How text is cut into documents. One per file, except: a line that equals `separator` ends a
  * document and belongs to none; each line of a file whose name ends in .jsonl is an object whose
@@ -64,6 +73,7 @@ typedef struct qd_tokenize_progress {
 } qd_tokenize_progress;
 
 typedef struct qd_tokenize_options {
+    size_t size;
     const char *const *inputs; /* files and folders */
     int input_count;
     const char *output; /* folder to make; it may exist if it is empty */
@@ -77,14 +87,18 @@ typedef struct qd_tokenize_options {
     void *progress_context;
 } qd_tokenize_options;
 
-QD_API qd_tokenize_options qd_tokenize_options_default(void);
+QD_API void qd_tokenize_options_init(qd_tokenize_options *options, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_tokenize_options)
 
 typedef struct qd_tokenize_report {
-    qd_tokenize_progress total;
+    size_t size;
+    int64_t bytes, tokens, documents, files; /* in all: of text; the rest as in qd_tokenize_progress */
+    double seconds;
     int64_t skipped; /* files of the folders that are not text or empty */
     int64_t shards, shard_bytes;
     int token_bytes; /* 2 or 4 */
 } qd_tokenize_report;
+QD_SIZED_DEFAULT(qd_tokenize_report)
 
 /* Writes shard-00000.qds, … into the folder. Memory stays at some MiB per thread, whatever the size
  * of the text. The shards are the same for any number of threads. The folder appears when all of it
@@ -96,6 +110,7 @@ QD_API qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokeni
 typedef struct qd_data qd_data;
 
 typedef struct qd_data_options {
+    size_t size;
     const char *path;
     int64_t seq;                    /* tokens of a sample; it needs one more, the last target */
     int64_t vocab;                  /* of the model */
@@ -113,7 +128,9 @@ typedef struct qd_data_options {
     void *progress_context;
 } qd_data_options;
 
-QD_API qd_data_options qd_data_options_default(void); /* verify, all cores, the rest 0 */
+/* verify, all cores, the rest 0. */
+QD_API void qd_data_options_init(qd_data_options *options, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_data_options)
 
 /* Not collective; ranks that open the same text with the same cache wait for the first of them. */
 QD_API qd_status qd_data_open(const qd_data_options *options, qd_data **data);
@@ -124,14 +141,16 @@ QD_API int64_t qd_data_windows(const qd_data *data);
 QD_API int64_t qd_data_validation_windows(const qd_data *data);
 
 typedef struct qd_data_source_info {
+    size_t size;
     const char *path;
     double weight; /* share of the samples */
     int64_t files, skipped, tokens, documents;
     int64_t windows, validation_windows;
 } qd_data_source_info;
+QD_SIZED_DEFAULT(qd_data_source_info)
 
 QD_API int qd_data_source_count(const qd_data *data);
-QD_API qd_data_source_info qd_data_source_describe(const qd_data *data, int source);
+QD_API void qd_data_source_describe(const qd_data *data, int source, qd_data_source_info *info);
 
 /* Tokens [first, first + count) of a source. */
 QD_API qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens);
@@ -139,11 +158,13 @@ QD_API qd_status qd_data_read(const qd_data *data, int source, int64_t first, in
 /* ---- a baseline to beat ---- */
 
 typedef struct qd_trigram_report {
+    size_t size;
     double loss;             /* nats per token of the held-out windows */
     int64_t trained, scored; /* tokens */
     int64_t trigrams;        /* different ones */
     double seconds;
 } qd_trigram_report;
+QD_SIZED_DEFAULT(qd_trigram_report)
 
 /* An interpolated Kneser-Ney trigram model (modified discounts) of the training tokens of all
  * sources, scored on the targets of the held-out windows. Targets that the document mask leaves out

@@ -4,13 +4,15 @@
 
 #include <quadrille/data.h>
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Zeroed fields mean what is said of 0. */
+/* By default all is zero, which means what is said of 0. */
 typedef struct qd_evaluate_options {
+    size_t size;
     const char *model; /* a run folder (its newest sound checkpoint counts) or a checkpoint */
     const char *text;  /* text file, folder or shards; NULL: the held-out part of what the model was trained on */
     int64_t seq;       /* tokens of a window; 0: as in training */
@@ -26,8 +28,10 @@ typedef struct qd_evaluate_options {
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *context;
 } qd_evaluate_options;
+QD_SIZED_DEFAULT(qd_evaluate_options)
 
 typedef struct qd_evaluate_report {
+    size_t size;
     char data[512];         /* what was predicted: the text, or data.path of the run */
     int64_t step;           /* of the checkpoint */
     double loss;            /* mean, nats per token */
@@ -36,8 +40,11 @@ typedef struct qd_evaluate_report {
     int64_t windows, seq;
     double seconds;         /* of the passes */
     char warning[1024];     /* "", or which damaged checkpoints were skipped and which one was used */
-    qd_trigram_report baseline; /* scored is 0 without one */
+    double baseline_loss;   /* of the trigram model: see qd_trigram_report */
+    int64_t baseline_trained, baseline_scored, baseline_trigrams; /* scored is 0 without one */
+    double baseline_seconds;
 } qd_evaluate_report;
+QD_SIZED_DEFAULT(qd_evaluate_report)
 
 /* The tokens are cut into windows of `seq`, each token predicted from the ones before it in its
  * window: every token but the first of a source counts once, except where the model's document mask

@@ -3,6 +3,7 @@
 #define QUADRILLE_GENERATE_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,6 +20,7 @@ typedef enum qd_generate_end {
 } qd_generate_end;
 
 typedef struct qd_generate_report {
+    size_t size;
     int64_t step;           /* of the checkpoint */
     int64_t context;        /* tokens the model sees at once */
     int64_t prompt_tokens;
@@ -30,8 +32,10 @@ typedef struct qd_generate_report {
     char warning[1024];     /* "", or which damaged checkpoints were skipped and which one is used */
     double prompt_seconds, seconds; /* to read the prompt, and to generate */
 } qd_generate_report;
+QD_SIZED_DEFAULT(qd_generate_report)
 
 typedef struct qd_generate_options {
+    size_t size;
     const char *model; /* a run folder (its newest sound checkpoint counts) or a checkpoint */
     const char *prompt;
     size_t prompt_length;
@@ -50,7 +54,9 @@ typedef struct qd_generate_options {
     void *callback_context;
 } qd_generate_options;
 
-QD_API qd_generate_options qd_generate_options_default(void); /* 200 tokens, temperature 0.8, the rest 0 or all */
+/* 200 tokens, temperature 0.8, the rest 0 or all. */
+QD_API void qd_generate_options_init(qd_generate_options *options, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_generate_options)
 
 /* An empty prompt starts from the token that ends documents, if the tokenizer has one, else from a
  * line end. When the context is full, its last half is read anew and the text goes on. Not

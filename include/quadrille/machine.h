@@ -3,6 +3,7 @@
 #define QUADRILLE_MACHINE_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,6 +15,7 @@ extern "C" {
 enum { QD_MACHINE_GPUS = 16 };
 
 typedef struct qd_machine {
+    size_t size;
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
     char isa[32];              /* instruction set of our kernels: "avx512" */
     char products[64];         /* what computes matrix products: "packed kernels" */
@@ -33,6 +35,7 @@ typedef struct qd_machine {
     char gpu_libraries[224];   /* "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.14.0, NCCL 2.28.3" */
     char gpu_reason[256];      /* why there is none */
 } qd_machine;
+QD_SIZED_DEFAULT(qd_machine)
 
 /* Takes about 0.2 s. */
 QD_API qd_status qd_machine_look(qd_machine *machine);

@@ -25,43 +25,46 @@ typedef struct qd_plan_choice {
     char loses[200]; /* why it is not the first choice: its largest loss that the first does not have; "" for the first */
 } qd_plan_choice;
 
-/* A layout that was asked about, beside the first choice. */
+/* A layout that was asked about, compared with the first choice. */
 typedef struct qd_plan_against {
-    bool asked, possible;  /* not possible: refusal says why */
+    bool possible; /* not possible: refusal says why */
     char refusal[200];
-    qd_plan_choice choice; /* simulated also if it does not fit */
-    double behind;         /* its step time over the first choice's, less 1 */
+    const qd_plan_choice *choice; /* simulated also if it does not fit */
+    double behind;                /* its step time over the first choice's, less 1 */
     char why[5][200];      /* where it is more than 5 % behind, or does not fit: what it loses, largest first */
     int why_count;
 } qd_plan_against;
 
-enum { QD_PLAN_CHOICES = 32, QD_PLAN_REASONS = 12 };
+/* The library's, with all that it points to. */
 typedef struct qd_plan_report {
-    qd_plan_choice choices[QD_PLAN_CHOICES]; /* best first */
+    const qd_plan_choice *const *choices; /* best first */
     int count;
-    qd_sim_report best;                      /* of the first choice */
-    char reasons[QD_PLAN_REASONS][240];      /* the rules that the first choice follows, and what its neighbours lose */
+    const qd_sim_report *best;      /* of the first choice */
+    const char *const *reasons;     /* the rules that the first choice follows, and what its neighbours lose */
     int reason_count;
-    char next[240];                          /* what to change next */
-    int tried, too_large, refused;           /* layouts simulated, without memory for them, and that cannot be built */
-    char refusal[200];                       /* the first reason for a refusal */
+    const char *next;               /* what to change next */
+    int tried, too_large, refused;  /* layouts simulated, without memory for them, and that cannot be built */
+    const char *refusal;            /* the first reason for a refusal; "": none */
     double wall_seconds;
-    qd_plan_against against;                 /* of qd_plan_beside() */
-    char nearest[256];                       /* rows of a file: by which model the program stands in for another; "" */
-    bool stopped;                            /* the search ended before all layouts were looked at: it has a budget of work */
-    bool late;                               /* the clock ended it before that: another machine may find another answer */
+    const qd_plan_against *against; /* of qd_plan_beside(); NULL: none was asked about */
+    const char *nearest;            /* rows of a file: by which model the program stands in for another; "" */
+    bool stopped;                   /* the search ended before all layouts were looked at: it has a budget of work */
+    bool late;                      /* the clock ended it before that: another machine may find another answer */
 } qd_plan_report;
+
+/* NULL is legal. */
+QD_API void qd_plan_report_destroy(qd_plan_report *report);
 
 /* Searches for the fastest layout of the model, sequence and global batch in `options` on
  * parallel.ranks accelerators of the cluster (tables of qd_config_table() and qd_cluster_table()).
  * What the user has set among the axes stays as it is. QD_NO_MEMORY with the smallest need when
- * nothing fits, QD_USAGE when nothing can be built. */
-QD_API qd_status qd_plan(const qd_options *options, qd_plan_report *report);
+ * nothing fits, QD_USAGE when nothing can be built; *report is NULL then, here and below. */
+QD_API qd_status qd_plan(const qd_options *options, qd_plan_report **report);
 
 /* The same, and the layout that `layout` sets (a copy of `options` with its keys) beside the first
  * choice: by how much it is behind, and why. Both must have the same model, batch, sequence and
  * number of accelerators. */
-QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report);
+QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report);
 
 /* A published layout: the run and the layout as words key=value, and where it was read. */
 typedef struct qd_plan_row {
@@ -71,7 +74,7 @@ typedef struct qd_plan_row {
 /* Reads a file in the format of data/published/layouts.json; the rows are freed by the caller. */
 QD_API qd_status qd_plan_rows(const char *path, qd_plan_row **rows, int *count);
 /* Plans the run of a row, with its layout beside the first choice. */
-QD_API qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report *report);
+QD_API qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report **report);
 
 /* Puts the choice into the configuration keys of `options`. */
 QD_API qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options);
@@ -81,11 +84,11 @@ QD_API qd_status qd_plan_write(const qd_options *options, const char *path);
 /* The fewest accelerators, in powers of two times the cluster's node, that train `tokens` tokens in
  * `days`; *days_taken: what the first choice there needs. QD_USAGE when `most` are not enough. */
 QD_API qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
-                              qd_plan_report *report);
+                              qd_plan_report **report);
 
 /* The largest preset that some layout fits into parallel.ranks accelerators; *name belongs to the
  * library. */
-QD_API qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report);
+QD_API qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report **report);
 
 #ifdef __cplusplus
 }

@@ -9,6 +9,7 @@
 #define QUADRILLE_REPORT_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/strbuf.h>
 #include <stdint.h>
 
@@ -45,12 +46,14 @@ typedef struct qd_report_memory_rank {
 } qd_report_memory_rank;
 
 typedef struct qd_report_memory {
+    size_t size;
     const char *const *kinds; /* "parameters", "gradients", … */
     int kind_count;
     const qd_report_memory_rank *ranks;
     int rank_count;
     int64_t capacity; /* of the device of one rank; 0: unknown */
 } qd_report_memory;
+QD_SIZED_DEFAULT(qd_report_memory)
 
 /* What ran when. Names are those of the step program's actions, so that timelines can be compared
  * line by line. */
@@ -78,6 +81,7 @@ typedef struct qd_report_rank {
 } qd_report_rank;
 
 typedef struct qd_report_timeline {
+    size_t size;
     const char *name; /* "measured", "simulated" */
     const qd_report_rank *ranks;
     int rank_count;
@@ -87,8 +91,10 @@ typedef struct qd_report_timeline {
     int64_t event_count;
     int64_t world; /* ranks that an event's bytes are the sum of; 0: the sum of stands_for */
 } qd_report_timeline;
+QD_SIZED_DEFAULT(qd_report_timeline)
 
 typedef struct qd_report {
+    size_t size;
     const char *title;    /* "demo" */
     const char *subtitle; /* "llama-tiny, 1.2 M parameters · dp 4, zero 3" */
     const qd_report_figure *figures;
@@ -102,6 +108,7 @@ typedef struct qd_report {
     const qd_report_timeline *measured, *simulated;
     const char *config; /* the configuration, shown folded at the end */
 } qd_report;
+QD_SIZED_DEFAULT(qd_report)
 
 /* Appends the page to `html`. QD_USAGE for a description that contradicts itself, such as an event
  * of an unknown rank. */

@@ -6,6 +6,7 @@
 
 #include <quadrille/export.h>
 #include <quadrille/options.h>
+#include <quadrille/sized.h>
 #include <quadrille/strbuf.h>
 #include <stdio.h>
 
@@ -125,6 +126,7 @@ typedef struct qd_sim_score {
 } qd_sim_score;
 
 typedef struct qd_sim_scores {
+    size_t size;
     qd_sim_score *rows;
     int count, scored, skipped;
     double median, p90;                   /* absolute relative error of scored core rows */
@@ -134,6 +136,7 @@ typedef struct qd_sim_scores {
     double oom_accuracy;                  /* share of rows whose outcome is told right */
     int oom_count;
 } qd_sim_scores;
+QD_SIZED_DEFAULT(qd_sim_scores)
 
 /* Simulates every row of a file in the format of data/published/runs.json. core_only: the others
  * are skipped. */
@@ -144,6 +147,7 @@ QD_API void qd_sim_scores_free(qd_sim_scores *scores);
 
 /* A pipeline whose actions take given times. */
 typedef struct qd_replay_report {
+    size_t size;
     char schedule[24];
     int ranks, stages, micro_batches;
     double seconds;       /* of the passes: norm and update are not in it */
@@ -152,6 +156,7 @@ typedef struct qd_replay_report {
     double uneven;        /* how much longer the busiest rank computes than the mean of all */
     int in_flight[64];    /* of the first 64 ranks: most micro-batches whose input is in memory at once */
 } qd_replay_report;
+QD_SIZED_DEFAULT(qd_replay_report)
 
 /* Replays the forward and backward passes of the configured pipeline through the dependencies of
  * the step programs, transfers taking no time. seconds: per rank of the world and action of its

@@ -7,6 +7,7 @@
 #define QUADRILLE_TOKENIZER_H
 
 #include <quadrille/export.h>
+#include <quadrille/sized.h>
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
 #include <stdbool.h>
@@ -69,13 +70,16 @@ typedef enum qd_special_policy {
 } qd_special_policy;
 
 typedef struct qd_encode_options {
+    size_t size;
     qd_special_policy special;
     const char *const *allowed; /* become their ids under TEXT and REFUSE too */
     size_t allowed_count;
     qd_broken_text broken;
     bool frame; /* put the tokens before and after that the file's post-processor asks for */
 } qd_encode_options;
-QD_API qd_encode_options qd_encode_options_default(void); /* TEXT, KEEP, no frame */
+/* TEXT, KEEP, no frame. */
+QD_API void qd_encode_options_init(qd_encode_options *options, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_encode_options)
 
 /* Growing list of tokens. Start with {0}. */
 typedef struct qd_tokens {
@@ -102,6 +106,7 @@ QD_API qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_
                                      qd_strbuf *text);
 
 typedef struct qd_tokenizer_training {
+    size_t size;
     /* Text files and folders, taken as `quadrille tokenize` takes them (data.path in
      * docs/formats.md). */
     const char *const *paths;
@@ -124,11 +129,18 @@ typedef struct qd_tokenizer_training {
     void *progress_context;
 } qd_tokenizer_training;
 /* 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */
-QD_API qd_tokenizer_training qd_tokenizer_training_default(void);
+QD_API void qd_tokenizer_training_init(qd_tokenizer_training *training, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_tokenizer_training)
 /* What `quadrille train` and `quadrille tokenize` use, so that the same text gives the same
  * tokenizer: pairs seen twice, whole files, the member "text" of .jsonl files, and
  * <|endoftext|>. */
-QD_API qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab);
+QD_API void qd_tokenizer_training_init_for_run(qd_tokenizer_training *training, size_t size, int32_t vocab);
+static inline qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
+{
+    qd_tokenizer_training training;
+    qd_tokenizer_training_init_for_run(&training, sizeof training, vocab);
+    return training;
+}
 
 /* Learns the merges that the package `tokenizers` learns from the same text with the same settings.
  * The same result with any number of threads. */

@@ -1,17 +1,23 @@
 /* A training run, from options to the last step: starts the ranks, or joins the world that mpirun
- * or srun made.
+ * or srun made. A program that wants to run the loop itself uses <quadrille/session.h>.
  *
- * A program that calls qd_train() with local ranks as processes is started again once per rank,
- * with the same arguments, and must come to the same call: there it becomes a rank. So call it
- * early, before threads exist, from a program whose arguments say what to do. Only one process
- * speaks to the user: the observer is called there and nowhere else, and a failure that another
- * process tells comes back with qd_train_report() == false. */
+ * With local ranks as processes (run.ranks_as, the default for several ranks on the CPU),
+ * qd_train() starts the program again once per rank, with the same arguments. Such a process runs
+ * the same code up to its call of qd_train(), becomes a rank there, and ends there: only the
+ * process that the user started returns. So call qd_train() early, before threads exist, from a
+ * program whose arguments say what to do and which has done nothing that must not be done once per
+ * rank.
+ *
+ * Under mpirun and srun all processes return. Only one process speaks to the user: the observer
+ * is called there and nowhere else, and a failure that another process reports comes back with
+ * qd_train_report() == false. */
 #ifndef QUADRILLE_TRAIN_H
 #define QUADRILLE_TRAIN_H
 
 #include <quadrille/check.h>
 #include <quadrille/export.h>
 #include <quadrille/json_writer.h>
+#include <quadrille/sized.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,7 +25,7 @@ extern "C" {
 
 /* Known before the first step. */
 typedef struct qd_train_summary {
-    qd_check_report plan; /* model, layout, memory, communication */
+    const qd_check_report *plan; /* model, layout, memory, communication */
     const char *backend;  /* "local" or "mpi" */
     const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
     int machines;         /* that the ranks lie on */
@@ -33,6 +39,7 @@ typedef struct qd_train_summary {
 
 /* A line of metrics.jsonl. */
 typedef struct qd_train_step {
+    size_t size;
     int64_t step, steps;
     double loss, grad_norm, lr, tokens;
     double step_seconds, tokens_per_second;
@@ -42,11 +49,13 @@ typedef struct qd_train_step {
     int64_t dispatch_bytes;    /* sent to experts of other ranks and back, all ranks together */
     int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
 } qd_train_step;
+QD_SIZED_DEFAULT(qd_train_step)
 
 /* Its members, as metrics.jsonl has them. */
 QD_API void qd_train_put_step(qd_json_writer *writer, const qd_train_step *step);
 
 typedef struct qd_train_end {
+    size_t size;
     int64_t steps; /* done */
     double loss;   /* of the last step */
     double tokens, seconds;
@@ -57,9 +66,11 @@ typedef struct qd_train_end {
     int64_t saved;    /* step of the newest checkpoint that this run has written; -1: none */
     bool interrupted; /* by a signal */
 } qd_train_end;
+QD_SIZED_DEFAULT(qd_train_end)
 
 /* Each may be NULL. Called from one thread at a time. */
 typedef struct qd_train_observer {
+    size_t size;
     void *context;
     void (*on_start)(void *context, const qd_train_summary *summary);
     void (*on_step)(void *context, const qd_train_step *step);
@@ -75,6 +86,7 @@ typedef struct qd_train_observer {
      * qd_train_report() is false afterwards. */
     void (*on_failure)(void *context, const char *message);
 } qd_train_observer;
+QD_SIZED_DEFAULT(qd_train_observer)
 
 /* argv: of this process, ended by NULL; the ranks get the same. SIGINT ends the run after the step
  * that runs: QD_INTERRUPTED. SIGTERM and SIGUSR1, sent to this process or to any rank, do so with a
@@ -82,6 +94,13 @@ typedef struct qd_train_observer {
  * first step, while text becomes tokens, at once. A second SIGINT or SIGTERM ends it at once.
  * Returns when no rank is left; the failure is that of the rank that failed first. */
 QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer);
+
+/* For resuming the run in run.dir, where run.resume is set (else nothing happens): puts the
+ * configuration that the run has saved below what was given with qd_options_set(),
+ * qd_options_assign() and qd_options_parse(). Keys of the saved layout that do not fit what is
+ * given, such as degrees under another number of ranks, revert to their defaults. Call it
+ * instead of loading a file. */
+QD_API qd_status qd_train_resume_options(qd_options *options);
 
 /* True in a process that qd_train() started as a local rank: it gets its configuration from there,
  * and need not read the configuration file. */

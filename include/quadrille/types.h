@@ -18,23 +18,6 @@ QD_API const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "in
 
 typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU } qd_activation;
 
-typedef enum qd_optim_kind { QD_OPTIM_ADAMW, QD_OPTIM_SGD, QD_OPTIM_MUON } qd_optim_kind; /* Muon: AdamW for all but matrices of blocks */
-/* 0.2 sqrt(max(rows, cols)); sqrt(max(1, rows / cols)) */
-typedef enum qd_muon_scale { QD_MUON_MATCH_ADAMW, QD_MUON_ORIGINAL } qd_muon_scale;
-typedef enum qd_lr_schedule { QD_LR_COSINE, QD_LR_LINEAR, QD_LR_CONSTANT, QD_LR_WSD } qd_lr_schedule;
-
-/* An optimizer and its learning rate over the steps of a run. */
-typedef struct qd_optim {
-    qd_optim_kind kind;
-    qd_lr_schedule schedule;
-    double lr, min_lr, beta1, beta2, eps, momentum, weight_decay, clip; /* clip 0: none */
-    int64_t steps, warmup, decay_steps;                                 /* decay_steps: the last part of WSD */
-    double muon_momentum, muon_lr;                                      /* muon_lr 0: lr; else the schedule is scaled to it */
-    bool muon_nesterov;
-    int muon_steps;
-    qd_muon_scale muon_scale;
-} qd_optim;
-
 typedef enum qd_reduce_op { QD_SUM, QD_MAX, QD_AVG } qd_reduce_op;
 QD_API const char *qd_reduce_op_name(qd_reduce_op op);
 
@@ -52,6 +35,7 @@ typedef enum qd_coll_kind {
     QD_COLL_BARRIER,
     QD_COLL_KIND_COUNT
 } qd_coll_kind;
+enum { QD_COLL_KIND_MOST = 16 }; /* of arrays by kind: later versions may have as many */
 QD_API const char *qd_coll_kind_name(qd_coll_kind kind); /* "all-reduce", "send", … */
 
 /* Payload bytes that cross from one rank to another, summed over the ranks of the group, when

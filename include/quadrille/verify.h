@@ -5,12 +5,14 @@
 
 #include <quadrille/export.h>
 #include <quadrille/options.h>
+#include <quadrille/sized.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 typedef struct qd_verify_report {
+    size_t size;
     int64_t steps;             /* compared */
     bool bit_equal;            /* losses, gradients and weights of all steps */
     double eps;                /* of AdamW in both runs, where it is not the configurations' own; else 0 */
@@ -20,6 +22,7 @@ typedef struct qd_verify_report {
     int64_t first_step;
     char first_what[192]; /* "gradient of block.0.attn.q.weight: relative difference 3.2e-03" */
 } qd_verify_report;
+QD_SIZED_DEFAULT(qd_verify_report)
 
 /* Ranks are threads of this process. Returns QD_DIFFERENT (with first_what as message) when a
  * difference exceeds `tolerance`; other codes when a layout cannot run. AdamW (also of what Muon

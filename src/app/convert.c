@@ -1,5 +1,6 @@
 /* qd_convert(): converts a Hugging Face folder to a run folder, or a checkpoint to a Hugging Face
  * folder, with configuration and tokenizer. */
+#include "base/sized.h"
 #include "base/text/strbuf.h"
 #include "ckpt/folder.h"
 #include "ckpt/huggingface.h"
@@ -234,7 +235,7 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
 {
     qd_model_run run;
     qd_arena *arena = NULL;
-    qd_status status = qd_model_run_open(o->from, NULL, &run);
+    qd_status status = qd_model_run_open(&(qd_model_source){.path = o->from}, NULL, &run);
     if (status == QD_OK)
         status = qd_arena_create(&arena);
     if (status == QD_OK && run.warning[0] != '\0')
@@ -244,7 +245,7 @@ static qd_status export(const qd_convert_options *o, const char *aside, qd_conve
     if (status == QD_OK) {
         snprintf(report->model, sizeof report->model, "%s", qd_arch_name(run.config.model.arch));
         report->parameters = qd_model_parameters(&run.config.model);
-        report->step = qd_checkpoint_meta(run.checkpoint)->step;
+        report->step = run.step;
     }
     qd_arena_destroy(arena);
     qd_model_run_close(&run);
@@ -261,10 +262,9 @@ static qd_status check_folders(const qd_convert_options *o)
     return QD_OK;
 }
 
-qd_status qd_convert(const qd_convert_options *o, qd_convert_report *report)
+static qd_status convert(const qd_convert_options *o, qd_convert_report *report)
 {
     file_path aside;
-    *report = (qd_convert_report){0};
     QD_TRY(check_folders(o));
     if (snprintf(aside, sizeof aside, "%s.part", o->to) >= (int)sizeof aside)
         return QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", o->to);
@@ -282,5 +282,18 @@ qd_status qd_convert(const qd_convert_options *o, qd_convert_report *report)
         qd_ckpt_remove_folder(aside);
         status = QD_FAIL(status, "%s", message);
     }
+    return status;
+}
+
+qd_status qd_convert(const qd_convert_options *options, qd_convert_report *report)
+{
+    qd_convert_options o = qd_convert_options_default();
+    qd_convert_report r = qd_convert_report_default();
+    QD_TRY(QD_SIZED_READ(options, qd_convert_options, &o));
+    QD_TRY(QD_SIZED_CHECK(report, qd_convert_report));
+    if (!o.from || !o.to)
+        return QD_FAIL(QD_USAGE, "qd_convert: two folders are needed, from and to");
+    qd_status status = convert(&o, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

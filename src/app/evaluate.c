@@ -98,7 +98,7 @@ qd_status qd_evaluate_tokens(const char *model, const int32_t *tokens, int64_t c
     memory_windows windows = {tokens, count};
     qd_batch_source source = {.fill = fill, .context = &windows};
     qd_status status = QD_OK;
-    QD_TRY_DONE(qd_model_run_open(model, passes->device, &run));
+    QD_TRY_DONE(qd_model_run_open(&(qd_model_source){.path = model}, passes->device, &run));
     QD_TRY_DONE(check_tokens(tokens, count, run.config.model.vocab));
     int64_t seq = passes->seq > 0 ? passes->seq : run.config.strategy.seq;
     QD_TRY_DONE(qd_evaluate_windows(&run, &source, (count - 2) / seq + 1, passes, result));

@@ -4,6 +4,11 @@
 
 #include "train/exec/model_run.h"
 
+#include <quadrille/evaluate.h>
+
+/* qd_evaluate() with any model; options->model is not read, and both structs are whole. */
+qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *options, qd_evaluate_report *report);
+
 typedef struct qd_evaluation {
     double loss;    /* mean, nats per token */
     int64_t tokens; /* predicted */

@@ -5,9 +5,9 @@
 #include "app/generate.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 
 #include <math.h>
-#include <quadrille/evaluate.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,8 @@ static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t
     if (!w->ranges)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", w->count);
     for (int s = 0; s < w->count; s++) {
-        qd_data_source_info info = qd_data_source_describe(corpus->data, s);
+        qd_data_source_info info = qd_data_source_info_default();
+        qd_data_source_describe(corpus->data, s, &info);
         token_range *r = &w->ranges[s];
         r->first = held_out ? info.windows * train_seq : 0;
         r->end = held_out ? r->first + info.validation_windows * train_seq + 1 : info.tokens;
@@ -98,11 +99,12 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     qd_config c = run->config;
     char tokens[PATH_MAX];
     struct stat info;
-    bool kept = (size_t)snprintf(tokens, sizeof tokens, "%s/tokens", run->folder) < sizeof tokens && stat(tokens, &info) == 0;
+    bool kept = run->folder[0] != '\0' &&
+                (size_t)snprintf(tokens, sizeof tokens, "%s/tokens", run->folder) < sizeof tokens && stat(tokens, &info) == 0;
     c.run_dir = "";
     if (!o->text) {
         if (c.data.validation <= 0.0)
-            return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0): name a text to evaluate", o->model);
+            return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0): name a text to evaluate", run->name);
         if (kept && c.data.cache[0] == '\0')
             c.data.cache = tokens;
         return qd_run_corpus_open(&c, NULL, corpus);
@@ -118,7 +120,7 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     c.strategy.seq = 1; /* a text shorter than a window is evaluated too */
     QD_TRY(c.data.tokenizer[0] != '\0' || c.model.vocab == 256
                ? QD_OK
-               : QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to encode text with its %lld tokens", o->model,
+               : QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to encode text with its %lld tokens", run->name,
                          (long long)c.model.vocab));
     return qd_run_corpus_open(&c, NULL, corpus);
 }
@@ -138,7 +140,7 @@ static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int
 }
 
 /* Logits of the first window, token by token: the logits of a whole window are never in memory. */
-static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, int64_t seq)
+static qd_status write_logits(const qd_model_source *model, const qd_evaluate_options *o, range_windows *w, int64_t seq)
 {
     qd_generator *g = NULL;
     qd_safetensors_writer *writer = NULL;
@@ -147,7 +149,7 @@ static qd_status write_logits(const qd_evaluate_options *o, range_windows *w, in
     qd_status status = QD_OK;
     int64_t have = w->ranges[0].end - 1 - w->ranges[0].first;
     have = have < seq ? have : seq;
-    QD_TRY_DONE(qd_generator_create(o->model, have, o->device, o->threads, &g));
+    QD_TRY_DONE(qd_generator_create(model, have, o->device, o->threads, &g));
     tokens = malloc((size_t)have * 3 * sizeof *tokens);
     logits = malloc((size_t)(have * qd_generator_vocab(g)) * sizeof *logits);
     if (!tokens || !logits)
@@ -166,15 +168,27 @@ done:
     return status;
 }
 
-qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
+static qd_status score_baseline(const qd_data *data, qd_evaluate_report *report)
+{
+    qd_trigram_report r = qd_trigram_report_default();
+    QD_TRY(qd_data_trigram(data, &r));
+    report->baseline_loss = r.loss;
+    report->baseline_trained = r.trained;
+    report->baseline_scored = r.scored;
+    report->baseline_trigrams = r.trigrams;
+    report->baseline_seconds = r.seconds;
+    return QD_OK;
+}
+
+qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
 {
     qd_model_run run;
     qd_run_corpus corpus = {0};
     range_windows windows = {0};
     qd_evaluation result = {0};
     qd_status status = QD_OK;
-    memset(report, 0, sizeof *report);
-    QD_TRY_DONE(qd_model_run_open(o->model, o->device, &run));
+    *report = qd_evaluate_report_default();
+    QD_TRY_DONE(qd_model_run_open(model, o->device, &run));
     QD_TRY_DONE(open_corpus(o, &run, &corpus));
     int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
     QD_TRY_DONE(make_ranges(&corpus, !o->text, train_seq, &seq, &windows));
@@ -185,7 +199,7 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
     QD_TRY_DONE(qd_evaluate_windows(&run, &source, windows.all, &passes, &result));
     report->seconds = qd_clock_now() - begin;
     snprintf(report->data, sizeof report->data, "%s", o->text ? o->text : run.config.data.path);
-    report->step = qd_checkpoint_meta(run.checkpoint)->step;
+    report->step = run.step;
     snprintf(report->warning, sizeof report->warning, "%s", run.warning);
     report->loss = result.loss;
     report->tokens = result.tokens;
@@ -196,12 +210,25 @@ qd_status qd_evaluate(const qd_evaluate_options *o, qd_evaluate_report *report)
         report->bits_per_byte = result.loss * (double)result.tokens / ((double)windows.bytes * log(2.0));
     }
     if (o->logits)
-        QD_TRY_DONE(write_logits(o, &windows, seq));
+        QD_TRY_DONE(write_logits(model, o, &windows, seq));
     if (o->baseline)
-        QD_TRY_DONE(qd_data_trigram(corpus.data, &report->baseline));
+        QD_TRY_DONE(score_baseline(corpus.data, report));
 done:
     free(windows.ranges);
     qd_run_corpus_close(&corpus);
     qd_model_run_close(&run);
+    return status;
+}
+
+qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report)
+{
+    qd_evaluate_options o = qd_evaluate_options_default();
+    qd_evaluate_report r;
+    QD_TRY(QD_SIZED_READ(options, qd_evaluate_options, &o));
+    QD_TRY(QD_SIZED_CHECK(report, qd_evaluate_report));
+    if (!o.model)
+        return QD_FAIL(QD_USAGE, "qd_evaluate: no model is named; a run folder or a checkpoint would be right");
+    qd_status status = qd_evaluate_from(&(qd_model_source){.path = o.model}, &o, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

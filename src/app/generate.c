@@ -56,7 +56,7 @@ static qd_status add_piece_stepper(qd_generator *g)
     return QD_OK;
 }
 
-static qd_status build(qd_generator *g, const char *model, int64_t context, const char *device, int threads)
+static qd_status build(qd_generator *g, const qd_model_source *model, int64_t context, const char *device, int threads)
 {
     QD_TRY(qd_model_run_open(model, device, &g->run));
     qd_config *c = &g->run.config;
@@ -80,7 +80,7 @@ static qd_status build(qd_generator *g, const char *model, int64_t context, cons
     return g->logits && g->candidates ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for %lld logits", (long long)g->vocab);
 }
 
-qd_status qd_generator_create(const char *model, int64_t context, const char *device, int threads, qd_generator **generator)
+qd_status qd_generator_create(const qd_model_source *model, int64_t context, const char *device, int threads, qd_generator **generator)
 {
     qd_generator *g = calloc(1, sizeof *g);
     if (!g)
@@ -128,7 +128,7 @@ const qd_config *qd_generator_config(const qd_generator *g)
 
 int64_t qd_generator_step(const qd_generator *g)
 {
-    return qd_checkpoint_meta(g->run.checkpoint)->step;
+    return g->run.step;
 }
 
 int64_t qd_generator_context(const qd_generator *g)

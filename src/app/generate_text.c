@@ -3,25 +3,26 @@
 #include "app/model_text.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "base/text/strbuf.h"
 
-#include <quadrille/generate.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct session {
+typedef struct writing {
     const qd_generate_options *options;
     qd_generate_report *report;
     qd_generator *generator;
     qd_model_text text;
     qd_tokens history; /* prompt and continuation */
     qd_strbuf pending; /* text that has not been passed to the caller yet */
-} session;
+} writing;
 
-qd_generate_options qd_generate_options_default(void)
+void qd_generate_options_init(qd_generate_options *options, size_t size)
 {
-    return (qd_generate_options){.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+    const qd_generate_options own = {.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+    qd_sized_init(options, size, &own, sizeof own);
 }
 
 static qd_status check_options(const qd_generate_options *o)
@@ -47,7 +48,7 @@ static qd_status remember(qd_tokens *history, int32_t token)
 
 /* Feeds the last `count` tokens of the history. If they do not fit, the context is restarted with
  * its last half. */
-static qd_status feed(session *s, int64_t count, bool *started_anew)
+static qd_status feed(writing *s, int64_t count, bool *started_anew)
 {
     const int64_t all = (int64_t)s->history.count, half = qd_generator_context(s->generator) / 2;
     *started_anew = count > qd_generator_room(s->generator);
@@ -58,7 +59,7 @@ static qd_status feed(session *s, int64_t count, bool *started_anew)
     return qd_generator_feed(s->generator, s->history.ids + all - count, count);
 }
 
-static qd_status read_prompt(session *s)
+static qd_status read_prompt(writing *s)
 {
     const qd_generate_options *o = s->options;
     double begin = qd_clock_now();
@@ -84,7 +85,7 @@ static qd_status read_prompt(session *s)
 
 /* Passes whole characters to the caller, or everything at the end. False: the caller wants no
  * more. */
-static bool hand_out(session *s, bool all)
+static bool hand_out(writing *s, bool all)
 {
     const qd_generate_options *o = s->options;
     size_t whole = all ? s->pending.length : qd_utf8_whole(s->pending.data, s->pending.length);
@@ -96,7 +97,7 @@ static bool hand_out(session *s, bool all)
     return more;
 }
 
-static qd_status continue_text(session *s)
+static qd_status continue_text(writing *s)
 {
     const qd_generate_options *o = s->options;
     qd_generate_report *r = s->report;
@@ -129,13 +130,13 @@ static qd_status continue_text(session *s)
     return QD_OK;
 }
 
-qd_status qd_generate(const qd_generate_options *o, qd_generate_report *report)
+qd_status qd_generate_from(const qd_model_source *model, const qd_generate_options *o, qd_generate_report *report)
 {
-    session s = {.options = o, .report = report};
+    writing s = {.options = o, .report = report};
     qd_status status = QD_OK;
-    memset(report, 0, sizeof *report);
+    *report = qd_generate_report_default();
     QD_TRY_DONE(check_options(o));
-    QD_TRY_DONE(qd_generator_create(o->model, o->context, o->device, o->threads, &s.generator));
+    QD_TRY_DONE(qd_generator_create(model, o->context, o->device, o->threads, &s.generator));
     QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
     report->step = qd_generator_step(s.generator);
     report->context = qd_generator_context(s.generator);
@@ -147,5 +148,18 @@ done:
     qd_tokens_free(&s.history);
     qd_model_text_close(&s.text);
     qd_generator_destroy(s.generator);
+    return status;
+}
+
+qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report)
+{
+    qd_generate_options o = qd_generate_options_default();
+    qd_generate_report r;
+    QD_TRY(QD_SIZED_READ(options, qd_generate_options, &o));
+    QD_TRY(QD_SIZED_CHECK(report, qd_generate_report));
+    if (!o.model)
+        return QD_FAIL(QD_USAGE, "qd_generate: no model is named; a run folder or a checkpoint would be right");
+    qd_status status = qd_generate_from(&(qd_model_source){.path = o.model}, &o, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

@@ -6,12 +6,16 @@
 qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
 {
     memset(text, 0, sizeof *text);
+    if (c->data.tokenizer[0] == '\0' && c->run_dir[0] == '\0')
+        return QD_FAIL(QD_USAGE, "the session has no tokenizer to decode its %lld tokens: data.tokenizer can name it",
+                       (long long)c->model.vocab);
     if (c->data.tokenizer[0] == '\0')
         return QD_FAIL(QD_USAGE, "%s: has no tokenizer.json to decode its %lld tokens", c->run_dir,
                        (long long)c->model.vocab);
     if (strcmp(c->data.tokenizer, "bytes") == 0) {
         text->encoder = qd_text_encoder_bytes();
     } else {
+        text->encoder = qd_text_encoder_default();
         QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &text->tokenizer));
         QD_TRY(qd_text_encoder_create(text->tokenizer, NULL, &text->encoder));
         QD_TRY(text->encoder.prepare(text->encoder.context, 1));

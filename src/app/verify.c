@@ -1,6 +1,7 @@
 /* qd_verify(): trains two layouts step by step and compares losses, gradients and weights. */
 #include <quadrille/verify.h>
 
+#include "base/sized.h"
 #include "train/run/run_corpus.h"
 #include "train/exec/team.h"
 
@@ -149,10 +150,9 @@ static int64_t largest_param(const qd_ledger *l)
     return largest;
 }
 
-qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
-                    qd_verify_report *report)
+static qd_status verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
+                        qd_verify_report *report)
 {
-    memset(report, 0, sizeof *report);
     report->bit_equal = true;
     side a = {0}, b = {0};
     double *work = NULL;
@@ -179,5 +179,15 @@ done:
     free(work);
     close_side(&a);
     close_side(&b);
+    return status;
+}
+
+qd_status qd_verify(const qd_options *layout, const qd_options *against, int64_t steps, double tolerance, double eps,
+                    qd_verify_report *report)
+{
+    qd_verify_report r = qd_verify_report_default();
+    QD_TRY(QD_SIZED_CHECK(report, qd_verify_report));
+    qd_status status = verify(layout, against, steps, tolerance, eps, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

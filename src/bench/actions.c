@@ -2,6 +2,7 @@
 #include <quadrille/bench.h>
 
 #include "base/thread.h"
+#include "base/sized.h"
 #include "train/exec/team.h"
 
 #include <stdlib.h>
@@ -124,7 +125,7 @@ static qd_status make_room(qd_bench_actions *actions, int world)
     return QD_OK;
 }
 
-qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions)
+static qd_status measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions)
 {
     qd_config config;
     QD_TRY(qd_config_resolve(options, 0, &config));
@@ -157,6 +158,15 @@ done:
     return status;
 }
 
+qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions)
+{
+    qd_bench_actions a = qd_bench_actions_default();
+    QD_TRY(QD_SIZED_READ(actions, qd_bench_actions, &a)); /* what was measured before */
+    qd_status status = measure_actions(options, warm_up, steps, &a);
+    QD_SIZED_WRITE(actions, &a);
+    return status;
+}
+
 void qd_bench_actions_free(qd_bench_actions *actions)
 {
     for (int r = 0; r < actions->ranks; r++) {
@@ -168,5 +178,5 @@ void qd_bench_actions_free(qd_bench_actions *actions)
     free(actions->pass);
     free(actions->samples);
     free(actions->counts);
-    memset(actions, 0, sizeof *actions);
+    QD_SIZED_WRITE(actions, &(qd_bench_actions){0});
 }

@@ -1,6 +1,7 @@
 /* The parent of `bench collectives`: starts the ranks, waits for them and reads the board. */
 #define _GNU_SOURCE /* memfd_create */
 #include "bench/collectives.h"
+#include "base/sized.h"
 
 #include "comm/mpi/native.h"
 
@@ -34,10 +35,11 @@ typedef struct launch {
     int started;
 } launch;
 
-qd_bench_collectives_config qd_bench_collectives_config_default(void)
+void qd_bench_collectives_config_init(qd_bench_collectives_config *config, size_t size)
 {
-    return (qd_bench_collectives_config){
+    const qd_bench_collectives_config own = {
         .ranks = 2, .smallest_bytes = 4, .largest_bytes = (int64_t)64 << 20, .seconds = 0.5, .operation = -1};
+    qd_sized_init(config, size, &own, sizeof own);
 }
 
 static qd_status check_config(const qd_bench_collectives_config *config)
@@ -177,9 +179,8 @@ static qd_status collect(const launch *l, bool good, qd_bench_collectives_result
     return QD_OK;
 }
 
-qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result)
+static qd_status measure(const qd_bench_collectives_config *config, qd_bench_collectives_result *result)
 {
-    *result = (qd_bench_collectives_result){0};
     QD_TRY(check_config(config));
     launch l = {.board_fd = -1};
     qd_status status = QD_OK;
@@ -212,8 +213,20 @@ done:
     return status;
 }
 
+qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result)
+{
+    qd_bench_collectives_config c = qd_bench_collectives_config_default();
+    qd_bench_collectives_result r = qd_bench_collectives_result_default();
+    QD_TRY(QD_SIZED_CHECK(result, qd_bench_collectives_result));
+    QD_SIZED_WRITE(result, &r);
+    QD_TRY(QD_SIZED_READ(config, qd_bench_collectives_config, &c));
+    qd_status status = measure(&c, &r);
+    QD_SIZED_WRITE(result, &r);
+    return status;
+}
+
 void qd_bench_collectives_free(qd_bench_collectives_result *result)
 {
     free(result->rows);
-    *result = (qd_bench_collectives_result){0};
+    QD_SIZED_WRITE(result, &(qd_bench_collectives_result){0});
 }

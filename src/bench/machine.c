@@ -3,6 +3,7 @@
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "base/thread.h"
 #include "device/ceiling.h"
 #include "bench/rates.h"
@@ -265,12 +266,11 @@ static qd_status measure(crew crews[CREWS], qd_rates *apart, qd_rates *crowd, in
     return QD_OK;
 }
 
-qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *m)
+static qd_status measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *m)
 {
     int cores = qd_cores_allowed(), met = cores > 1 ? cores : 2;
     crew crews[CREWS] = {{0}};
     qd_rates *apart = NULL, *crowd = NULL;
-    memset(m, 0, sizeof *m);
     m->cores = cores;
     if (strcmp(qd_options_string(options, "run.device"), "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED,
@@ -310,5 +310,14 @@ done:
     qd_rates_destroy(crowd);
     for (int c = 0; c < CREWS; c++)
         close_crew(&crews[c]);
+    return status;
+}
+
+qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine)
+{
+    qd_bench_machine m = qd_bench_machine_default();
+    QD_TRY(QD_SIZED_CHECK(machine, qd_bench_machine));
+    qd_status status = measure_machine(options, warm_up, steps, &m);
+    QD_SIZED_WRITE(machine, &m);
     return status;
 }

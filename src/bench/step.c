@@ -2,6 +2,7 @@
 #include <quadrille/bench.h>
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "device/ceiling.h"
 #include "bench/kernels.h"
 #include "train/exec/team.h"
@@ -23,9 +24,8 @@ static void describe_device(const qd_device *device, char *text, size_t size)
     snprintf(text, size, "%s %s, %s, %d thread%s", caps->name, caps->isa, caps->blas, caps->threads, caps->threads == 1 ? "" : "s");
 }
 
-qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table)
+static qd_status measure_kernels(const qd_options *options, double seconds, qd_bench_table *table)
 {
-    memset(table, 0, sizeof *table);
     qd_config c;
     QD_TRY(qd_config_resolve(options, 0, &c));
     qd_device_config config = qd_device_config_default();
@@ -106,29 +106,29 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
 }
 
 /* mean: of the times of steps, because the rows are means too. */
-static void add_row(qd_bench_step_result *r, double mean, const char *name, double seconds, double flops, double bytes)
+static void add_row(qd_bench_table *t, int ranks, double mean, const char *name, double seconds, double flops, double bytes)
 {
-    if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
+    if (seconds <= 0.0 || t->count == QD_BENCH_ROWS)
         return;
-    qd_bench_row *row = &r->table.rows[r->table.count++];
+    qd_bench_row *row = &t->rows[t->count++];
     *row = (qd_bench_row){.seconds = seconds, .share = seconds / mean};
     snprintf(row->name, sizeof row->name, "%s", name);
     if (flops > 0.0) {
         row->flops = flops / seconds;
-        row->ceiling_share = row->flops / (r->table.beside_flops / r->ranks);
+        row->ceiling_share = row->flops / (t->beside_flops / ranks);
     } else if (bytes > 0.0) {
         row->bytes = bytes / seconds;
-        row->ceiling_share = row->bytes / (r->table.copy_bytes / r->ranks);
+        row->ceiling_share = row->bytes / (t->copy_bytes / ranks);
     }
 }
 
 /* Rank 0's time: ops first, then the actions that are not modules, then the unexplained rest.
  * apart: copies from and to host memory have streams of their own. */
-static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profile *p, int steps, bool apart)
+static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_profile *p, int steps, bool apart)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
-        add_row(r, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
+        add_row(t, ranks, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
                 (double)p->ops.bytes[kind] * per);
         explained += p->ops.seconds[kind] * per;
     }
@@ -139,11 +139,11 @@ static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profil
         bool copies = apart && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
         snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", overlapped" : "");
-        add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
+        add_row(t, ranks, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
-    add_row(r, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
-    add_row(r, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0);
+    add_row(t, ranks, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
+    add_row(t, ranks, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0);
 }
 
 static int by_value(const void *a, const void *b)
@@ -237,7 +237,8 @@ static qd_status look_at_machine(void *context, qd_stream *stream)
 
 /* Measures the peak before and after each step, and with `within` inside it, because that of a
  * shared machine changes. The time of these looks is not part of the step. */
-static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *within, double *mean, qd_bench_step_result *r)
+static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *within, double *mean, qd_bench_step_result *r,
+                            qd_bench_table *t)
 {
     qd_status status;
     double *times = calloc((size_t)steps * 2, sizeof *times), *steps_per_flop = times + steps, before = ceiling, after = ceiling;
@@ -257,7 +258,7 @@ static qd_status time_steps(qd_team *team, int steps, double ceiling, looks *wit
             QD_TRY_DONE(qd_team_call(team, measure_now, &after));
         double possible = (before + after + within->rates) / (double)(2 + within->count);
         steps_per_flop[i] = 1.0 / (times[i] * possible);
-        r->table.beside_flops += possible / steps;
+        t->beside_flops += possible / steps;
     }
     r->ceiling_share = take_median(steps_per_flop, steps); /* of the whole step, after multiplication by its FLOPs */
     r->step_seconds = take_median(times, steps);
@@ -269,7 +270,8 @@ done:
 /* Alternates steps of both: ours, the other's, the other's, ours. Periodic disturbances, such as
  * the scheduler's time slices for other programs, then hit both equally, and a ratio is of two
  * steps each. Nothing runs between the steps. */
-static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r)
+static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double ceiling, double *mean, qd_bench_step_result *r,
+                              qd_bench_table *t)
 {
     qd_status status = QD_OK;
     double *times = calloc((size_t)steps * 3, sizeof *times), *others = times + steps, *ratios = others + steps;
@@ -289,7 +291,7 @@ static qd_status time_in_turn(qd_team *team, qd_team *other, int steps, double c
     r->over_other = take_median(ratios, pairs);
     r->other_seconds = take_median(others, steps);
     r->step_seconds = take_median(times, steps);
-    r->table.beside_flops = ceiling;
+    t->beside_flops = ceiling;
     r->ceiling_share = 1.0 / (r->step_seconds * ceiling);
 done:
     free(times);
@@ -325,9 +327,9 @@ static qd_status fill_memory(qd_bench_step_result *r, qd_team *team, qd_device *
     return QD_OK;
 }
 
-qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result)
+static qd_status measure_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result,
+                              qd_bench_table *table)
 {
-    memset(result, 0, sizeof *result);
     qd_config config, other_config;
     qd_team *team = NULL, *other = NULL;
     qd_step_profile *profile = calloc(1, sizeof *profile);
@@ -367,8 +369,8 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     qd_dispatched before, after;
     double mean = 0.0;
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &before));
-    QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, &mean, result)
-                      : time_steps(team, steps, ceiling.fma_flops, &within, &mean, result));
+    QD_TRY_DONE(other ? time_in_turn(team, other, steps, ceiling.fma_flops, &mean, result, table)
+                      : time_steps(team, steps, ceiling.fma_flops, &within, &mean, result, table));
     QD_TRY_DONE(qd_team_call(team, count_dispatched, &after));
     result->dispatch_bytes = (after.bytes - before.bytes) / steps;
     result->across_bytes = (after.crossed - before.crossed) / steps;
@@ -378,24 +380,48 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
         QD_TRY_DONE(run_steps(team, steps));
         /* After the steps: GEMMs at the card's limit would heat it up. */
         QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
-        result->table.beside_flops = ceiling.fma_flops;
+        table->beside_flops = ceiling.fma_flops;
         result->ceiling_share = 1.0 / (result->step_seconds * ceiling.fma_flops);
     }
     QD_TRY_DONE(fill_memory(result, team, device));
     const qd_program *program = qd_team_program(team);
     result->ranks = config.world;
-    result->table.fma_flops = ceiling.fma_flops;
-    result->table.copy_bytes = ceiling.copy_bytes;
+    table->fma_flops = ceiling.fma_flops;
+    table->copy_bytes = ceiling.copy_bytes;
     result->threads = qd_device_get_caps(device)->threads;
-    describe_device(device, result->table.device, sizeof result->table.device);
+    describe_device(device, table->device, sizeof table->device);
     result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share *= qd_program_flops(program) * config.world;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
-    fill_rows(result, mean, profile, steps, !on_host && config.strategy.overlap);
+    fill_rows(table, config.world, mean, profile, steps, !on_host && config.strategy.overlap);
 done:
     qd_team_destroy(other);
     qd_team_destroy(team);
     free(profile);
+    return status;
+}
+
+/* ---- public ---- */
+
+qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table)
+{
+    qd_bench_table t = qd_bench_table_default();
+    QD_TRY(QD_SIZED_CHECK(table, qd_bench_table));
+    qd_status status = measure_kernels(options, seconds, &t);
+    QD_SIZED_WRITE(table, &t);
+    return status;
+}
+
+qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result,
+                        qd_bench_table *table)
+{
+    qd_bench_step_result r = qd_bench_step_result_default();
+    qd_bench_table t = qd_bench_table_default();
+    QD_TRY(QD_SIZED_CHECK(result, qd_bench_step_result));
+    QD_TRY(QD_SIZED_CHECK(table, qd_bench_table));
+    qd_status status = measure_step(options, in_turn, warm_up, steps, &r, &t);
+    QD_SIZED_WRITE(result, &r);
+    QD_SIZED_WRITE(table, &t);
     return status;
 }

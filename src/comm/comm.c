@@ -1,6 +1,7 @@
 /* Communicators: creation, splitting, destruction, shared memory, abort and statistics. The
  * operations are in calls.c. */
 #include "comm/device.h"
+#include "base/sized.h"
 #include "comm/work.h"
 
 #include "base/error.h"
@@ -11,9 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-qd_comm_config qd_comm_config_default(void)
+void qd_comm_config_init(qd_comm_config *config, size_t size)
 {
-    return (qd_comm_config){.deadline_seconds = 300, .staging_bytes = 1 << 20};
+    const qd_comm_config own = {.deadline_seconds = 300, .staging_bytes = 1 << 20};
+    qd_sized_init(config, size, &own, sizeof own);
 }
 
 int qd_comm_rank(const qd_comm *comm)
@@ -356,7 +358,7 @@ void qd_comm_get_stats(const qd_comm *comm, qd_comm_stats *stats)
 {
     pthread_mutex_t *lock = (pthread_mutex_t *)&comm->stats_lock;
     pthread_mutex_lock(lock);
-    *stats = comm->stats;
+    QD_SIZED_WRITE(stats, &comm->stats);
     pthread_mutex_unlock(lock);
 }
 

@@ -1,5 +1,6 @@
 /* The encoder whose tokens are bytes, and the sanity check of any text encoder. */
 #include "data/encode.h"
+#include "base/sized.h"
 
 #include <stdlib.h>
 
@@ -21,11 +22,12 @@ static qd_status encode_bytes(void *context, int thread, const char *text, size_
     return QD_OK;
 }
 
-qd_text_encoder qd_text_encoder_bytes(void)
+void qd_text_encoder_init_bytes(qd_text_encoder *encoder, size_t size)
 {
     /* The hash is the ASCII code of "bytes256". */
-    return (qd_text_encoder){
+    const qd_text_encoder own = {
         .encode = encode_bytes, .vocab = 256, .hash = UINT64_C(0x6279746573323536), .document_end = -1};
+    qd_sized_init(encoder, size, &own, sizeof own);
 }
 
 qd_status qd_text_encoder_check(const qd_text_encoder *e)

@@ -1,5 +1,6 @@
 /* A data set: reads the tokens of its sources, cuts them into samples, and opens data.path. */
 #include "data/data_impl.h"
+#include "base/sized.h"
 
 #include "base/text/strbuf.h"
 #include "data/files.h"
@@ -239,10 +240,10 @@ int qd_data_source_count(const qd_data *data)
     return data->source_count;
 }
 
-qd_data_source_info qd_data_source_describe(const qd_data *data, int source)
+void qd_data_source_describe(const qd_data *data, int source, qd_data_source_info *info)
 {
     const qd_token_source *s = &data->sources[source];
-    return (qd_data_source_info){
+    const qd_data_source_info own = {
         .path = s->path,
         .weight = s->weight,
         .files = s->files,
@@ -252,6 +253,7 @@ qd_data_source_info qd_data_source_describe(const qd_data *data, int source)
         .windows = s->windows,
         .validation_windows = s->validation_windows,
     };
+    QD_SIZED_WRITE(info, &own);
 }
 
 qd_status qd_data_read(const qd_data *data, int source, int64_t first, int64_t count, int32_t *tokens)
@@ -438,9 +440,10 @@ qd_status qd_data_text_files(const char *path, qd_file_list *files)
     return status;
 }
 
-qd_data_options qd_data_options_default(void)
+void qd_data_options_init(qd_data_options *options, size_t size)
 {
-    return (qd_data_options){.seq = 256, .vocab = 256, .verify = true, .documents = {.field = "text"}};
+    const qd_data_options own = {.seq = 256, .vocab = 256, .verify = true, .documents = {.field = "text"}};
+    qd_sized_init(options, size, &own, sizeof own);
 }
 
 static qd_status check_options(const qd_data_options *o)
@@ -459,9 +462,8 @@ static qd_status check_options(const qd_data_options *o)
     return QD_OK;
 }
 
-qd_status qd_data_open(const qd_data_options *options, qd_data **data)
+static qd_status open_data(const qd_data_options *options, qd_data **data)
 {
-    *data = NULL;
     QD_TRY(check_options(options));
     mixture_item *items = NULL;
     int count = 0;
@@ -484,6 +486,18 @@ qd_status qd_data_open(const qd_data_options *options, qd_data **data)
     }
     *data = d;
     return QD_OK;
+}
+
+qd_status qd_data_open(const qd_data_options *options, qd_data **data)
+{
+    qd_data_options o = qd_data_options_default();
+    qd_text_encoder encoder = qd_text_encoder_default();
+    *data = NULL;
+    QD_TRY(QD_SIZED_READ(options, qd_data_options, &o));
+    if (o.encoder)
+        QD_TRY(QD_SIZED_READ(o.encoder, qd_text_encoder, &encoder));
+    o.encoder = o.encoder ? &encoder : NULL; /* text is encoded before this returns */
+    return open_data(&o, data);
 }
 
 qd_status qd_data_open_bytes(const char *path, int64_t seq, uint64_t seed, qd_data **data)

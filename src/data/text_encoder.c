@@ -1,5 +1,6 @@
 /* A tokenizer as a text encoder, with one encoder state per thread. */
 #include "data/encode.h"
+#include "base/sized.h"
 
 #include <stdlib.h>
 #include <xxhash.h>
@@ -54,8 +55,10 @@ static qd_status find_document_end(const qd_tokenizer *tokenizer, const char *wa
 
 qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder)
 {
-    *encoder = (qd_text_encoder){0};
+    QD_TRY(QD_SIZED_CHECK(encoder, qd_text_encoder));
+    qd_text_encoder own = qd_text_encoder_default();
     int32_t end;
+    QD_SIZED_WRITE(encoder, &own);
     QD_TRY(find_document_end(tokenizer, document_end, &end));
     qd_strbuf text = {0};
     qd_status status = qd_tokenizer_save_text(tokenizer, &text);
@@ -67,7 +70,7 @@ qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *docu
     if (!state)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the tokenizer");
     *state = (encoder_state){.tokenizer = tokenizer, .options = qd_encode_options_default()};
-    *encoder = (qd_text_encoder){
+    own = (qd_text_encoder){
         .context = state,
         .encode = encode,
         .prepare = prepare,
@@ -76,6 +79,7 @@ qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *docu
         .hash = hash ? hash : 1,
         .document_end = end,
     };
+    QD_SIZED_WRITE(encoder, &own);
     return QD_OK;
 }
 
@@ -87,5 +91,5 @@ void qd_text_encoder_destroy(qd_text_encoder *encoder)
     if (state)
         free(state->encoders);
     free(state);
-    *encoder = (qd_text_encoder){0};
+    QD_SIZED_WRITE(encoder, &(qd_text_encoder){0});
 }

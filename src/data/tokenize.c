@@ -1,6 +1,7 @@
 /* `quadrille tokenize`: writes encoded text as a folder of shards that appears only when
  * complete. */
 #include "base/text/json_writer.h"
+#include "base/sized.h"
 #include "base/text/strbuf.h"
 #include "data/encode.h"
 #include "data/shard.h"
@@ -135,14 +136,20 @@ static qd_status encode_into(const qd_encode_job *job, const char *partial, int6
 {
     shard_set set = {.folder = partial, .encoder = job->encoder, .shard_tokens = shard_tokens};
     qd_token_sink sink = {.context = &set, .document = set_document, .append = set_append};
-    qd_status status = qd_encode_files(job, &sink, &report->total);
+    qd_tokenize_progress total = {0};
+    qd_status status = qd_encode_files(job, &sink, &total);
     if (status == QD_OK)
         status = finish_shard(&set);
     if (status == QD_OK && set.shards == 0)
         status = QD_FAIL(QD_USAGE, "%s: the text yields no tokens", job->files->items[0].path);
     if (status == QD_OK)
-        status = write_count(&set, &report->total);
+        status = write_count(&set, &total);
     qd_shard_writer_abandon(set.writer);
+    report->bytes = total.bytes;
+    report->tokens = total.tokens;
+    report->documents = total.documents;
+    report->files = total.files;
+    report->seconds = total.seconds;
     report->shards = set.shards;
     report->shard_bytes = set.bytes;
     report->token_bytes = qd_shard_token_bytes(job->encoder->vocab);
@@ -153,7 +160,7 @@ static qd_status encode_into(const qd_encode_job *job, const char *partial, int6
 qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int64_t shard_tokens,
                               qd_tokenize_report *report)
 {
-    *report = (qd_tokenize_report){0};
+    *report = qd_tokenize_report_default();
     QD_TRY(check_output(folder));
     size_t length = strlen(folder);
     while (length > 1 && folder[length - 1] == '/')
@@ -183,14 +190,14 @@ qd_status qd_encode_to_folder(const qd_encode_job *job, const char *folder, int6
     return status;
 }
 
-qd_tokenize_options qd_tokenize_options_default(void)
+void qd_tokenize_options_init(qd_tokenize_options *options, size_t size)
 {
-    return (qd_tokenize_options){.shard_tokens = INT64_C(1) << 28, .documents = {.field = "text"}};
+    const qd_tokenize_options own = {.shard_tokens = INT64_C(1) << 28, .documents = {.field = "text"}};
+    qd_sized_init(options, size, &own, sizeof own);
 }
 
-qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report)
+static qd_status tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report)
 {
-    *report = (qd_tokenize_report){0};
     QD_TRY(qd_text_encoder_check(options->encoder));
     if (!options->output || options->output[0] == '\0')
         return QD_FAIL(QD_USAGE, "tokenize: the output folder is not set");
@@ -219,5 +226,20 @@ qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_repo
     if (status == QD_OK)
         status = qd_encode_to_folder(&job, options->output, options->shard_tokens, report);
     qd_file_list_free(&files);
+    return status;
+}
+
+qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report)
+{
+    qd_tokenize_options o = qd_tokenize_options_default();
+    qd_tokenize_report r = qd_tokenize_report_default();
+    qd_text_encoder encoder = qd_text_encoder_default();
+    QD_TRY(QD_SIZED_CHECK(report, qd_tokenize_report));
+    QD_TRY(QD_SIZED_READ(options, qd_tokenize_options, &o));
+    if (o.encoder)
+        QD_TRY(QD_SIZED_READ(o.encoder, qd_text_encoder, &encoder));
+    o.encoder = o.encoder ? &encoder : NULL;
+    qd_status status = tokenize_files(&o, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

@@ -1,5 +1,6 @@
 /* The trigram baseline of a data set: counts the training windows, scores the held-out ones. */
 #include "data/data_impl.h"
+#include "base/sized.h"
 #include "data/kneser_ney.h"
 
 #include "base/clock.h"
@@ -82,9 +83,8 @@ static qd_status score_source(token_walk *w, const qd_kn *model, double *sum, in
     }
 }
 
-qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report)
+static qd_status score_trigram(const qd_data *data, qd_trigram_report *report)
 {
-    *report = (qd_trigram_report){0};
     if (data->validation_windows == 0)
         return QD_FAIL(QD_USAGE, "nothing is held out for validation: set data.validation, for example to 0.02");
     double begun = qd_clock_now(), sum = 0;
@@ -111,5 +111,14 @@ qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report)
     }
     free(walk.tokens);
     qd_kn_destroy(model);
+    return status;
+}
+
+qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report)
+{
+    qd_trigram_report r = qd_trigram_report_default();
+    QD_TRY(QD_SIZED_CHECK(report, qd_trigram_report));
+    qd_status status = score_trigram(data, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

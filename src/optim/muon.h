@@ -4,6 +4,7 @@
 #ifndef QD_OPTIM_MUON_H
 #define QD_OPTIM_MUON_H
 
+#include "base/optim_config.h"
 #include "device/device.h"
 
 /* Workspace for one matrix; r = min(rows, cols). */

@@ -2,6 +2,7 @@
 #ifndef QD_OPTIM_OPTIM_H
 #define QD_OPTIM_OPTIM_H
 
+#include "base/optim_config.h"
 #include "device/device.h"
 
 /* Learning rate of a step, counted from 1: rises linearly during the warmup, then follows the

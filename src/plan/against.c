@@ -173,7 +173,7 @@ static qd_status compare(qd_search *s, qd_options *o, qd_plan_against *a)
     QD_TRY(read_candidate(s, o, &c));
     QD_TRY(qd_search_buckets(o, c.tp, c.pp));
     QD_TRY(qd_search_simulate(s, o, true, &c));
-    qd_search_choice(s, &c, &a->choice);
+    qd_search_choice(s, &c, &s->report->against_choice);
     a->possible = true;
     a->behind = c.seconds / best->seconds - 1.0;
     say_memory(s, a, &c.report);
@@ -187,7 +187,7 @@ qd_status qd_search_against(qd_search *s, const qd_options *options)
 {
     qd_plan_against *a = &s->report->against;
     qd_options *o = NULL;
-    a->asked = true;
+    s->report->asked = true;
     QD_TRY(qd_options_copy(options, &o));
     qd_status status = compare(s, o, a);
     qd_options_destroy(o);

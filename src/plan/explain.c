@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static void say(qd_plan_report *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void say(qd_plan_report *r, const char *format, ...)
+static void say(qd_plan_draft *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(qd_plan_draft *r, const char *format, ...)
 {
     if (r->reason_count == QD_PLAN_REASONS)
         return;
@@ -83,7 +83,7 @@ static bool is_chosen(const qd_search *s, const char *key)
 
 static void say_rules(qd_search *s, const qd_candidate *b)
 {
-    qd_plan_report *r = s->report;
+    qd_plan_draft *r = s->report;
     bool torus = s->cluster.network == QD_NETWORK_TORUS;
     const char *domain = torus ? "one dimension of the torus" : "the node";
     int domain_size = torus ? s->cluster.dims[0] : s->cluster.node_size;
@@ -148,7 +148,7 @@ static void say_computing(const qd_sim_report *p, char *text, size_t size)
 
 static void say_next(qd_search *s, const qd_candidate *b)
 {
-    qd_plan_report *r = s->report;
+    qd_plan_draft *r = s->report;
     const qd_sim_report *p = &b->report;
     double exposed = exposed_seconds(p), t = p->step_seconds;
     if (p->bubble_seconds > 0.05 * t)

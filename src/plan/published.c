@@ -57,7 +57,7 @@ static qd_status assign(qd_options *options, const char *words)
     return QD_OK;
 }
 
-static qd_status run(const qd_plan_row *row, qd_options *options, qd_plan_report *report)
+static qd_status run(const qd_plan_row *row, qd_options *options, qd_plan_draft *draft)
 {
     char note[256];
     qd_options *layout = NULL;
@@ -67,18 +67,23 @@ static qd_status run(const qd_plan_row *row, qd_options *options, qd_plan_report
     QD_TRY(qd_options_copy(options, &layout));
     qd_status status = assign(layout, row->layout);
     if (status == QD_OK)
-        status = qd_plan_beside(options, layout, report);
-    snprintf(report->nearest, sizeof report->nearest, "%s", note);
+        status = qd_plan_search(options, layout, true, draft);
+    snprintf(draft->nearest, sizeof draft->nearest, "%s", note);
     qd_options_destroy(layout);
     return status;
 }
 
-qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report *report)
+qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report **report)
 {
     const qd_option_table tables[] = {qd_config_table(), qd_cluster_table()};
     qd_options *options = NULL;
-    QD_TRY(qd_options_create(tables, 2, &options));
-    qd_status status = run(row, options, report);
+    qd_plan_draft *draft = NULL;
+    *report = NULL;
+    QD_TRY(qd_plan_draft_create(&draft));
+    qd_status status = qd_options_create(tables, 2, &options);
+    if (status == QD_OK)
+        status = run(row, options, draft);
     qd_options_destroy(options);
+    status = qd_plan_publish(status, draft, report);
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", row->name);
 }

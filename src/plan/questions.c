@@ -16,8 +16,8 @@ static qd_status with_ranks(const qd_options *options, int gpus, qd_options **ou
     return qd_options_set(*out, "parallel.ranks", text);
 }
 
-qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
-                       qd_plan_report *report)
+static qd_status find_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
+                           qd_plan_draft *report)
 {
     qd_cluster cluster;
     QD_TRY(qd_cluster_resolve(options, &cluster));
@@ -30,7 +30,7 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
         qd_options *own = NULL;
         qd_status status = with_ranks(options, *gpus, &own);
         if (status == QD_OK)
-            status = qd_plan_on_device(own, report);
+            status = qd_plan_search(own, NULL, false, report);
         qd_options_destroy(own);
         if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few for the model, or the batch does not divide */
             if (best_gpus == 0 && *gpus > most / 2)
@@ -55,11 +55,20 @@ qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, in
                    most, tokens, days, best_gpus, best_days);
 }
 
-qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report *report)
+qd_status qd_plan_gpus(const qd_options *options, double tokens, double days, int most, int *gpus, double *days_taken,
+                       qd_plan_report **report)
+{
+    qd_plan_draft *draft = NULL;
+    *report = NULL;
+    QD_TRY(qd_plan_draft_create(&draft));
+    return qd_plan_publish(find_gpus(options, tokens, days, most, gpus, days_taken, draft), draft, report);
+}
+
+/* found: memory for the plans of all presets, one after another. */
+static qd_status find_largest(const qd_options *options, const char **name, qd_plan_draft *report, qd_plan_draft *found)
 {
     const char *const *names;
     int64_t largest = 0;
-    *name = NULL;
     QD_TRY(qd_config_presets(true, &names));
     for (; *names; names++) {
         qd_model model;
@@ -67,22 +76,34 @@ qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_
         if (qd_model_parameters(&model) <= largest)
             continue;
         qd_options *own = NULL;
-        qd_plan_report found;
         QD_TRY(qd_options_copy(options, &own));
         qd_status status = qd_options_set(own, "model.preset", *names);
         if (status == QD_OK)
-            status = qd_plan_on_device(own, &found);
+            status = qd_plan_search(own, NULL, false, found);
         qd_options_destroy(own);
         if (status == QD_OK) {
             largest = qd_model_parameters(&model);
             *name = *names;
-            *report = found;
+            *report = *found;
         } else if (status != QD_NO_MEMORY && status != QD_USAGE && status != QD_UNSUPPORTED) {
             return status;
         }
         qd_error_clear();
     }
     return *name ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no preset fits on these accelerators");
+}
+
+qd_status qd_plan_largest(const qd_options *options, const char **name, qd_plan_report **report)
+{
+    qd_plan_draft *draft = NULL, *found = NULL;
+    *name = NULL;
+    *report = NULL;
+    QD_TRY(qd_plan_draft_create(&draft));
+    qd_status status = qd_plan_draft_create(&found);
+    if (status == QD_OK)
+        status = find_largest(options, name, draft, found);
+    qd_plan_draft_destroy(found);
+    return qd_plan_publish(status, draft, report);
 }
 
 /* Writes keys of the configuration that were set, by the user or by the plan: cluster keys are not

@@ -619,7 +619,7 @@ static qd_status search_all(qd_search *s)
 
 static qd_status fill_report(qd_search *s)
 {
-    qd_plan_report *r = s->report;
+    qd_plan_draft *r = s->report;
     if (s->count == 0)
         return qd_plan_explain_none(s);
     r->tried = s->count;
@@ -672,7 +672,7 @@ static qd_status search_offloaded(qd_search *s, qd_options **options)
     if (s->count > 0 || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))
         return QD_OK;
     qd_search other = {.report = s->report, .begin = s->begin, .offload = true};
-    qd_plan_report before = *s->report;
+    qd_plan_draft before = *s->report;
     QD_TRY(qd_options_copy(s->options, options));
     QD_TRY(qd_search_set(*options, "train.offload", "optimizer"));
     other.options = *options;
@@ -692,11 +692,11 @@ static qd_status search_offloaded(qd_search *s, qd_options **options)
     return QD_OK;
 }
 
-static qd_status plan(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_report *report)
+qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_draft *draft)
 {
     double begin = qd_clock_now();
-    memset(report, 0, sizeof *report);
-    qd_search s = {.options = options, .report = report, .begin = begin, .may_offload = may_offload};
+    memset(draft, 0, sizeof *draft);
+    qd_search s = {.options = options, .report = draft, .begin = begin, .may_offload = may_offload};
     qd_options *offloaded = NULL;
     qd_status status = search(&s);
     if (status == QD_OK)
@@ -707,21 +707,19 @@ static qd_status plan(const qd_options *options, const qd_options *layout, bool 
         status = qd_search_against(&s, layout);
     free(s.list);
     qd_options_destroy(offloaded);
-    report->wall_seconds = qd_clock_now() - begin;
+    draft->wall_seconds = qd_clock_now() - begin;
     return status;
 }
 
-qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report *report)
+qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report)
 {
-    return plan(options, layout, true, report);
+    qd_plan_draft *draft = NULL;
+    *report = NULL;
+    QD_TRY(qd_plan_draft_create(&draft));
+    return qd_plan_publish(qd_plan_search(options, layout, true, draft), draft, report);
 }
 
-qd_status qd_plan_on_device(const qd_options *options, qd_plan_report *report)
-{
-    return plan(options, NULL, false, report);
-}
-
-qd_status qd_plan(const qd_options *options, qd_plan_report *report)
+qd_status qd_plan(const qd_options *options, qd_plan_report **report)
 {
     return qd_plan_beside(options, NULL, report);
 }

@@ -20,6 +20,25 @@ typedef struct qd_candidate {
     qd_sim_report report; /* extrapolated from short steps if the real one has many micro-batches */
 } qd_candidate;
 
+/* A report that is being made. qd_plan_publish() makes a public one of it. */
+enum { QD_PLAN_CHOICES = 32, QD_PLAN_REASONS = 12 };
+typedef struct qd_plan_draft {
+    qd_plan_choice choices[QD_PLAN_CHOICES];
+    int count;
+    qd_sim_report best;
+    char reasons[QD_PLAN_REASONS][240];
+    int reason_count;
+    char next[240];
+    int tried, too_large, refused;
+    char refusal[200];
+    double wall_seconds;
+    bool asked; /* about the layout below */
+    qd_plan_against against;
+    qd_plan_choice against_choice;
+    char nearest[256];
+    bool stopped, late;
+} qd_plan_draft;
+
 typedef struct qd_search {
     const qd_options *options;
     qd_cluster cluster;
@@ -41,7 +60,7 @@ typedef struct qd_search {
     int64_t least_memory;
     int uneven_dp; /* fewest data-parallel ranks among which the global batch does not divide; 0: none */
     bool axes_found; /* some axes divide the accelerators and the batch */
-    qd_plan_report *report;
+    qd_plan_draft *report;
 } qd_search;
 
 enum { QD_CP_MODES = 3 };
@@ -69,8 +88,16 @@ qd_status qd_search_simulate(qd_search *search, qd_options *options, bool anyway
 qd_status qd_search_buckets(qd_options *options, int tp, int pp);
 void qd_search_choice(const qd_search *search, const qd_candidate *candidate, qd_plan_choice *choice);
 
-/* qd_plan() without layouts that keep optimizer state in host memory. */
-qd_status qd_plan_on_device(const qd_options *options, qd_plan_report *report);
+/* layout NULL: none to compare with. may_offload: where nothing else fits, layouts that keep
+ * optimizer state in host memory. */
+qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_draft *draft);
+
+/* Memory for a draft, tens of kilobytes; what it becomes is freed with it. */
+qd_status qd_plan_draft_create(qd_plan_draft **draft);
+void qd_plan_draft_destroy(qd_plan_draft *draft); /* NULL is legal */
+/* The draft becomes part of a report or, after a failure, is freed, and *report is NULL. Returns
+ * `status`. */
+qd_status qd_plan_publish(qd_status status, qd_plan_draft *draft, qd_plan_report **report);
 
 /* Compares the layout in `options` with the first choice. */
 qd_status qd_search_against(qd_search *search, const qd_options *options);

@@ -1,5 +1,6 @@
 /* Renders a report: its data as JSON, inside a single HTML page. */
 #include "base/text/strbuf.h"
+#include "base/sized.h"
 #include "report/report_impl.h"
 
 #include <math.h>
@@ -168,7 +169,7 @@ static const char *put_until(qd_strbuf *out, const char *html, const char *mark)
     return at + strlen(mark);
 }
 
-qd_status qd_report_render(const qd_report *r, qd_strbuf *html)
+static qd_status render(const qd_report *r, qd_strbuf *html)
 {
     qd_page page = qd_page_parts();
     qd_strbuf data = {0};
@@ -191,6 +192,24 @@ qd_status qd_report_render(const qd_report *r, qd_strbuf *html)
     }
     qd_strbuf_free(&data);
     return status;
+}
+
+qd_status qd_report_render(const qd_report *report, qd_strbuf *html)
+{
+    qd_report r = qd_report_default();
+    qd_report_memory memory = qd_report_memory_default();
+    qd_report_timeline timelines[2] = {qd_report_timeline_default(), qd_report_timeline_default()};
+    QD_TRY(QD_SIZED_READ(report, qd_report, &r));
+    if (r.memory)
+        QD_TRY(QD_SIZED_READ(r.memory, qd_report_memory, &memory));
+    if (r.measured)
+        QD_TRY(QD_SIZED_READ(r.measured, qd_report_timeline, &timelines[0]));
+    if (r.simulated)
+        QD_TRY(QD_SIZED_READ(r.simulated, qd_report_timeline, &timelines[1]));
+    r.memory = r.memory ? &memory : NULL;
+    r.measured = r.measured ? &timelines[0] : NULL;
+    r.simulated = r.simulated ? &timelines[1] : NULL;
+    return render(&r, html);
 }
 
 qd_status qd_report_write(const qd_report *r, const char *path)

@@ -84,6 +84,7 @@ static qd_status read_config(run_report *r, const char *folder)
         memcpy(path, effective, sizeof path);
     QD_TRY(qd_options_load(r->options, path));
     QD_TRY(qd_config_resolve(r->options, 0, &r->config));
+    r->plan = qd_check_report_default();
     return qd_check(r->options, 0, &r->plan);
 }
 
@@ -504,7 +505,7 @@ static qd_status fill(run_report *r, const char *folder, const char *simulated)
 
 qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written)
 {
-    run_report r = {0};
+    run_report r = {.report = qd_report_default(), .memory = qd_report_memory_default(), .timeline = qd_report_timeline_default()};
     file_path own;
     qd_status status = path ? QD_OK : path_in(folder, "report.html", own);
     if (status == QD_OK)

@@ -253,6 +253,7 @@ qd_status qd_report_trace_read(const char *file, const char *text, const char *n
     qd_report_trace *t = calloc(1, sizeof *t);
     if (!t)
         return QD_FAIL(QD_NO_MEMORY, "no memory to read %s", file);
+    t->timeline = qd_report_timeline_default();
     scan s = {.name = file, .text = text, .at = text};
     QD_TRY_DONE(qd_intern_create(&t->texts));
     QD_TRY_DONE(qd_intern_create(&t->numbers));

@@ -1,6 +1,7 @@
 /* Published runs as configurations of ours: the rules by which a row is read, and the scores of the
  * predictions. The rules are the same for all rows; docs/simulator.md lists them. */
 #include "sim/simulate_impl.h"
+#include "base/sized.h"
 
 #include "base/text/json.h"
 #include "base/text/text.h"
@@ -511,9 +512,12 @@ static qd_status score_all(const qd_json *document, bool core_only, qd_sim_score
 qd_status qd_simulate_published(const char *path, bool core_only, qd_sim_scores *scores)
 {
     qd_json *document = NULL;
-    memset(scores, 0, sizeof *scores);
+    qd_sim_scores s = qd_sim_scores_default();
+    QD_TRY(QD_SIZED_CHECK(scores, qd_sim_scores));
+    QD_SIZED_WRITE(scores, &s);
     QD_TRY(qd_json_load(path, &document));
-    qd_status status = score_all(document, core_only, scores);
+    qd_status status = score_all(document, core_only, &s);
+    QD_SIZED_WRITE(scores, &s);
     qd_json_destroy(document);
     return status;
 }
@@ -525,5 +529,5 @@ void qd_sim_scores_free(qd_sim_scores *scores)
         free(scores->rows[i].source);
     }
     free(scores->rows);
-    memset(scores, 0, sizeof *scores);
+    QD_SIZED_WRITE(scores, &(qd_sim_scores){0});
 }

@@ -3,6 +3,7 @@
 #include <quadrille/sim.h>
 
 #include "sim/step.h"
+#include "base/sized.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -113,12 +114,11 @@ static qd_status replay(stage *stages, int ranks, qd_replay_report *r)
     return status;
 }
 
-qd_status qd_replay_pipeline(const qd_options *options, const double *const *seconds, qd_replay_report *report)
+static qd_status replay_pipeline(const qd_options *options, const double *const *seconds, qd_replay_report *report)
 {
     qd_config config;
     qd_arena *arena = NULL;
     qd_mesh mesh;
-    memset(report, 0, sizeof *report);
     QD_TRY(qd_config_resolve(options, 0, &config));
     QD_TRY(qd_mesh_create(config.world, config.degrees, &mesh));
     int ranks = mesh.degree[QD_AXIS_PP];
@@ -148,5 +148,14 @@ qd_status qd_replay_pipeline(const qd_options *options, const double *const *sec
     }
     free(stages);
     qd_arena_destroy(arena);
+    return status;
+}
+
+qd_status qd_replay_pipeline(const qd_options *options, const double *const *seconds, qd_replay_report *report)
+{
+    qd_replay_report r = qd_replay_report_default();
+    QD_TRY(QD_SIZED_CHECK(report, qd_replay_report));
+    qd_status status = replay_pipeline(options, seconds, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }

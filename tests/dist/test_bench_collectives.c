@@ -84,7 +84,7 @@ static void test_ours_alone(void **state)
 {
     (void)state;
     qd_bench_collectives_config config = small(2);
-    qd_bench_collectives_result result;
+    qd_bench_collectives_result result = qd_bench_collectives_result_default();
     qd_status status = qd_bench_collectives(&config, &result);
     if (status != QD_OK)
         fail_msg("%s", qd_error_message());
@@ -100,7 +100,7 @@ static void test_copies_alone(void **state)
 {
     (void)state;
     qd_bench_collectives_config config = small(2);
-    qd_bench_collectives_result result;
+    qd_bench_collectives_result result = qd_bench_collectives_result_default();
     config.smallest_bytes = config.largest_bytes = 65536;
     if (qd_bench_collectives(&config, &result) != QD_OK)
         fail_msg("%s", qd_error_message());
@@ -127,7 +127,7 @@ static void test_beside_mpi(void **state)
         skip();
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         qd_bench_collectives_config config = small(ranks);
-        qd_bench_collectives_result result;
+        qd_bench_collectives_result result = qd_bench_collectives_result_default();
         config.against_mpi = true;
         qd_status status = qd_bench_collectives(&config, &result);
         if (status != QD_OK)
@@ -141,7 +141,7 @@ static void test_beside_mpi(void **state)
 static void test_bad_settings(void **state)
 {
     (void)state;
-    qd_bench_collectives_result result;
+    qd_bench_collectives_result result = qd_bench_collectives_result_default();
     qd_bench_collectives_config config = small(0);
     assert_int_equal(qd_bench_collectives(&config, &result), QD_USAGE);
     assert_non_null(strstr(qd_error_message(), "ranks is 0"));
@@ -160,7 +160,7 @@ static void test_bad_settings(void **state)
 static void test_ranks_that_fail(void **state)
 {
     (void)state;
-    qd_bench_collectives_result result;
+    qd_bench_collectives_result result = qd_bench_collectives_result_default();
     qd_bench_collectives_config config = small(2);
     static const char *missing[] = {"/nowhere/no-such-program", NULL}, *failing[] = {"false", NULL};
     config.rank_command = missing;

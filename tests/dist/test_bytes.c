@@ -42,7 +42,7 @@ static qd_status body_bytes(qd_comm *world, void *arg)
         if (kind == QD_COLL_SEND || (kind == QD_COLL_RECV && size == 1)) continue; /* receive counts for both */
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++)
             for (size_t t = 0; t < sizeof types / sizeof *types; t++) {
-                qd_comm_stats stats;
+                qd_comm_stats stats = qd_comm_stats_default();
                 qd_comm_reset_stats(world);
                 QD_TRY_DONE(call_kind(world, (qd_coll_kind)kind, in, out, counts[c], types[t]));
                 qd_comm_get_stats(world, &stats);

@@ -144,7 +144,7 @@ static qd_status run_trial(bench *b, const trial *t, bool async)
                                qd_reduce_op_name(t->reduce), t->lists ? ", lists" : "", t->in_place ? ", in place" : "", b->rank,
                                b->size, (long long)i, both ? "input" : "output");
     }
-    qd_comm_stats host, device;
+    qd_comm_stats host = qd_comm_stats_default(), device = qd_comm_stats_default();
     qd_comm_get_stats(b->host, &host);
     qd_comm_get_stats(b->comm, &device);
     if (host.bytes[t->kind] == device.bytes[t->kind] && device.calls[t->kind] == 1) return QD_OK;

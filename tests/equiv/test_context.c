@@ -124,7 +124,7 @@ static void formulas(void **state)
         int64_t backward = forward + (mode == QD_CP_RING ? n * T * 2 * kv * 4 : mode == QD_CP_GATHER ? (n - 1) * T * 2 * kv * 4 : 0);
         int64_t formula = groups * micro_batches * layers * (forward * (full ? 2 : 1) + backward);
         qd_options *options = layout_options(words);
-        qd_check_report report;
+        qd_check_report report = qd_check_report_default();
         trained_ok(qd_check(options, 0, &report));
         for (int line = 0; line < report.traffic_count; line++)
             planned += strncmp(report.traffic[line].name, "cp: ", 4) == 0 ? report.traffic[line].bytes : 0;
@@ -186,7 +186,7 @@ static void forward_passes_alone(void **state)
 static void refused(const char *words, const char *message)
 {
     qd_options *options = layout_options(words);
-    qd_check_report report;
+    qd_check_report report = qd_check_report_default();
     if (qd_check(options, 0, &report) == QD_OK || !strstr(qd_error_message(), message))
         fail_msg("%s: '%s' instead of '%s'", words, qd_error_message(), message);
     qd_error_clear();

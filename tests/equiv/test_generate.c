@@ -121,7 +121,7 @@ static void cache_equals_forward(void **state)
         qd_generator *g;
         double sum = 0.0;
         float *last = malloc(53 * sizeof *last);
-        ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
+        ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
         for (int i = 0; i + 1 < N; i++) {
             ok(qd_generator_feed(g, text + i, 1));
             sum += loss_of(qd_generator_logits(g), 53, text[i + 1]);
@@ -131,7 +131,8 @@ static void cache_equals_forward(void **state)
         if (!(fabs(sum / (N - 1) - whole.loss) <= tolerance * whole.loss))
             fail_msg("%s: loss %.9g with a cache, %.9g in one pass", models[m], sum / (N - 1), whole.loss);
 
-        ok(qd_generator_create(scratch_folder(), 0, NULL, 2, &g)); /* 74 = 2 pieces of 32 and 10 single tokens */
+        /* 74 = 2 pieces of 32 and 10 single tokens */
+        ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 2, &g));
         ok(qd_generator_feed(g, text, N - 1));
         for (int i = 0; i < 53; i++)
             assert_true(fabsf(last[i] - qd_generator_logits(g)[i]) < (tolerance > 1e-3 ? 0.1f : 1e-4f));
@@ -154,7 +155,7 @@ static void continues_what_it_learnt(void **state)
     train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", LEARNING);
     qd_generator *g;
     const int32_t prompt[] = {10, 11, 12, 13, 14};
-    ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
+    ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
     ok(qd_generator_feed(g, prompt, 5));
     for (int32_t i = 0; i < 20; i++) {
         int32_t token = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
@@ -231,7 +232,7 @@ static void the_last_pass_is_as_long_as_it_needs(void **state)
                 qd_model_run run;
                 qd_evaluation result;
                 qd_batch_source source = {.fill = fill_asked, .context = &a};
-                ok(qd_model_run_open(scratch_folder(), NULL, &run));
+                ok(qd_model_run_open(&(qd_model_source){.path = scratch_folder()}, NULL, &run));
                 ok(qd_evaluate_windows(&run, &source, a.all, &(qd_evaluate_passes){.seq = 23, .per_pass = 4, .threads = 1}, &result));
                 qd_model_run_close(&run);
                 assert_int_equal(result.tokens, count * 23);
@@ -254,7 +255,7 @@ static void nothing_is_drawn_to_be_replaced(void **state)
     assert_true(drawings > 0);
     drawings = 0;
     ok(qd_evaluate_tokens(scratch_folder(), text, 100, &(qd_evaluate_passes){.threads = 1}, &evaluation));
-    ok(qd_generator_create(scratch_folder(), 0, NULL, 1, &g));
+    ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
     qd_generator_destroy(g);
     assert_int_equal(drawings, 0);
 }
@@ -309,7 +310,7 @@ static void text_goes_on_beyond_the_context(void **state)
     train_and_save("model.layers=2 model.hidden=64 model.heads=4 data.seq=256 train.global_batch=2 run.threads=1 train.lr=3e-3 "
                    "train.schedule=constant train.steps=150", LEARNING);
     heard h = {0};
-    qd_generate_report report;
+    qd_generate_report report = qd_generate_report_default();
     qd_generate_options o = qd_generate_options_default();
     o.model = scratch_folder();
     o.prompt = "ABCDEFGH";

@@ -181,7 +181,7 @@ static qd_status count_activations(qd_trainer *trainer, qd_comm *world, void *ar
     const qd_program *p = qd_trainer_program(trainer);
     int64_t mine = 0, sum;
     for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
+        qd_comm_stats stats = qd_comm_stats_default();
         qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
         for (int k = 0; k < QD_COLL_KIND_COUNT && p->groups[g].axes == QD_AXIS_BIT(QD_AXIS_TP); k++)
             mine += stats.bytes[k];

@@ -124,7 +124,7 @@ static qd_status count(qd_trainer *trainer, qd_comm *world, void *argument)
     qd_dispatched d = qd_trainer_dispatched(trainer);
     int64_t mine[3] = {d.crossed, d.flat, 0}, sum[3];
     for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
+        qd_comm_stats stats = qd_comm_stats_default();
         qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
         if (qd_group_equal(p->groups[g], across))
             mine[2] += stats.bytes[QD_COLL_ALL_TO_ALL];

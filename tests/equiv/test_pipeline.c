@@ -143,8 +143,8 @@ static void files_give_the_same_bits(void **state)
 static qd_replay_report replayed(const char *more)
 {
     char words[512];
-    qd_bench_actions actions = {0};
-    qd_replay_report r;
+    qd_bench_actions actions = qd_bench_actions_default();
+    qd_replay_report r = qd_replay_report_default();
     snprintf(words, sizeof words,
              "model.layers=8 model.hidden=64 model.heads=4 model.vocab=16 data.seq=32 train.global_batch=8 train.micro_batch=1 "
              "parallel.ranks=4 parallel.pp=4 %s",

@@ -64,7 +64,7 @@ static int64_t number(const char *name, int64_t otherwise)
 /* Single options may be refused too (a size below the table's limit): then so is the layout. */
 static bool accepted(const char *words)
 {
-    static qd_check_report report;
+    static qd_check_report report = {.size = sizeof report};
     qd_options *options = layout_options(words);
     qd_status status = qd_check(options, 0, &report);
     qd_options_destroy(options);
@@ -112,7 +112,7 @@ static void fewer_rows_than_ranks_are_refused(void **state)
 {
     (void)state;
     static const char base[] = "model.layers=1 model.hidden=32 model.heads=4 parallel.ranks=2 parallel.tp=2 train.global_batch=1 ";
-    static qd_check_report report;
+    static qd_check_report report = {.size = sizeof report};
     char words[512];
     snprintf(words, sizeof words, "%sdata.seq=1 ", base);
     qd_options *options = layout_options(words);

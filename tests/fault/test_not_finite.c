@@ -158,7 +158,7 @@ static qd_status train(void **state, const char *more)
              MODEL "model.vocab=256 parallel.ranks=2 parallel.zero=1 run.ranks_as=threads data.path=%s run.dir=%s/run run.save_every=2 %s",
              scratch_path(state, "text"), (const char *)*state, more);
     qd_options *options = layout_options(words);
-    qd_status status = qd_train(options, NULL, &(qd_train_observer){.on_note = take_note});
+    qd_status status = qd_train(options, NULL, &(qd_train_observer){.size = sizeof(qd_train_observer), .on_note = take_note});
     qd_options_destroy(options);
     return status;
 }

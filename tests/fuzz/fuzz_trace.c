@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     qd_status status = qd_report_trace_read("fuzz", text, "measured", &trace);
     if (status == QD_OK) {
         qd_strbuf html = {0};
-        status = qd_report_render(&(qd_report){.measured = qd_report_trace_timeline(trace)}, &html);
+        status = qd_report_render(&(qd_report){.size = sizeof(qd_report), .measured = qd_report_trace_timeline(trace)}, &html);
         assert(status == QD_OK || status == QD_USAGE);
         qd_strbuf_free(&html);
     } else {

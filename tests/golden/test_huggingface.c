@@ -39,7 +39,8 @@ static const char *fixture(const char *name)
 
 static void convert(const char *from, const char *to, qd_dtype dtype, int64_t shard_bytes, qd_convert_report *report)
 {
-    qd_status status = qd_convert(&(qd_convert_options){.from = from, .to = to, .dtype = dtype, .shard_bytes = shard_bytes}, report);
+    qd_convert_options o = {.size = sizeof o, .from = from, .to = to, .dtype = dtype, .shard_bytes = shard_bytes};
+    qd_status status = qd_convert(&o, report);
     qd_strbuf_free(&report->notes);
     ok(status);
 }
@@ -57,7 +58,7 @@ static void compare(const char *model, const char *name, double tolerance)
     const int32_t *ids = tokens->data;
     const float *wanted = logits->data;
     double worst = 0.0, loss = 0.0;
-    ok(qd_generator_create(model, count, NULL, 1, &generator));
+    ok(qd_generator_create(&(qd_model_source){.path = model}, count, NULL, 1, &generator));
     assert_int_equal(qd_generator_vocab(generator), vocab);
     for (int64_t t = 0; t < count; t++) {
         double most = -1e30, sum = 0.0;
@@ -83,7 +84,7 @@ static void compare(const char *model, const char *name, double tolerance)
 static void test_import(void **state)
 {
     for (int i = 0; i < NAMES; i++) {
-        qd_convert_report report;
+        qd_convert_report report = qd_convert_report_default();
         const char *run = scratch_path(state, names[i]);
         convert(fixture(names[i]), run, QD_F32, 0, &report);
         assert_true(report.imported);
@@ -96,7 +97,7 @@ static void test_import(void **state)
 static void test_export(void **state)
 {
     for (int i = 0; i < NAMES; i++) {
-        qd_convert_report report;
+        qd_convert_report report = qd_convert_report_default();
         char a[64], b[64], c[64];
         snprintf(a, sizeof a, "a-%s", names[i]);
         snprintf(b, sizeof b, "b-%s", names[i]);
@@ -116,7 +117,7 @@ static void test_same_tensors(void **state)
 {
     static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
-        qd_convert_report report;
+        qd_convert_report report = qd_convert_report_default();
         qd_safetensors *theirs, *ours;
         char run[64], back[64], path[640];
         const char *name = names[whole[i]];
@@ -229,7 +230,7 @@ static void test_narrow(void **state)
         qd_dtype dtype;
         double tolerance;
     } types[] = {{QD_BF16, 0.3}, {QD_F16, 0.03}};
-    qd_convert_report report;
+    qd_convert_report report = qd_convert_report_default();
     convert(fixture(names[2]), scratch_path(state, "wide"), QD_F32, 0, &report);
     for (int i = 0; i < 2; i++) {
         char narrow[32], back[32];
@@ -268,9 +269,9 @@ static const char *changed(void **state, const char *to, const char *name, const
 
 static void refused(void **state, const char *from, const char *part)
 {
-    qd_convert_report report;
+    qd_convert_report report = qd_convert_report_default();
     const char *to = scratch_path(state, "refused");
-    assert_int_not_equal(qd_convert(&(qd_convert_options){.from = from, .to = to}, &report), QD_OK);
+    assert_int_not_equal(qd_convert(&(qd_convert_options){.size = sizeof(qd_convert_options), .from = from, .to = to}, &report), QD_OK);
     qd_strbuf_free(&report.notes);
     if (!strstr(qd_error_message(), part))
         fail_msg("'%s' is not in: %s", part, qd_error_message());
@@ -292,9 +293,10 @@ static void test_refused(void **state)
             "lm_head.weight");
     refused(state, changed(state, "cut", names[2], weights, "\"data_offsets\"", "\"data_offsetz\""), "data_offsets");
     refused(state, scratch_path(state, "nowhere"), "nowhere");
-    qd_convert_report report;
+    qd_convert_report report = qd_convert_report_default();
     convert(fixture(names[0]), scratch_path(state, "taken"), QD_F32, 0, &report);
-    assert_int_equal(qd_convert(&(qd_convert_options){.from = fixture(names[0]), .to = scratch_path(state, "taken")}, &report), QD_USAGE);
+    qd_convert_options o = {.size = sizeof o, .from = fixture(names[0]), .to = scratch_path(state, "taken")};
+    assert_int_equal(qd_convert(&o, &report), QD_USAGE);
     qd_strbuf_free(&report.notes);
     assert_non_null(strstr(qd_error_message(), "exists already"));
 }

@@ -236,7 +236,7 @@ qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *argument)
     if (qd_trainer_allocated(trainer) != planned)
         return QD_FAIL(QD_DIFFERENT, "planned %lld bytes, allocated %lld", (long long)planned, (long long)qd_trainer_allocated(trainer));
     for (int g = 0; g < p->group_count; g++) {
-        qd_comm_stats stats;
+        qd_comm_stats stats = qd_comm_stats_default();
         qd_comm_get_stats(qd_trainer_bound(trainer)->groups[g], &stats);
         for (int k = 0; k < QD_COLL_KIND_COUNT; k++) {
             mine.sent += stats.bytes[k];

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE /* memfd_create, sched_getaffinity */
 #endif
 #include "comm/local/local_impl.h"
+#include "base/sized.h"
 
 #include "base/clock.h"
 #include "base/memory.h"
@@ -99,9 +100,11 @@ static void leave_out_of_dumps(const qd_local_header *header, int64_t mapped)
     if (mapped > header->heap_at) (void)madvise((char *)header + header->heap_at, (size_t)(mapped - header->heap_at), MADV_DONTDUMP);
 }
 
-qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **out)
+qd_status qd_local_world_create(int size, const qd_comm_config *given, qd_local_world **out)
 {
+    qd_comm_config own = qd_comm_config_default(), *config = &own;
     *out = NULL;
+    QD_TRY(QD_SIZED_READ(given, qd_comm_config, &own));
     if (size < 1 || size > QD_LOCAL_MAX_RANKS)
         return QD_FAIL(QD_USAGE, "a local world of %d ranks is not possible; it can have 1 to %d", size, QD_LOCAL_MAX_RANKS);
     if (!(config->deadline_seconds > 0))
@@ -261,7 +264,7 @@ static qd_status join(qd_local_header *header, int rank, bool threads, qd_comm *
     view->all_reached = threads && !header->no_remote_reads;
     view->owns_mapping = !threads;
     pthread_mutex_init(&view->heap.lock, NULL);
-    qd_comm_config config = {.deadline_seconds = header->deadline_seconds, .staging_bytes = header->staging_bytes,
+    qd_comm_config config = {.size = sizeof config, .deadline_seconds = header->deadline_seconds, .staging_bytes = header->staging_bytes,
                              .no_remote_reads = header->no_remote_reads};
     int size = header->size;
     if (atomic_exchange(&view->ranks[rank].attached, 1)) {

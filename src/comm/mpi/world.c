@@ -1,6 +1,7 @@
 /* The MPI world of this process: start and end of MPI, groups, control messages, sleeping. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/clock.h"
+#include "base/sized.h"
 #include "comm/mpi/mpi_impl.h"
 
 #include <errno.h>
@@ -680,7 +681,9 @@ bool qd_mpi_built(void)
 qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm)
 {
     *comm = NULL;
-    qd_comm_config chosen = config ? *config : qd_comm_config_default();
+    qd_comm_config chosen = qd_comm_config_default();
+    if (config)
+        QD_TRY(QD_SIZED_READ(config, qd_comm_config, &chosen));
     qd_mpi_world *world = calloc(1, sizeof *world);
     if (!world)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the MPI world");

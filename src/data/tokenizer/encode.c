@@ -1,6 +1,7 @@
 /* The encoder: finds added tokens, splits the text between them into pieces, and encodes each piece
  * through the word cache or by BPE. */
 #include "data/tokenizer/bpe.h"
+#include "base/sized.h"
 #include "data/tokenizer/split/unicode.h"
 #include "data/tokenizer/word_cache.h"
 
@@ -20,9 +21,10 @@ struct qd_encoder {
     size_t last_piece;      /* token count of the last piece */
 };
 
-qd_encode_options qd_encode_options_default(void)
+void qd_encode_options_init(qd_encode_options *options, size_t size)
 {
-    return (qd_encode_options){.special = QD_SPECIAL_TEXT, .broken = QD_BROKEN_KEEP};
+    const qd_encode_options own = {.special = QD_SPECIAL_TEXT, .broken = QD_BROKEN_KEEP};
+    qd_sized_init(options, size, &own, sizeof own);
 }
 
 void qd_tokens_free(qd_tokens *tokens)
@@ -274,14 +276,15 @@ static qd_status encode_as_tiktoken(qd_encoder *encoder, const uint8_t *text, si
     return encode_new_piece(encoder, text + valid - bytes, length - valid + bytes, NULL);
 }
 
-qd_status qd_encoder_encode(qd_encoder *encoder, const char *given, size_t length, const qd_encode_options *options,
+qd_status qd_encoder_encode(qd_encoder *encoder, const char *given, size_t length, const qd_encode_options *given_options,
                             qd_tokens *tokens)
 {
     const qd_tokenizer *tokenizer = encoder->tokenizer;
-    qd_encode_options fallback = qd_encode_options_default();
+    qd_encode_options own = qd_encode_options_default();
+    const qd_encode_options *options = &own;
     const uint8_t *text = (const uint8_t *)given;
-    if (!options)
-        options = &fallback;
+    if (given_options)
+        QD_TRY(QD_SIZED_READ(given_options, qd_encode_options, &own));
     memset(encoder->allowed, 0, tokenizer->added_count + 1);
     for (size_t i = 0; i < options->allowed_count; i++) {
         int64_t index = qd_tokenizer_find_added(tokenizer, options->allowed[i], strlen(options->allowed[i]));

@@ -3,6 +3,7 @@
  * known token arises in a second way, pairs with it are queued again in addition to their old
  * entries. */
 #include "data/encode.h"
+#include "base/sized.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/word_count.h"
 
@@ -44,12 +45,13 @@ typedef struct trainer {
     bool full;            /* out of memory */
 } trainer;
 
-qd_tokenizer_training qd_tokenizer_training_default(void)
+void qd_tokenizer_training_init(qd_tokenizer_training *training, size_t size)
 {
-    return (qd_tokenizer_training){.vocab = 32000, .pattern = "gpt2", .all_bytes = true};
+    const qd_tokenizer_training own = {.vocab = 32000, .pattern = "gpt2", .all_bytes = true};
+    qd_sized_init(training, size, &own, sizeof own);
 }
 
-qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
+void qd_tokenizer_training_init_for_run(qd_tokenizer_training *training, size_t size, int32_t vocab)
 {
     static const char *const special[] = {"<|endoftext|>"};
     qd_tokenizer_training t = qd_tokenizer_training_default();
@@ -59,7 +61,7 @@ qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
     t.field = "text";
     t.special = special;
     t.special_count = 1;
-    return t;
+    qd_sized_init(training, size, &t, sizeof t);
 }
 
 static void trainer_free(trainer *train)
@@ -413,13 +415,16 @@ static qd_status list_files(const qd_tokenizer_training *training, qd_file_list 
     return qd_file_list_check_text(files);
 }
 
-qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer)
+qd_status qd_tokenizer_train(const qd_tokenizer_training *given, qd_tokenizer **tokenizer)
 {
     qd_status status = QD_OK;
+    qd_tokenizer_training own = qd_tokenizer_training_default();
+    const qd_tokenizer_training *training = &own;
     qd_file_list files = {0};
     qd_word_counts counts = {0};
     qd_pool *pool = NULL;
     trainer train = {.training = training};
+    QD_TRY(QD_SIZED_READ(given, qd_tokenizer_training, &own));
     QD_TRY(check_training(training));
     QD_TRY_DONE(list_files(training, &files));
     QD_TRY_DONE(qd_tokenizer_new("the trained tokenizer", &train.tokenizer));

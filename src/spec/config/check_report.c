@@ -2,6 +2,7 @@
  * and schedule figures for the report. */
 #include <quadrille/check.h>
 
+#include "base/sized.h"
 #include "spec/config/config.h"
 #include "spec/layout/nodes.h"
 #include "spec/config/formulas.h"
@@ -411,9 +412,8 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     return QD_OK;
 }
 
-qd_status qd_check(const qd_options *options, int world, qd_check_report *report)
+static qd_status check(const qd_options *options, int world, qd_check_report *report)
 {
-    memset(report, 0, sizeof *report);
     qd_config config;
     qd_arena *arena = NULL;
     const qd_program **programs = NULL;
@@ -430,6 +430,15 @@ qd_status qd_check(const qd_options *options, int world, qd_check_report *report
     if (status == QD_OK)
         status = fill_report(&config, programs, report);
     qd_arena_destroy(arena);
+    return status;
+}
+
+qd_status qd_check(const qd_options *options, int world, qd_check_report *report)
+{
+    qd_check_report r = qd_check_report_default();
+    QD_TRY(QD_SIZED_CHECK(report, qd_check_report));
+    qd_status status = check(options, world, &r);
+    QD_SIZED_WRITE(report, &r);
     return status;
 }
 

@@ -4,6 +4,7 @@
 #ifndef QD_SPEC_PROGRAM_PROGRAM_H
 #define QD_SPEC_PROGRAM_PROGRAM_H
 
+#include "base/optim_config.h"
 #include "base/text/json_writer.h"
 #include "spec/ops/ops.h"
 #include "spec/schedule/schedule.h"

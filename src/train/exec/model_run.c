@@ -54,22 +54,39 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
 static void find_tokenizer(qd_model_run *run)
 {
     qd_data_config *data = &run->config.data;
-    if (exists(run->folder, "tokenizer.json", run->tokenizer))
+    if (run->folder[0] != '\0' && exists(run->folder, "tokenizer.json", run->tokenizer))
         data->tokenizer = run->tokenizer;
     else if (data->tokenizer[0] == '\0' && run->config.model.vocab == 256)
         data->tokenizer = "bytes";
 }
 
-qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run)
+static qd_status open_checkpoint(const char *path, qd_model_run *run)
 {
-    memset(run, 0, sizeof *run);
     qd_option_table table = qd_config_table();
     QD_TRY(qd_model_checkpoint_open(path, &run->checkpoint, run->folder, run->warning));
     QD_TRY(qd_options_create(&table, 1, &run->options));
-    const char *config = qd_checkpoint_meta(run->checkpoint)->config;
-    QD_TRY(qd_options_load_text(run->options, path, config, strlen(config)));
-    QD_TRY(qd_config_resolve(run->options, 0, &run->config));
-    /* Not the device of training: this may be another machine. */
+    const qd_ckpt_meta *meta = qd_checkpoint_meta(run->checkpoint);
+    QD_TRY(qd_options_load_text(run->options, path, meta->config, strlen(meta->config)));
+    run->name = path;
+    run->step = meta->step;
+    return qd_config_resolve(run->options, 0, &run->config);
+}
+
+static qd_status open_weights(const qd_model_source *source, qd_model_run *run)
+{
+    run->name = "the session";
+    run->weights = source->weights;
+    run->step = source->step;
+    run->config = *source->config;
+    snprintf(run->folder, sizeof run->folder, "%s", source->config->run_dir);
+    return qd_options_copy(source->options, &run->options);
+}
+
+qd_status qd_model_run_open(const qd_model_source *source, const char *device, qd_model_run *run)
+{
+    memset(run, 0, sizeof *run);
+    QD_TRY(source->path ? open_checkpoint(source->path, run) : open_weights(source, run));
+    /* One rank, wherever and however it was trained. */
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     run->config.gpu = -1;
@@ -91,7 +108,7 @@ qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
     QD_TRY(qd_local_world_create(1, &comm, &run->local));
     QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
     QD_TRY(qd_trainer_create_blank(&run->config, run->world, source, &run->trainer));
-    return qd_state_load(run->trainer, run->checkpoint, true);
+    return run->checkpoint ? qd_state_load(run->trainer, run->checkpoint, true) : qd_weights_copy_load(run->weights, run->trainer);
 }
 
 void qd_model_run_close(qd_model_run *run)

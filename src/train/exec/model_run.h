@@ -4,14 +4,26 @@
 #define QD_TRAIN_EXEC_MODEL_RUN_H
 
 #include "ckpt/checkpoint.h"
-#include "train/exec/trainer.h"
+#include "train/exec/weights_copy.h"
 
 #include <limits.h>
 
 enum { QD_MODEL_WARNING = 1024 };
 
+/* What a model is made from: a checkpoint, or ranks that train it. */
+typedef struct qd_model_source {
+    const char *path; /* a run folder (its newest valid checkpoint is used) or a checkpoint; NULL: what follows */
+    const qd_options *options; /* of the run, and what it was resolved to */
+    const qd_config *config;
+    const qd_weights_copy *weights; /* complete */
+    int64_t step;
+} qd_model_source;
+
 typedef struct qd_model_run {
-    qd_checkpoint *checkpoint;
+    const char *name; /* in messages */
+    qd_checkpoint *checkpoint;      /* NULL: there is a copy of the weights, */
+    const qd_weights_copy *weights; /* which is the source's */
+    int64_t step;        /* that the weights are of */
     qd_options *options; /* the configuration the model was trained with */
     qd_config config;    /* data.tokenizer: the file in use, "bytes", or "" where no tokenizer is known */
     char folder[PATH_MAX], tokenizer[PATH_MAX]; /* the run folder; the string that config.tokenizer points to */
@@ -25,9 +37,9 @@ typedef struct qd_model_run {
  * the run folder (PATH_MAX). warning: as in qd_model_run. */
 qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint, char *folder, char warning[QD_MODEL_WARNING]);
 
-/* path: a run folder (its newest valid checkpoint is used) or a checkpoint. Reads the configuration
- * and creates no trainer yet. */
-qd_status qd_model_run_open(const char *path, const char *device, qd_model_run *run);
+/* Reads the configuration; no trainer yet. The source must outlive the run. device: NULL for the
+ * CPU. */
+qd_status qd_model_run_open(const qd_model_source *source, const char *device, qd_model_run *run);
 /* Creates the trainer for run->config, which the caller may have changed (strategy, batch), and
  * loads the weights. */
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);

@@ -19,36 +19,51 @@ qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const c
     return status != QD_OK || report.state == QD_SAVE_DONE ? status : QD_FAIL(report.status, "%s", report.message);
 }
 
-static qd_status load_param(qd_trainer *t, qd_checkpoint *c, int param, qd_ckpt_kind kind, float *values)
+static qd_status load_param(qd_trainer *t, qd_state_read read, void *context, int param, qd_ckpt_kind kind, float *values)
 {
     const qd_program *p = qd_trainer_program(t);
     qd_holding own = qd_trainer_holding(t, param, tensor_of[kind]);
     if (own.count == 0)
         return QD_OK;
     int owner = p->ledger->params[param].tied_to >= 0 ? p->ledger->params[param].tied_to : param;
-    QD_TRY(qd_checkpoint_read(c, &p->ledger->params[owner], kind, &own.box, values));
+    QD_TRY(read(context, &p->ledger->params[owner], kind, &own.box, values));
     return qd_trainer_put(t, param, tensor_of[kind], values);
 }
 
-qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
+static qd_status load(qd_trainer *t, qd_state_read read, void *context, bool weights_only)
 {
     const qd_program *p = qd_trainer_program(t);
     int64_t largest = qd_trainer_largest(t);
     float *values = malloc((size_t)largest * sizeof *values);
     if (!values)
-        return QD_FAIL(QD_NO_MEMORY, "no memory to load a checkpoint");
+        return QD_FAIL(QD_NO_MEMORY, "no memory to load weights");
     qd_status status = QD_OK;
     for (int kind = 0; kind < QD_CKPT_KIND_COUNT && status == QD_OK; kind++) {
         if (kind != QD_CKPT_VALUE && (weights_only || !qd_trainer_holds(t, tensor_of[kind])))
             continue;
         for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++)
             if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
-                status = load_param(t, c, i, (qd_ckpt_kind)kind, values);
+                status = load_param(t, read, context, i, (qd_ckpt_kind)kind, values);
     }
     free(values);
-    if (status == QD_OK && !weights_only) {
-        const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
-        qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});
-    }
     return status;
+}
+
+qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, void *context)
+{
+    return load(t, read, context, true);
+}
+
+static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
+{
+    return qd_checkpoint_read(context, param, kind, box, out);
+}
+
+qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
+{
+    const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
+    QD_TRY(load(t, read_checkpoint, c, weights_only));
+    if (!weights_only)
+        qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});
+    return QD_OK;
 }

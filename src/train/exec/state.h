@@ -10,6 +10,11 @@
  * on all ranks (QD_IO), and training can continue. */
 qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, const char *config, int keep);
 
+/* Hands over a box of a logical tensor as fp32, as qd_checkpoint_read() does. */
+typedef qd_status (*qd_state_read)(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out);
+/* Not collective. Fills this rank's weights from `read`. */
+qd_status qd_state_load_weights(qd_trainer *trainer, qd_state_read read, void *context);
+
 /* Collective. Loads weights and, unless weights_only, optimizer state and position, from a
  * checkpoint of any layout. */
 qd_status qd_state_load(qd_trainer *trainer, qd_checkpoint *checkpoint, bool weights_only);

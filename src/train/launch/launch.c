@@ -5,12 +5,17 @@
 #include "train/launch/launch.h"
 
 #include "base/error.h"
+#include "base/sized.h"
 #include "train/run/common.h"
 #include "train/run/long_work.h"
+#include "train/run/resume_options.h"
 #include "train/run/run_machine.h"
 
 #include <errno.h>
 #include <limits.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/lsan_interface.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -178,18 +183,37 @@ static void send_note(void *context, const char *text)
     qd_report_send(p->report_fd, &report);
 }
 
+static void send_failure(const place *p, qd_status status)
+{
+    qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p->rank};
+    qd_failure_add_own(&report.failure, status);
+    if (p->report_fd >= 0)
+        qd_report_send(p->report_fd, &report);
+}
+
+/* A rank ends here: what the program does after qd_train() is done once, by the process that the
+ * user started. Its exit handlers are not called, and what it has printed so far is not printed
+ * again. */
+static _Noreturn void end_local_rank(const place *p, qd_status status)
+{
+    if (status != QD_OK)
+        send_failure(p, status);
+#if defined(__SANITIZE_ADDRESS__)
+    __lsan_do_leak_check(); /* _exit() leaves it out */
+#endif
+    _exit(status == QD_OK ? EXIT_SUCCESS : EXIT_FAILURE);
+}
+
 static qd_status run_local_rank(place *p, qd_run *run)
 {
     qd_options *options = NULL;
-    if (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0)
-        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
     /* This rank is killed with its launcher, however that ends. The launcher may have ended before
      * the line below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
     qd_comm *world = NULL;
-    qd_train_observer observer = {.context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
+    qd_train_observer observer = {.size = sizeof observer, .context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
     qd_status status = QD_OK;
     QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
     QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
@@ -206,7 +230,7 @@ done:
 typedef struct readying {
     const qd_run *run;
     const qd_train_observer *observer;
-    qd_train_summary *summary;
+    qd_run_summary *summary;
 } readying;
 
 static qd_status make_ready(void *context)
@@ -218,6 +242,8 @@ static qd_status make_ready(void *context)
 /* Processes that do not find each other would each train the whole run, in the same folder. */
 static qd_status check_world(const place *p, bool mpi)
 {
+    if (p->role == ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
+        return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
     if (p->role != ROLE_MPI_RANK || p->size <= 1)
         return QD_OK;
     if (!mpi)
@@ -265,15 +291,15 @@ static qd_status note_nodes(const qd_run *run, qd_comm *world)
 }
 
 /* Rank 0, if there is an observer: reports the start. */
-static void tell_start(const qd_comm *world, qd_train_summary *summary, const qd_train_observer *observer)
+static void tell_start(const qd_comm *world, qd_run_summary *summary, const qd_train_observer *observer)
 {
     if (qd_comm_rank(world) != 0 || !observer || !observer->on_start)
         return;
-    summary->backend = qd_comm_backend(world);
-    summary->ranks_as = "processes";
-    summary->machines = qd_comm_locate(world).machines;
-    qd_common_hosts(world, summary->hosts, sizeof summary->hosts);
-    observer->on_start(observer->context, summary);
+    summary->shown.backend = qd_comm_backend(world);
+    summary->shown.ranks_as = "processes";
+    summary->shown.machines = qd_comm_locate(world).machines;
+    qd_common_hosts(world, summary->shown.hosts, sizeof summary->shown.hosts);
+    observer->on_start(observer->context, &summary->shown);
 }
 
 /* Before this rank leaves the world: reports the failure to the observer, see on_failure. */
@@ -299,16 +325,16 @@ static qd_status join_world(const qd_comm_config *config, qd_status early, qd_co
 
 /* Each rank checks its own machine; rank 0 checks the run folder. A rank that did not know the size
  * of the world in advance has no plan. */
-static qd_status check_start(const qd_run *run, const qd_comm *world, qd_train_summary *summary)
+static qd_status check_start(const qd_run *run, const qd_comm *world, qd_run_summary *summary)
 {
     if (qd_comm_rank(world) == 0)
         QD_TRY(qd_run_resume_check(&run->config));
     if (summary->plan.world == 0)
         return QD_OK;
-    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->warning);
+    return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->shown.warning);
 }
 
-static qd_status run_mpi_rank(const place *p, qd_run *run, qd_train_summary *summary, const qd_train_observer *observer)
+static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summary, const qd_train_observer *observer)
 {
     /* Most errors show before the world is joined; checks that need its size come later. An error
      * may concern one machine only, so the other ranks must be informed. */
@@ -352,14 +378,24 @@ done:
     return status;
 }
 
+/* A program may have been compiled when observers had fewer members. */
+static qd_status take_observer(const qd_train_observer *given, qd_train_observer *own)
+{
+    *own = qd_train_observer_default();
+    return given ? QD_SIZED_READ(given, qd_train_observer, own) : QD_OK;
+}
+
 qd_status qd_train_not_started(qd_status status, const qd_train_observer *observer)
 {
+    qd_train_observer own;
     place p = find_place();
     qd_comm_config config = qd_comm_config_default();
     qd_comm *world = NULL;
     bool agreed;
     if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
         return status;
+    if (take_observer(observer, &own) != QD_OK)
+        return QD_USAGE;
     if (join_world(&config, status, &world) != QD_OK)
         return status;
     if (qd_comm_size(world) == 1) { /* the other ranks cannot be reached this way */
@@ -368,29 +404,21 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
     }
     atomic_store(&world_joined, 1);
     status = qd_agree_alone(world, status, &agreed);
-    tell_failure(status, observer);
+    tell_failure(status, &own);
     qd_comm_destroy(world);
     return status;
 }
 
-static qd_status run_first(qd_run *run, char *const *argv, qd_train_summary *summary, const qd_train_observer *observer)
+static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summary, const qd_train_observer *observer)
 {
-    if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
-        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
-                       (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
-    QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
-    QD_TRY(qd_run_resume_check(&run->config));
-    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->warning));
-    QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
+    QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1;
     run->observer = observer;
-    summary->backend = "local";
-    summary->machines = 1;
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
-    summary->ranks_as = one ? "this process" : threads ? "threads" : "processes";
+    summary->shown.ranks_as = one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)
-        observer->on_start(observer->context, summary);
+        observer->on_start(observer->context, &summary->shown);
     return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
 }
 
@@ -400,8 +428,10 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     place p = find_place();
     const char *backend = qd_options_string(options, "run.backend");
     qd_run run = {.options = options, .stop = &stop_asked};
-    qd_train_summary summary = {0};
+    qd_run_summary summary = {0};
+    qd_train_observer own;
     qd_status status;
+    QD_TRY(take_observer(observer, &own));
     bool mpi = p.role != ROLE_LOCAL_RANK &&
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&train_called, 1);
@@ -410,13 +440,21 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
     status = check_world(&p, mpi);
     if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
-        status = run_local_rank(&p, &run);
-    else if (status == QD_OK && mpi)
-        status = run_mpi_rank(&p, &run, &summary, observer);
+        end_local_rank(&p, run_local_rank(&p, &run));
+    if (status == QD_OK && mpi)
+        status = run_mpi_rank(&p, &run, &summary, &own);
     else if (status == QD_OK)
-        status = run_first(&run, argv, &summary, observer);
+        status = run_first(&run, argv, &summary, &own);
     restore_stop(before);
     return status;
+}
+
+qd_status qd_train_resume_options(qd_options *options)
+{
+    place p = find_place();
+    if (p.role == ROLE_LOCAL_RANK) /* it gets what the launcher has made of them */
+        return QD_OK;
+    return qd_resume_options(options, p.role == ROLE_MPI_RANK ? p.size : 0);
 }
 
 bool qd_train_is_rank(void)
@@ -439,10 +477,8 @@ bool qd_train_report(qd_status status)
 {
     place p = find_place();
     const char *message = qd_error_message();
-    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) {
-        qd_report report = {.kind = QD_REPORT_FAILURE, .rank = p.rank, .failure = {.status = status}};
-        snprintf(report.failure.message, sizeof report.failure.message, "%s", message);
-        qd_report_send(p.report_fd, &report);
+    if (p.role == ROLE_LOCAL_RANK && p.report_fd >= 0) { /* it failed before it came to qd_train() */
+        send_failure(&p, status);
         return false;
     }
     if (message[0] == '\0' || atomic_load(&failure_told))

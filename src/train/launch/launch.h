@@ -4,6 +4,7 @@
 #define QD_TRAIN_LAUNCH_LAUNCH_H
 
 #include "base/text/strbuf.h"
+#include "train/exec/failure.h"
 #include "train/run/run.h"
 
 #include <signal.h>
@@ -22,7 +23,6 @@
 
 /* Reports of a local rank to its launcher: one packet each. */
 typedef enum qd_report_kind { QD_REPORT_STEP, QD_REPORT_END, QD_REPORT_FAILURE, QD_REPORT_NOTE } qd_report_kind;
-#define QD_REPORT_MESSAGE_BYTES 2048
 
 typedef struct qd_report {
     qd_report_kind kind;
@@ -30,10 +30,7 @@ typedef struct qd_report {
     union {
         qd_train_step step;
         qd_train_end end;
-        struct {
-            qd_status status;
-            char message[QD_REPORT_MESSAGE_BYTES]; /* "": another rank reports it */
-        } failure; /* NOTE: only the message */
+        qd_failure failure; /* message "": another rank reports it. NOTE: the message alone */
     };
 } qd_report;
 
@@ -41,22 +38,6 @@ typedef struct qd_report {
 void qd_report_send(int fd, const qd_report *report);
 /* False when there is no (further) report. */
 bool qd_report_receive(int fd, qd_report *report);
-
-/* The failure of a run: that of the rank that failed first, not its consequences elsewhere. */
-typedef struct qd_failure {
-    qd_status status; /* QD_OK: none yet */
-    char message[QD_REPORT_MESSAGE_BYTES];
-} qd_failure;
-
-/* Keeps the first failure; a cause replaces a consequence (QD_REMOTE, or a status that another rank
- * reports). */
-void qd_failure_add(qd_failure *failure, qd_status status, const char *message);
-/* Records it as this thread's error and returns its status. */
-qd_status qd_failure_raise(const qd_failure *failure);
-
-/* Whether a signal ended the run on all ranks after the same step: other ranks need not be
- * informed. */
-bool qd_ended_in_order(qd_status status);
 
 /* The configuration, from the launcher to its ranks: the keys that the user set, as
  * zero-terminated "key=value" texts in the order of the option table. */

@@ -174,7 +174,7 @@ static void take_reports(crew *c)
         } else if (report.kind == QD_REPORT_NOTE && o && o->on_note) {
             o->on_note(o->context, report.failure.message);
         } else if (report.kind == QD_REPORT_FAILURE) {
-            qd_failure_add(&c->failure, report.failure.status, report.failure.message);
+            qd_failure_add(&c->failure, report.failure.status, report.failure.message, report.failure.trace);
             if (report.rank >= 0 && report.rank < c->size)
                 c->children[report.rank].told = report.failure.status;
             /* An interrupted run ends in order and may still have to write files. */
@@ -200,7 +200,7 @@ static void note_death(crew *c, int rank, int wait_status)
     if (c->children[rank].told == QD_OK && c->phase < PHASE_TERMINATING && c->stop_signal == 0) {
         snprintf(message, sizeof message, "rank %d %s%s", rank, how,
                  number == SIGKILL ? "; if no process did that, the machine ran out of memory" : "");
-        qd_failure_add(&c->failure, QD_SYSTEM, message);
+        qd_failure_add(&c->failure, QD_SYSTEM, message, "");
     }
     enter(c, PHASE_RETURNING);
 }
@@ -284,12 +284,12 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv)
     if (status == QD_OK)
         status = start_children(&c, argv);
     if (status != QD_OK) {
-        qd_failure_add(&c.failure, status, qd_error_message());
+        qd_failure_add_own(&c.failure, status);
         enter(&c, PHASE_TERMINATING);
     }
     supervise(&c);
     if (c.stop_signal != 0)
-        qd_failure_add(&c.failure, QD_INTERRUPTED, "interrupted");
+        qd_failure_add(&c.failure, QD_INTERRUPTED, "interrupted", "");
     if (c.signals >= 0)
         close(c.signals);
     if (c.config >= 0)

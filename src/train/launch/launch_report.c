@@ -1,4 +1,4 @@
-/* Reports from a local rank to its launcher, and the choice among several failures. */
+/* What travels from a rank to its launcher. */
 #include "train/launch/launch.h"
 
 #include <errno.h>
@@ -26,29 +26,7 @@ bool qd_report_receive(int fd, qd_report *report)
     do
         bytes = recv(fd, report, sizeof *report, MSG_DONTWAIT);
     while (bytes < 0 && errno == EINTR);
-    report->failure.message[QD_REPORT_MESSAGE_BYTES - 1] = '\0';
+    report->failure.message[sizeof report->failure.message - 1] = '\0';
+    report->failure.trace[sizeof report->failure.trace - 1] = '\0';
     return bytes > (ssize_t)offsetof(qd_report, step);
-}
-
-static int weight(qd_status status, const char *message)
-{
-    return status == QD_OK ? 0 : status == QD_REMOTE ? 1 : message[0] == '\0' ? 2 : 3;
-}
-
-void qd_failure_add(qd_failure *failure, qd_status status, const char *message)
-{
-    if (weight(status, message) <= weight(failure->status, failure->message))
-        return;
-    failure->status = status;
-    snprintf(failure->message, sizeof failure->message, "%s", message);
-}
-
-qd_status qd_failure_raise(const qd_failure *failure)
-{
-    return failure->status == QD_OK ? QD_OK : QD_FAIL(failure->status, "%s", failure->message);
-}
-
-bool qd_ended_in_order(qd_status status)
-{
-    return status == QD_INTERRUPTED || status == QD_STOPPED;
 }

@@ -1,82 +1,35 @@
-/* Ranks as threads of this process. */
+/* Ranks as threads of this process; a single rank runs on the calling thread. */
 #include "train/launch/launch.h"
 
-#include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
+#include "train/exec/rank_threads.h"
 
-typedef struct rank_thread {
-    struct crew *crew;
-    int rank;
-    pthread_t thread;
-} rank_thread;
-
-typedef struct crew {
-    const qd_run *run;
-    qd_local_world *world;
-    pthread_mutex_t lock;
-    qd_failure failure;
-} crew;
-
-static void record(crew *c, qd_status status)
+static qd_status run_rank(void *context, qd_comm *world)
 {
-    pthread_mutex_lock(&c->lock);
-    qd_failure_add(&c->failure, status, qd_error_message());
-    pthread_mutex_unlock(&c->lock);
+    return qd_run_rank(context, world);
 }
 
-static void run_rank(crew *c, int rank)
+static qd_status run_single(const qd_run *run, const qd_comm_config *config)
 {
+    qd_local_world *local = NULL;
     qd_comm *world = NULL;
-    qd_status status = qd_local_comm_attach(c->world, rank, &world);
+    QD_TRY(qd_local_world_create(1, config, &local));
+    qd_status status = qd_local_comm_attach(local, 0, &world);
     if (status == QD_OK)
-        status = qd_run_rank(c->run, world);
-    record(c, status);
+        status = qd_run_rank(run, world);
     qd_comm_destroy(world);
-}
-
-static void *thread_main(void *argument)
-{
-    rank_thread *t = argument;
-    run_rank(t->crew, t->rank);
-    return NULL;
-}
-
-static void run_threads(crew *c, int size, rank_thread *threads)
-{
-    int started = 0;
-    for (; started < size; started++) {
-        threads[started] = (rank_thread){.crew = c, .rank = started};
-        int error = pthread_create(&threads[started].thread, NULL, thread_main, &threads[started]);
-        if (error != 0) {
-            record(c, QD_FAIL(QD_SYSTEM, "rank %d: cannot start a thread: %s", started, strerror(error)));
-            qd_local_world_mark_dead(c->world, started, "its thread could not be started");
-            break;
-        }
-    }
-    while (started-- > 0)
-        pthread_join(threads[started].thread, NULL);
+    qd_local_world_destroy(local);
+    return status;
 }
 
 qd_status qd_launch_threads(const qd_run *run)
 {
-    int size = run->config.world;
-    qd_comm_config comm_config = qd_comm_config_default();
-    comm_config.deadline_seconds = run->config.deadline;
-    crew c = {.run = run, .lock = PTHREAD_MUTEX_INITIALIZER};
-    rank_thread *threads = calloc((size_t)size, sizeof *threads);
-    if (!threads)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", size);
-    qd_status status = qd_local_world_create(size, &comm_config, &c.world);
-    if (status == QD_OK) {
-        if (size == 1)
-            run_rank(&c, 0);
-        else
-            run_threads(&c, size, threads);
-        status = qd_failure_raise(&c.failure);
-    }
-    qd_local_world_destroy(c.world);
-    pthread_mutex_destroy(&c.lock);
-    free(threads);
+    qd_comm_config config = qd_comm_config_default();
+    qd_rank_threads *threads = NULL;
+    config.deadline_seconds = run->config.deadline;
+    if (run->config.world == 1)
+        return run_single(run, &config);
+    QD_TRY(qd_rank_threads_create(run->config.world, &config, &threads));
+    qd_status status = qd_rank_threads_call(threads, run_rank, (void *)(uintptr_t)run);
+    qd_rank_threads_destroy(threads);
     return status;
 }

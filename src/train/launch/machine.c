@@ -1,6 +1,7 @@
 /* Describes this machine: processor, memory, limits of control groups, GPUs, and its measured
  * peak. */
 #include "base/thread.h"
+#include "base/sized.h"
 #include "base/clock.h"
 #include "comm/device.h"
 #include "device/ceiling.h"
@@ -216,13 +217,16 @@ static void look_at_gpus(qd_machine *m)
     }
 }
 
-qd_status qd_machine_look(qd_machine *m)
+qd_status qd_machine_look(qd_machine *machine)
 {
-    *m = (qd_machine){.mpi_built = qd_mpi_built()};
-    look_at_cores(m);
-    look_at_memory(m);
-    look_at_gpus(m);
-    return look_at_kernels(m);
+    qd_machine m = {.mpi_built = qd_mpi_built()};
+    QD_TRY(QD_SIZED_CHECK(machine, qd_machine));
+    look_at_cores(&m);
+    look_at_memory(&m);
+    look_at_gpus(&m);
+    qd_status status = look_at_kernels(&m);
+    QD_SIZED_WRITE(machine, &m);
+    return status;
 }
 
 qd_status qd_machine_peak(double *flops)

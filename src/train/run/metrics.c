@@ -3,6 +3,7 @@
 #include "train/run/metrics.h"
 
 #include "base/clock.h"
+#include "base/sized.h"
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 
@@ -91,6 +92,13 @@ static bool cut(const qd_metrics *m)
     return ftruncate(m->fd, m->whole) == 0 || errno == EINVAL;
 }
 
+qd_status qd_metrics_rewind(qd_metrics *m, int64_t step)
+{
+    m->whole = lines_to_keep(m->path, step);
+    m->torn = false;
+    return cut(m) ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", m->path, (long long)step, strerror(errno));
+}
+
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)
 {
     qd_metrics *m = calloc(1, sizeof *m);
@@ -108,9 +116,8 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
         status = QD_FAIL(QD_IO, "%s: cannot be created: %s", path, strerror(error));
     if (status == QD_OK)
         status = lock(m->fd, LOCK_EX, path, SECONDS_FOR_LOOKERS, NULL);
-    m->whole = status == QD_OK ? lines_to_keep(path, step) : 0;
-    if (status == QD_OK && !cut(m))
-        status = QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", path, (long long)step, strerror(errno));
+    if (status == QD_OK)
+        status = qd_metrics_rewind(m, step);
     if (status != QD_OK) {
         qd_metrics_destroy(m);
         return status;
@@ -119,7 +126,7 @@ qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics
     return QD_OK;
 }
 
-void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
+static void put_step(qd_json_writer *w, const qd_train_step *s)
 {
     qd_json_put_int(w, "step", s->step);
     qd_json_put_double(w, "loss", s->loss);
@@ -139,6 +146,13 @@ void qd_train_put_step(qd_json_writer *w, const qd_train_step *s)
         qd_json_put_int(w, "dispatch_across_nodes_bytes", s->across_bytes);
         qd_json_put_int(w, "dispatch_across_nodes_flat_bytes", s->across_flat_bytes);
     }
+}
+
+void qd_train_put_step(qd_json_writer *w, const qd_train_step *step)
+{
+    qd_train_step s = qd_train_step_default();
+    if (QD_SIZED_READ(step, qd_train_step, &s) == QD_OK)
+        put_step(w, &s);
 }
 
 /* Returns 0 or the error. One write per line, so that readers see whole lines even if the run is
@@ -185,7 +199,7 @@ qd_status qd_metrics_write(qd_metrics *m, const qd_train_step *s, const char **w
     qd_strbuf_clear(&m->line);
     qd_json_writer w = qd_json_writer_on(&m->line);
     qd_json_object_begin(&w, NULL);
-    qd_train_put_step(&w, s);
+    put_step(&w, s);
     qd_json_end(&w);
     qd_json_newline(&w);
     if (m->line.failed)

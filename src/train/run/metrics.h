@@ -19,9 +19,11 @@ qd_status qd_metrics_wait_free(const char *path, double seconds, const atomic_in
  * file). The file is locked until it is closed, where the file system supports locks: two runs
  * never write the same one. */
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics);
-/* The line is in the file when this returns, or, on a disk that is full, fails or cannot be written
- * for now, left out as a whole: training continues without it. *warning is NULL or a warning (of
- * the first that is left out) that lives until the next call. */
+/* The file ends after the line of `step` again, as for a run that resumes from there. */
+qd_status qd_metrics_rewind(qd_metrics *metrics, int64_t step);
+/* Writes one line. If the disk is full, fails or cannot be written now, the whole line is omitted
+ * and training continues. *warning is NULL or, for the first omitted line, a message that is valid
+ * until the next call. */
 qd_status qd_metrics_write(qd_metrics *metrics, const qd_train_step *step, const char **warning);
 /* The lines so far are on the disk when this returns: a checkpoint is about to refer to them.
  * Returns NULL or a warning (the first time that the disk refuses), as above. NULL is legal. */

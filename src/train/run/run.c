@@ -8,6 +8,7 @@
 #include "train/run/footprint.h"
 #include "train/run/leftovers.h"
 #include "train/run/long_work.h"
+#include "train/run/run_machine.h"
 #include "train/run/run_memory.h"
 
 #include <math.h>
@@ -28,12 +29,12 @@ static const char *signal_name(int number)
 }
 
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
-                         qd_train_summary *summary)
+                         qd_run_summary *summary)
 {
-    *summary = (qd_train_summary){0};
+    *summary = (qd_run_summary){.plan = qd_check_report_default(), .shown.plan = &summary->plan};
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
-    summary->steps = config->steps;
+    summary->shown.steps = config->steps;
     return qd_run_folder_check(options, config, stop);
 }
 
@@ -59,7 +60,7 @@ static qd_status tell_early_end(int asked)
     return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while the text was tokenized: start again", signal_name(asked));
 }
 
-qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary)
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary)
 {
     qd_run_corpus corpus;
     watcher w = {observer, stop};
@@ -67,8 +68,22 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
     if (status == QD_INTERRUPTED)
         return tell_early_end(atomic_load(stop));
     QD_TRY(status);
-    summary->samples = qd_data_windows(corpus.data);
+    summary->shown.samples = qd_data_windows(corpus.data);
     qd_run_corpus_close(&corpus);
+    return QD_OK;
+}
+
+qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary)
+{
+    if (qd_options_int(run->options, "parallel.ranks") > QD_LOCAL_MAX_RANKS)
+        return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
+                       (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
+    QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
+    QD_TRY(qd_run_resume_check(&run->config));
+    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->shown.warning));
+    QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
+    summary->shown.backend = "local";
+    summary->shown.machines = 1;
     return QD_OK;
 }
 
@@ -186,6 +201,31 @@ static qd_status save(qd_rank_run *s)
     return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
 }
 
+qd_status qd_rank_run_save(qd_rank_run *s)
+{
+    qd_save_report report;
+    int64_t step = qd_trainer_position(s->trainer).step;
+    QD_TRY(poll_save(s, true));
+    if (s->kept == step)
+        return QD_OK;
+    s->saved_at = qd_clock_now();
+    qd_metrics_sync(s->metrics);
+    QD_TRY(qd_saver_begin(s->saver, s->config_text));
+    QD_TRY(qd_saver_poll(s->saver, true, &report));
+    if (report.state != QD_SAVE_FAILED) {
+        s->end.saved = s->kept = step;
+        s->unsaved[0] = '\0';
+        if (report.message[0] != '\0')
+            qd_rank_note(s, report.message);
+        return QD_OK;
+    }
+    s->agreed = true;
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(report.status, "no checkpoint after step %lld: %s", (long long)step, report.message);
+    qd_error_clear();
+    return report.status;
+}
+
 /* Rank 0, after everything else was checked on all ranks: removed files cannot be restored.
  * Removing large checkpoints takes long. */
 static qd_status replace_run(void *state)
@@ -214,9 +254,10 @@ static void forget_shared_memory(const qd_rank_run *s)
         unlink(path);
 }
 
-static qd_status start(qd_rank_run *s)
+qd_status qd_rank_run_start(qd_rank_run *s)
 {
     const qd_run *run = s->run;
+    QD_TRY(qd_comm_split(s->world, 0, qd_comm_rank(s->world), "control", &s->control));
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
     QD_TRY(qd_common_data(s->control, s->corpus.data, run->config.strategy.seq, &s->agreed));
     qd_batch_source source = qd_data_source(s->corpus.data);
@@ -237,6 +278,7 @@ static qd_status start(qd_rank_run *s)
         QD_TRY(qd_trace_create(s->control, &s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);
     }
+    s->saved_at = qd_clock_now();
     return QD_OK;
 }
 
@@ -247,7 +289,8 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
     double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
     if (s->peak_flops > 0.0) /* a machine that was busy during the measurement may be faster later */
         s->peak_flops = fmax(s->peak_flops, flops);
-    qd_train_step line = {
+    s->line = (qd_train_step){
+        .size = sizeof s->line,
         .step = step,
         .steps = run->config.steps,
         .loss = output->loss,
@@ -264,11 +307,11 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
     };
     const char *warning = NULL;
     if (s->metrics)
-        QD_TRY(qd_metrics_write(s->metrics, &line, &warning));
+        QD_TRY(qd_metrics_write(s->metrics, &s->line, &warning));
     if (warning)
         qd_rank_note(s, warning);
     if (run->observer && run->observer->on_step)
-        run->observer->on_step(run->observer->context, &line);
+        run->observer->on_step(run->observer->context, &s->line);
     return QD_OK;
 }
 
@@ -323,38 +366,46 @@ static qd_status end_saving(qd_rank_run *s, qd_status status)
     return status;
 }
 
+qd_status qd_rank_run_step(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    int64_t step = qd_trainer_position(s->trainer).step + 1, every = c->save_every;
+    qd_step_output output;
+    double from = qd_clock_now();
+    if (s->trace && s->traced++ == c->trace_steps)
+        qd_trainer_set_trace(s->trainer, NULL);
+    QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
+    double seconds = qd_clock_now() - from;
+    qd_dispatched moved;
+    QD_TRY(count_dispatched(s, &moved));
+    if (qd_comm_rank(s->world) == 0)
+        QD_TRY(report_step(s, step, &output, seconds, &moved));
+    s->end.steps = step;
+    s->end.loss = output.loss;
+    s->end.tokens += output.tokens;
+    QD_TRY(end_saving(s, note_skipped(s, step, &output)));
+    QD_TRY(ask_ranks(s));
+    if (!s->saver)
+        return QD_OK;
+    QD_TRY(poll_save(s, false));
+    bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps;
+    return due ? save(s) : QD_OK;
+}
+
+qd_status qd_rank_run_settle(qd_rank_run *s)
+{
+    return s->saver ? poll_save(s, true) : QD_OK;
+}
+
+/* Until all are done, or a signal has asked to stop. */
 static qd_status run_steps(qd_rank_run *s)
 {
-    const qd_run *run = s->run;
     double begin = qd_clock_now();
-    int64_t every = run->config.save_every;
-    s->saved_at = begin;
-    for (int64_t step = qd_trainer_position(s->trainer).step + 1; step <= run->config.steps && s->stop == 0; step++) {
-        qd_step_output output;
-        double from = qd_clock_now();
-        if (s->trace && s->traced++ == run->config.trace_steps)
-            qd_trainer_set_trace(s->trainer, NULL);
-        QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
-        double seconds = qd_clock_now() - from;
-        qd_dispatched moved;
-        QD_TRY(count_dispatched(s, &moved));
-        if (qd_comm_rank(s->world) == 0)
-            QD_TRY(report_step(s, step, &output, seconds, &moved));
-        s->end.steps = step;
-        s->end.loss = output.loss;
-        s->end.tokens += output.tokens;
-        QD_TRY(end_saving(s, note_skipped(s, step, &output)));
-        QD_TRY(ask_ranks(s));
-        if (!s->saver)
-            continue;
-        QD_TRY(poll_save(s, false));
-        if ((every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == run->config.steps)
-            QD_TRY(save(s));
-    }
-    if (s->saver)
-        QD_TRY(poll_save(s, true));
+    while (qd_trainer_position(s->trainer).step < s->run->config.steps && s->stop == 0)
+        QD_TRY(qd_rank_run_step(s));
+    QD_TRY(qd_rank_run_settle(s));
     s->end.seconds = qd_clock_now() - begin;
-    s->end.interrupted = s->stop != 0 && s->end.steps < run->config.steps;
+    s->end.interrupted = s->stop != 0 && s->end.steps < s->run->config.steps;
     return QD_OK;
 }
 
@@ -390,7 +441,7 @@ static qd_status tell_unsaved(qd_rank_run *s)
     return QD_IO;
 }
 
-static qd_status finish(qd_rank_run *s)
+qd_status qd_rank_run_finish(qd_rank_run *s)
 {
     const qd_run *run = s->run;
     qd_footprint footprint;
@@ -427,27 +478,37 @@ static void name_rank(const qd_comm *world, qd_status status)
         qd_error_prefix(status, "rank %d: ", qd_comm_rank(world));
 }
 
+void qd_rank_run_alert(qd_rank_run *s, qd_status status)
+{
+    if (status == QD_OK || status == QD_REMOTE || s->agreed)
+        return;
+    name_rank(s->world, status);
+    qd_comm_abort(s->world, qd_error_message());
+}
+
+void qd_rank_run_close(qd_rank_run *s)
+{
+    qd_metrics_destroy(s->metrics);
+    qd_saver_destroy(s->saver);
+    qd_trainer_destroy(s->trainer);
+    qd_trace_destroy(s->trace);
+    qd_run_corpus_close(&s->corpus);
+    free(s->config_text);
+    qd_comm_destroy(s->control);
+    *s = (qd_rank_run){0};
+}
+
 qd_status qd_run_rank(const qd_run *run, qd_comm *world)
 {
-    qd_rank_run s = {.run = run, .world = world, .end.saved = -1, .kept = -1};
+    qd_rank_run s = qd_rank_run_of(run, world);
     qd_status status = QD_OK;
-    QD_TRY_DONE(qd_comm_split(world, 0, qd_comm_rank(world), "control", &s.control));
-    QD_TRY_DONE(start(&s));
+    QD_TRY_DONE(qd_rank_run_start(&s));
     QD_TRY_DONE(run_steps(&s));
-    QD_TRY_DONE(finish(&s));
+    QD_TRY_DONE(qd_rank_run_finish(&s));
 done:
-    if (status != QD_OK && status != QD_REMOTE && !s.agreed) {
-        name_rank(world, status);
-        qd_comm_abort(world, qd_error_message());
-    }
+    qd_rank_run_alert(&s, status);
     if (status == QD_OK || status == QD_STOPPED || status == QD_INTERRUPTED)
         forget_shared_memory(&s);
-    qd_metrics_destroy(s.metrics);
-    qd_saver_destroy(s.saver);
-    qd_trainer_destroy(s.trainer);
-    qd_trace_destroy(s.trace);
-    qd_run_corpus_close(&s.corpus);
-    free(s.config_text);
-    qd_comm_destroy(s.control);
+    qd_rank_run_close(&s);
     return status;
 }

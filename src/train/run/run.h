@@ -15,11 +15,17 @@ typedef struct qd_run {
     const atomic_int *stop;            /* 0, or the signal that asks the run to end after the current step */
 } qd_run;
 
+/* What the observer is shown, and the plan that it points to. */
+typedef struct qd_run_summary {
+    qd_train_summary shown;
+    qd_check_report plan;
+} qd_run_summary;
+
 /* Checks a run before it starts: configuration, layout, run folder. Needs no ranks and writes
  * nothing. world: as in qd_config_resolve(). stop: as in qd_run, ends a wait for the folder. Fills
  * `config` and the planned figures of the summary. */
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
-                         qd_train_summary *summary);
+                         qd_run_summary *summary);
 
 /* Whether run.dir has a checkpoint that this run can resume from; QD_OK if it is not asked to
  * resume. Reads a manifest. */
@@ -28,7 +34,11 @@ qd_status qd_run_resume_check(const qd_config *config);
 /* Once, in the first process, before the ranks run: trains the tokenizer and tokenizes the text
  * where the configuration asks for it. Fills in the samples of the summary. A signal in `stop`, as
  * in qd_run, ends it early: QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
-qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_train_summary *summary);
+qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary);
+
+/* All of these for a run whose ranks are on this machine, in the process that starts them. Fills
+ * `config` and the summary; run->options and run->stop are set. */
+qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary);
 
 /* Collective over `world`. When one rank fails, all return: that rank with its failure, the others
  * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message. */

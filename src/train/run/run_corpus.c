@@ -165,6 +165,7 @@ typedef struct choice {
 static qd_status use_tokenizer(const qd_config *c, qd_run_corpus *corpus, choice *chosen)
 {
     QD_TRY(check_vocabulary(c, corpus->tokenizer));
+    corpus->encoder = qd_text_encoder_default();
     QD_TRY(qd_text_encoder_create(corpus->tokenizer, NULL, &corpus->encoder));
     chosen->encoder = &corpus->encoder;
     return QD_OK;

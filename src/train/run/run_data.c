@@ -28,7 +28,8 @@ qd_status qd_run_data_write(const char *path, const qd_data *data)
     qd_json_put_string(&w, "tokenizer", hash);
     qd_json_list_begin(&w, "sources");
     for (int i = 0; i < qd_data_source_count(data); i++) {
-        qd_data_source_info source = qd_data_source_describe(data, i);
+        qd_data_source_info source = qd_data_source_info_default();
+        qd_data_source_describe(data, i, &source);
         qd_json_object_begin(&w, NULL);
         qd_json_put_string(&w, "path", source.path);
         qd_json_put_int(&w, "files", source.files);
@@ -102,7 +103,8 @@ static qd_status compare_source(const qd_json *file, const qd_json_node *then, c
     QD_TRY(qd_json_get_string(file, then, "path", &path));
     QD_TRY(qd_json_get_int(file, then, "tokens", &tokens));
     for (int i = 0; i < qd_data_source_count(data); i++) {
-        qd_data_source_info now = qd_data_source_describe(data, i);
+        qd_data_source_info now = qd_data_source_info_default();
+        qd_data_source_describe(data, i, &now);
         bool same = true;
         if (strcmp(now.path, path) != 0)
             continue;

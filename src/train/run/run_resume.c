@@ -351,3 +351,51 @@ qd_status qd_run_load_weights(qd_rank_run *s)
     note_other_tokenizer(s, w.folder);
     return QD_OK;
 }
+
+typedef struct replacement {
+    qd_rank_run *state;
+    const char *path;
+    qd_checkpoint *checkpoint;
+    qd_run_file folder;
+    char warning[QD_MODEL_WARNING];
+} replacement;
+
+static qd_status open_replacement(void *context)
+{
+    replacement *r = context;
+    QD_TRY(qd_model_checkpoint_open(r->path, &r->checkpoint, r->folder, r->warning));
+    if (qd_checkpoint_meta(r->checkpoint)->step == 0)
+        return QD_FAIL(QD_USAGE, "%s: holds the weights of a conversion, without optimizer state: run.weights starts a run with them",
+                       r->path);
+    return check_checkpoint(r->state, r->checkpoint, false);
+}
+
+static qd_status load_replacement(void *context)
+{
+    replacement *r = context;
+    return qd_state_load(r->state->trainer, r->checkpoint, false);
+}
+
+qd_status qd_run_load(qd_rank_run *s, const char *path, bool *begun)
+{
+    replacement r = {.state = s, .path = path};
+    char text[128];
+    qd_status status = QD_OK;
+    *begun = false;
+    QD_TRY_DONE(qd_rank_run_settle(s));
+    QD_TRY_DONE(qd_rank_agree(s, qd_long_work_run_all(s->control, open_replacement, &r)));
+    *begun = true;
+    QD_TRY_DONE(qd_rank_agree(s, qd_long_work_run_all(s->control, load_replacement, &r)));
+    QD_TRY_DONE(qd_rank_agree(s, check_checkpoint(s, r.checkpoint, true)));
+    int64_t step = qd_trainer_position(s->trainer).step;
+    QD_TRY_DONE(qd_rank_agree(s, s->metrics ? qd_metrics_rewind(s->metrics, step) : QD_OK));
+    s->kept = -1; /* where it comes from need not be run.dir */
+    s->skipped = 0;
+    snprintf(text, sizeof text, "continues after step %lld", (long long)step);
+    if (r.warning[0] != '\0')
+        qd_rank_note(s, r.warning);
+    qd_rank_note(s, text);
+done:
+    qd_checkpoint_close(r.checkpoint);
+    return status;
+}

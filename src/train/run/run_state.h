@@ -27,6 +27,7 @@ typedef struct qd_rank_run {
     char *config_text; /* rank 0: effective.yaml, which checkpoints contain too */
     qd_metrics *metrics; /* rank 0 with a run folder */
     int64_t traced; /* steps */
+    qd_train_step line; /* rank 0: of the last step */
     qd_train_end end;
     qd_dispatched dispatched; /* of all ranks, in the steps so far; with expert parallelism */
     double peak_flops; /* rank 0: of all machines of the run, measured, or the most that a step has reached; 0: unknown */
@@ -38,6 +39,31 @@ typedef struct qd_rank_run {
     int skipped;   /* consecutive skipped steps */
     bool agreed; /* all ranks know of the failure and return: no abort is needed */
 } qd_rank_run;
+
+/* ---- run.c: the life of a rank. All are collective over its world, unless they say otherwise
+ * ---- */
+
+/* Before the start: nothing is there yet. Not collective. */
+static inline qd_rank_run qd_rank_run_of(const qd_run *run, qd_comm *world)
+{
+    return (qd_rank_run){
+        .run = run, .world = world, .line.size = sizeof(qd_train_step), .end = {.size = sizeof(qd_train_end), .saved = -1}, .kept = -1};
+}
+/* Data, trainer, state and folder. */
+qd_status qd_rank_run_start(qd_rank_run *s);
+/* One step, its line of the metrics, and a checkpoint where one is due. */
+qd_status qd_rank_run_step(qd_rank_run *s);
+/* The checkpoint that is being written, if any, is complete. */
+qd_status qd_rank_run_settle(qd_rank_run *s);
+/* With a saver: a checkpoint of the present state, complete when this returns, unless there is
+ * one. A failure to write it is agreed on and leaves the run as it is. */
+qd_status qd_rank_run_save(qd_rank_run *s);
+/* The figures of the run, and the files that come last. */
+qd_status qd_rank_run_finish(qd_rank_run *s);
+/* Not collective: after a failure that the other ranks do not know of, they learn of it and end. */
+void qd_rank_run_alert(qd_rank_run *s, qd_status status);
+/* Not collective. Frees everything, also of a half-started one. */
+void qd_rank_run_close(qd_rank_run *s);
 
 /* Collective: qd_agree_alone() over the control group. */
 qd_status qd_rank_agree(qd_rank_run *s, qd_status mine);
@@ -63,4 +89,8 @@ qd_status qd_run_resume(qd_rank_run *s);
 qd_status qd_run_compare_data(const qd_rank_run *s);
 /* Collective. Loads initial weights from run.weights. */
 qd_status qd_run_load_weights(qd_rank_run *s);
+/* Collective. Replaces state and position by those of a checkpoint: `path` names it, or a run
+ * folder. It must be of the same model, optimizer and data order. Failures are agreed on, or
+ * alert the others; *begun: when it failed, the old state is no longer whole. */
+qd_status qd_run_load(qd_rank_run *s, const char *path, bool *begun);
 #endif

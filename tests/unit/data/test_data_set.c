@@ -36,7 +36,14 @@ static qd_status encode_counting(void *context, int thread, const char *text, si
 
 static qd_text_encoder marking_encoder(void)
 {
-    return (qd_text_encoder){.encode = encode_counting, .vocab = 257, .hash = 42, .document_end = 256};
+    return (qd_text_encoder){.size = sizeof(qd_text_encoder), .encode = encode_counting, .vocab = 257, .hash = 42, .document_end = 256};
+}
+
+static qd_data_source_info source_info(const qd_data *data, int source)
+{
+    qd_data_source_info info = qd_data_source_info_default();
+    qd_data_source_describe(data, source, &info);
+    return info;
 }
 
 static qd_data *open_data(qd_data_options options)
@@ -182,7 +189,8 @@ static void a_folder_is_its_text_in_order(void **state)
     scratch_write(state, "f/e.dat", "\xff latin", 7);
     qd_data_options o = options_for(scratch_path(state, "f"));
     qd_data *data = open_data(o);
-    qd_data_source_info info = qd_data_source_describe(data, 0);
+    qd_data_source_info info = qd_data_source_info_default();
+    qd_data_source_describe(data, 0, &info);
     assert_int_equal(qd_data_source_count(data), 1);
     assert_int_equal(info.files, 3);
     assert_int_equal(info.skipped, 3);
@@ -246,8 +254,8 @@ static void documents_do_not_see_each_other(void **state)
     for (int mask = 0; mask < 2; mask++) {
         o.document_mask = mask;
         qd_data *data = open_data(o);
-        assert_int_equal(qd_data_source_describe(data, 0).tokens, count);
-        assert_int_equal(qd_data_source_describe(data, 0).documents, DOCUMENTS);
+        assert_int_equal(source_info(data, 0).tokens, count);
+        assert_int_equal(source_info(data, 0).documents, DOCUMENTS);
         check_documents(data, stream, document, mask);
         qd_data_close(data);
     }
@@ -263,14 +271,14 @@ static void documents_do_not_see_each_other(void **state)
         t.output = scratch_path(state, name);
         t.encoder = &encoder;
         t.shard_tokens = sizes[i];
-        qd_tokenize_report report;
+        qd_tokenize_report report = qd_tokenize_report_default();
         assert_int_equal(qd_tokenize_files(&t, &report), QD_OK);
         assert_int_equal(report.shards, (count + sizes[i] - 1) / sizes[i]);
         qd_data_options s = options_for(t.output);
         s.vocab = 257;
         s.document_mask = true;
         qd_data *data = open_data(s);
-        assert_int_equal(qd_data_source_describe(data, 0).files, report.shards);
+        assert_int_equal(source_info(data, 0).files, report.shards);
         check_documents(data, stream, document, true);
         qd_data_close(data);
     }
@@ -284,8 +292,8 @@ static void mixtures(void **state)
     snprintf(path, sizeof path, "%s:3,%s:1", a, b);
     qd_data *data = open_data(options_for(path));
     assert_int_equal(qd_data_source_count(data), 2);
-    assert_true(fabs(qd_data_source_describe(data, 0).weight - 0.75) < 1e-12);
-    assert_string_equal(qd_data_source_describe(data, 1).path, b);
+    assert_true(fabs(source_info(data, 0).weight - 0.75) < 1e-12);
+    assert_string_equal(source_info(data, 1).path, b);
     assert_int_equal(qd_data_windows(data), 1499 / SEQ + 899 / SEQ);
     int64_t from_a = 0;
     for (int64_t i = 0; i < QD_MIXTURE_BLOCK; i++) {
@@ -491,7 +499,7 @@ static void trigram_loss(void **state)
     qd_data_options o = options_for(scratch_text(state, "trigram.txt", text));
     o.validation = 0.2;
     qd_data *data = open_data(o);
-    qd_trigram_report report;
+    qd_trigram_report report = qd_trigram_report_default();
     assert_int_equal(qd_data_trigram(data, &report), QD_OK);
     const int64_t train = qd_data_windows(data) * SEQ, all = train + qd_data_validation_windows(data) * SEQ;
     qd_kn *model;
@@ -515,7 +523,7 @@ static void trigram_loss(void **state)
     o.document_mask = true;
     o.documents.separator = "aaa"; /* not a line of this text */
     data = open_data(o);
-    qd_trigram_report same;
+    qd_trigram_report same = qd_trigram_report_default();
     assert_int_equal(qd_data_trigram(data, &same), QD_OK);
     assert_true(same.loss == report.loss && same.scored == report.scored);
     qd_data_close(data);
@@ -524,7 +532,8 @@ static void trigram_loss(void **state)
     scratch_text(state, "trigram.txt", text);
     o.documents.separator = "##";
     data = open_data(o);
-    qd_data_source_info info = qd_data_source_describe(data, 0);
+    qd_data_source_info info = qd_data_source_info_default();
+    qd_data_source_describe(data, 0, &info);
     assert_int_equal(qd_data_trigram(data, &same), QD_OK);
     int64_t targets = 0;
     for (int64_t i = 0; i < info.validation_windows; i++) {

@@ -86,7 +86,7 @@ static void shards_hold_the_tokens_of_the_whole(void **state)
         qd_tokens expected = {0};
         assert_int_equal(qd_encoder_create(tokenizer, &whole), QD_OK);
         assert_int_equal(qd_encoder_encode(whole, text, length, NULL, &expected), QD_OK);
-        qd_text_encoder encoder;
+        qd_text_encoder encoder = qd_text_encoder_default();
         assert_int_equal(qd_text_encoder_create(tokenizer, NULL, &encoder), QD_OK);
         assert_int_equal(encoder.document_end, qd_tokenizer_special(tokenizer, "<|endoftext|>"));
         assert_true(encoder.document_end >= 0);
@@ -99,7 +99,8 @@ static void shards_hold_the_tokens_of_the_whole(void **state)
             qd_data *data = NULL;
             if (qd_data_open(&o, &data) != QD_OK)
                 fail_msg("%s", qd_error_message());
-            qd_data_source_info info = qd_data_source_describe(data, 0);
+            qd_data_source_info info = qd_data_source_info_default();
+            qd_data_source_describe(data, 0, &info);
             assert_int_equal(info.tokens, expected.count + 1);
             int32_t *tokens = malloc((size_t)info.tokens * sizeof *tokens);
             assert_int_equal(qd_data_read(data, 0, 0, info.tokens, tokens), QD_OK);
@@ -125,7 +126,7 @@ static void the_hash_tells_tokenizers_apart(void **state)
     static const char *const patterns[] = {"gpt2", "gpt2", "cl100k"};
     for (int i = 0; i < 3; i++) {
         qd_tokenizer *tokenizer = trained(sample, patterns[i]);
-        qd_text_encoder encoder;
+        qd_text_encoder encoder = qd_text_encoder_default();
         assert_int_equal(qd_text_encoder_create(tokenizer, "", &encoder), QD_OK);
         assert_int_equal(encoder.document_end, -1);
         hashes[i] = encoder.hash;

@@ -56,7 +56,7 @@ static size_t cut_lines(void *context, const char *text, size_t length)
 }
 
 static const qd_text_encoder line_encoder = {
-    .encode = encode_lines, .cut = cut_lines, .vocab = VOCAB, .hash = 9, .document_end = END};
+    .size = sizeof(qd_text_encoder), .encode = encode_lines, .cut = cut_lines, .vocab = VOCAB, .hash = 9, .document_end = END};
 
 static int32_t line_token(const char *text)
 {
@@ -154,15 +154,15 @@ static void threads_change_nothing(void **state)
         o.shard_tokens = 1000;
         o.progress = count_calls;
         o.progress_context = &last;
-        qd_tokenize_report report;
+        qd_tokenize_report report = qd_tokenize_report_default();
         assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
         assert_int_equal(last, BYTES + 100005);
-        assert_int_equal(report.total.files, 3);
-        assert_int_equal(report.total.documents, 3);
+        assert_int_equal(report.files, 3);
+        assert_int_equal(report.documents, 3);
         assert_int_equal(report.token_bytes, 4);
         int64_t now;
         int32_t *tokens = read_folder(o.output, report.shards, &now);
-        assert_int_equal(now, report.total.tokens);
+        assert_int_equal(now, report.tokens);
         assert_int_equal(report.shards, (now + 999) / 1000);
         if (!first) {
             /* The result equals encoding the whole text at once. */
@@ -191,9 +191,9 @@ static void separators(void **state)
     };
     qd_tokenize_options o = options_for(inputs, 2, scratch_path(state, "s-out"));
     o.documents.separator = "===";
-    qd_tokenize_report report;
+    qd_tokenize_report report = qd_tokenize_report_default();
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
-    assert_int_equal(report.total.documents, 4);
+    assert_int_equal(report.documents, 4);
     const int32_t expected[] = {
         line_token("one\n") + VOCAB,
         line_token("two\n"),
@@ -226,10 +226,10 @@ static void separators_on_the_border(void **state)
         const qd_text_encoder bytes = qd_text_encoder_bytes();
         o.encoder = &bytes;
         o.documents.separator = "---";
-        qd_tokenize_report report;
+        qd_tokenize_report report = qd_tokenize_report_default();
         assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
-        assert_int_equal(report.total.documents, 2);
-        assert_int_equal(report.total.tokens, PIECE * 2 - 4);
+        assert_int_equal(report.documents, 2);
+        assert_int_equal(report.tokens, PIECE * 2 - 4);
         free(text);
     }
 }
@@ -242,7 +242,7 @@ static void lines_of_json(void **state)
                                          "{\"text\": \"\"}\r\n  \n{\"text\": \"\\u00e4\", \"more\": []}\n"
                                          "{\"text\": \"\\ud83d\"}")};
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "j-out"));
-    qd_tokenize_report report;
+    qd_tokenize_report report = qd_tokenize_report_default();
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
     const int32_t expected[] = {line_token("one\n") + VOCAB, line_token("two"), END, line_token("\xc3\xa4") + VOCAB,
                                 END, line_token("\xef\xbf\xbd") + VOCAB, END};
@@ -270,7 +270,7 @@ static void lines_of_json(void **state)
     o = options_for(other, 1, scratch_path(state, "other-out"));
     o.documents.field = "content";
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
-    assert_int_equal(report.total.tokens, 2);
+    assert_int_equal(report.tokens, 2);
 }
 
 static bool stop_at_once(void *context, const qd_tokenize_progress *progress)
@@ -283,7 +283,7 @@ static bool stop_at_once(void *context, const qd_tokenize_progress *progress)
 static void whole_or_not_at_all(void **state)
 {
     const char *inputs[] = {scratch_text(state, "w.txt", "one\ntwo\n")};
-    qd_tokenize_report report;
+    qd_tokenize_report report = qd_tokenize_report_default();
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "w-out"));
     o.progress = stop_at_once;
     assert_int_equal(qd_tokenize_files(&o, &report), QD_INTERRUPTED);
@@ -308,7 +308,7 @@ static void whole_or_not_at_all(void **state)
     o = options_for(missing, 1, scratch_path(state, "again"));
     assert_int_equal(qd_tokenize_files(&o, &report), QD_USAGE);
     o = options_for(inputs, 1, scratch_path(state, "again"));
-    qd_text_encoder nothing = {0};
+    qd_text_encoder nothing = qd_text_encoder_default();
     o.encoder = &nothing;
     assert_int_equal(qd_tokenize_files(&o, &report), QD_USAGE);
     o = options_for(inputs, 1, scratch_path(state, "w.txt"));
@@ -324,11 +324,11 @@ static void text_without_line_ends(void **state)
         memcpy(text + i, "\xe2\x82\xac", 3);
     const char *inputs[] = {scratch_write(state, "euro.txt", text, BYTES / 3 * 3)};
     qd_tokenize_options o = options_for(inputs, 1, scratch_path(state, "euro-out"));
-    qd_tokenize_report report;
+    qd_tokenize_report report = qd_tokenize_report_default();
     assert_int_equal(qd_tokenize_files(&o, &report), QD_OK);
-    assert_int_equal(report.total.documents, 1);
-    assert_int_equal(report.total.bytes, BYTES / 3 * 3);
-    assert_true(report.total.tokens >= 3 && report.total.tokens <= 6); /* a token per piece, and the end */
+    assert_int_equal(report.documents, 1);
+    assert_int_equal(report.bytes, BYTES / 3 * 3);
+    assert_true(report.tokens >= 3 && report.tokens <= 6); /* a token per piece, and the end */
     /* All complete pieces are equal if each contains whole characters. */
     int64_t count;
     int32_t *tokens = read_folder(o.output, report.shards, &count);

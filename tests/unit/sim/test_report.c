@@ -86,6 +86,7 @@ static const qd_report_event events[] = {
     {.rank = 0, .stream = 0, .name = "update block.0", .kind = "update", .step = 1, .microbatch = -1, .begin = 11.75, .end = 12},
 };
 static const qd_report_timeline timeline = {
+    .size = sizeof(qd_report_timeline),
     .name = "measured", .ranks = two, .rank_count = 2, .streams = streams, .stream_count = 2, .events = events, .event_count = 5};
 
 static void expect(const char *html, const char *part)
@@ -98,7 +99,7 @@ static void test_page(void **state)
 {
     (void)state;
     qd_strbuf html = {0};
-    qd_report report = {.title = "a <b>", .measured = &timeline};
+    qd_report report = {.size = sizeof report, .title = "a <b>", .measured = &timeline};
     ok(qd_report_render(&report, &html));
     expect(html.data, "<title>a &lt;b&gt; · Quadrille</title>");
     expect(html.data, "\"title\":\"a \\u003cb>\"");
@@ -138,7 +139,7 @@ static void test_bubble(void **state)
     line.rank_count = 1;
     line.events = waits;
     line.event_count = 3;
-    qd_report report = {.measured = &line};
+    qd_report report = {.size = sizeof report, .measured = &line};
     ok(qd_report_render(&report, &html));
     expect(html.data, "{\"rank\":0,\"seconds\":4,\"compute\":1.5,\"communication\":1,\"exposed\":0.5,\"idle\":2}");
     qd_strbuf_free(&html);
@@ -152,7 +153,7 @@ static void refused(qd_report_event event, qd_report_rank other, const char *wor
     wrong.ranks = ranks;
     wrong.events = &event;
     wrong.event_count = 1;
-    qd_report report = {.simulated = &wrong};
+    qd_report report = {.size = sizeof report, .simulated = &wrong};
     assert_int_equal(qd_report_render(&report, &html), QD_USAGE);
     if (!strstr(qd_error_message(), word))
         fail_msg("'%s' should say '%s'", qd_error_message(), word);
@@ -177,7 +178,8 @@ static void test_contradictions(void **state)
     refused(events[1], two[0], "twice");
     qd_strbuf html = {0};
     const double x[] = {1, 3, 2};
-    qd_report report = {.series_count = 1, .series = &(qd_report_series){.chart = "loss", .x = x, .y = x, .count = 3}};
+    qd_report report = {.size = sizeof report, .series_count = 1,
+                        .series = &(qd_report_series){.chart = "loss", .x = x, .y = x, .count = 3}};
     assert_int_equal(qd_report_render(&report, &html), QD_USAGE);
     qd_strbuf_free(&html);
 }

@@ -116,7 +116,7 @@ static void offload(void **state)
 static void planning(void **state)
 {
     (void)state;
-    static qd_plan_report plan;
+    qd_plan_report *plan = NULL;
     const char *words =
         "model.preset=llama3.1-8b parallel.ranks=64 parallel.pp=1 data.seq=8192 train.global_batch=128 train.precision=bf16";
     qd_sim_report plain = simulated(
@@ -125,17 +125,18 @@ static void planning(void **state)
     assert_false(plain.fits);
     qd_options *o = simulated_options("h100", words);
     ok(qd_plan(o, &plan));
-    assert_true(plan.count > 1 && plan.reason_count > 0 && plan.next[0]);
-    for (int i = 0; i < plan.count; i++) {
-        assert_true(plan.choices[i].fits && plan.choices[i].memory_bytes <= (int64_t)80 << 30);
-        assert_true(i == 0 || plan.choices[i].step_seconds >= plan.choices[i - 1].step_seconds);
+    assert_true(plan->count > 1 && plan->reason_count > 0 && plan->next[0]);
+    for (int i = 0; i < plan->count; i++) {
+        assert_true(plan->choices[i]->fits && plan->choices[i]->memory_bytes <= (int64_t)80 << 30);
+        assert_true(i == 0 || plan->choices[i]->step_seconds >= plan->choices[i - 1]->step_seconds);
     }
     /* The choice, applied to the configuration, takes the planned time. */
-    ok(qd_plan_apply(&plan.choices[0], o));
+    ok(qd_plan_apply(plan->choices[0], o));
     qd_simulation *s;
     ok(qd_simulate(o, &s));
-    near("planned", qd_simulation_report(s)->step_seconds, plan.choices[0].step_seconds, 0.01);
+    near("planned", qd_simulation_report(s)->step_seconds, plan->choices[0]->step_seconds, 0.01);
     qd_simulation_destroy(s);
+    qd_plan_report_destroy(plan);
     qd_options_destroy(o);
     o = simulated_options("h100", "model.preset=llama3.1-70b parallel.ranks=8 data.seq=8192 train.global_batch=8 train.precision=bf16 "
                                   "train.offload=none");

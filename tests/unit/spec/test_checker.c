@@ -292,7 +292,7 @@ static void thousands_of_ranks_are_checked(void **state)
              "parallel.schedule=interleaved parallel.virtual_stages=8",
              ranks, cp);
     qd_options *options = layout_options(words);
-    qd_check_report report;
+    qd_check_report report = qd_check_report_default();
     ok(qd_check(options, 0, &report));
     assert_int_equal(report.world, ranks);
     assert_int_equal(report.stage_count, 16);
@@ -310,7 +310,7 @@ static void ranks_with_other_parts_are_checked(void **state)
              "model.preset=llama3.1-405b data.seq=8192 train.global_batch=%d train.micro_batch=1 train.precision=bf16 "
              "parallel.ranks=%d parallel.zero=3", ranks, ranks);
     qd_options *options = layout_options(words);
-    qd_check_report report;
+    qd_check_report report = qd_check_report_default();
     ok(qd_check(options, 0, &report));
     assert_int_equal(report.world, ranks);
     assert_true(report.proved_ops > 0);
@@ -337,7 +337,7 @@ static void reports_look_at_all_ranks(void **state)
     for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
         qd_options *options = layout_options(words[i]);
         built b = build(words[i]);
-        qd_check_report report;
+        qd_check_report report = qd_check_report_default();
         int64_t most = 0, first = 0;
         double flops = 0.0;
         ok(qd_check(options, 0, &report));

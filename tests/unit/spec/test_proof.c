@@ -494,7 +494,7 @@ static void check_proves(void **state)
 {
     (void)state;
     qd_options *options = layout_options(MOE EP2);
-    qd_check_report report;
+    qd_check_report report = qd_check_report_default();
     ok(qd_check(options, 0, &report));
     assert_true(report.proved_values > 50 && report.proved_ops > 30);
     qd_options_destroy(options);

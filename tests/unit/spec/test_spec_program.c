@@ -314,7 +314,7 @@ static void stages_take_what_the_paper_says(void **state)
         snprintf(words, sizeof words, "model.arch=gpt2 model.layers=36 model.hidden=4096 model.heads=32 model.vocab=60000 data.seq=1024 "
                                       "train.global_batch=64 train.precision=bf16 parallel.ranks=64 parallel.zero=%d", zero);
         qd_options *options = layout_options(words);
-        qd_check_report report;
+        qd_check_report report = qd_check_report_default();
         ok(qd_check(options, 0, &report));
         assert_true(fabs((double)report.parameters - 7.5e9) < 0.005e9);
         if (fabs((double)report.state_bytes * 1e-9 - gigabytes[zero]) > 0.05)
