@@ -227,7 +227,7 @@ qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *re
     QD_TRY(QD_SIZED_READ(options, qd_evaluate_options, &o));
     QD_TRY(QD_SIZED_CHECK(report, qd_evaluate_report));
     if (!o.model)
-        return QD_FAIL(QD_USAGE, "qd_evaluate: no model is named; a run folder or a checkpoint would be right");
+        return QD_FAIL(QD_USAGE, "qd_evaluate: no model is named; give a run folder or a checkpoint");
     qd_status status = qd_evaluate_from(&(qd_model_source){.path = o.model}, &o, &r);
     QD_SIZED_WRITE(report, &r);
     return status;

@@ -4,8 +4,8 @@
 #include "app/generate.h"
 #include "base/clock.h"
 #include "base/sized.h"
-#include "train/exec/failure.h"
-#include "train/exec/rank_threads.h"
+#include "train/ranks/failure.h"
+#include "train/ranks/rank_threads.h"
 #include "train/run/resume_options.h"
 #include "train/run/run_state.h"
 

@@ -2,7 +2,7 @@
  * rank is reported as its own.
  * ctest: timeout 60 */
 #include "support/ranks.h"
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -288,7 +288,7 @@ static void rolls_back(void **state)
     qd_session *session = session_of(words);
     steps(session, STEPS, first);
     snprintf(path, sizeof path, "%s/checkpoints/step-000000000002", folder);
-    says(qd_session_load(session, scratch_path(state, "missing")), QD_USAGE, "a run folder or a checkpoint would be right");
+    says(qd_session_load(session, scratch_path(state, "missing")), QD_USAGE, "give a run folder or a checkpoint");
     says(qd_session_load(session, NULL), QD_USAGE, "no checkpoint is named");
     for (int round = 0; round < 2; round++) {
         ok(qd_session_load(session, path));

@@ -2,7 +2,7 @@
 #include "train/exec/team.h"
 
 #include "base/error.h"
-#include "train/exec/rank_threads.h"
+#include "train/ranks/rank_threads.h"
 
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
 
 #include "base/text/strbuf.h"
 #include "train/run/cache_folder.h"
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 #include "train/exec/gemm_list.h"
 
 #include <quadrille/log.h>

@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/sized.h"
-#include "train/run/common.h"
-#include "train/run/long_work.h"
+#include "train/ranks/common.h"
+#include "train/ranks/long_work.h"
 #include "train/run/resume_options.h"
 #include "train/run/run_machine.h"
 

@@ -4,7 +4,7 @@
 #define QD_TRAIN_LAUNCH_LAUNCH_H
 
 #include "base/text/strbuf.h"
-#include "train/exec/failure.h"
+#include "train/ranks/failure.h"
 #include "train/run/run.h"
 
 #include <signal.h>

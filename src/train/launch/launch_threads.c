@@ -1,7 +1,7 @@
 /* Ranks as threads of this process; a single rank runs on the calling thread. */
 #include "train/launch/launch.h"
 
-#include "train/exec/rank_threads.h"
+#include "train/ranks/rank_threads.h"
 
 static qd_status run_rank(void *context, qd_comm *world)
 {

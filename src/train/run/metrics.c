@@ -96,7 +96,9 @@ qd_status qd_metrics_rewind(qd_metrics *m, int64_t step)
 {
     m->whole = lines_to_keep(m->path, step);
     m->torn = false;
-    return cut(m) ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", m->path, (long long)step, strerror(errno));
+    if (cut(m))
+        return QD_OK;
+    return QD_FAIL(QD_IO, "%s: cannot be truncated to its first %lld steps: %s", m->path, (long long)step, strerror(errno));
 }
 
 qd_status qd_metrics_create(const char *path, int64_t step, qd_metrics **metrics)

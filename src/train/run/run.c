@@ -4,10 +4,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "device/ceiling.h"
-#include "train/run/common.h"
+#include "train/ranks/common.h"
 #include "train/run/footprint.h"
 #include "train/run/leftovers.h"
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 #include "train/run/run_machine.h"
 #include "train/run/run_memory.h"
 

@@ -3,7 +3,7 @@
 #include "train/run/run_state.h"
 
 #include "base/text/strbuf.h"
-#include "train/run/common.h"
+#include "train/ranks/common.h"
 #include "train/run/leftovers.h"
 #include "train/run/run_data.h"
 

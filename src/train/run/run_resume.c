@@ -2,7 +2,7 @@
  * one on all ranks, and reports settings and data that differ from those it was written with. */
 #include "train/run/run_state.h"
 
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 #include "train/exec/model_run.h"
 #include "train/run/run_data.h"
 #include "train/exec/state.h"

@@ -2,7 +2,7 @@
  * saver.h. */
 #include "train/run/saver.h"
 
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Compares what the ranks of a run have with rank 0: program, configuration, run folder and
  * data. */
 #define _GNU_SOURCE /* mkostemp */
-#include "train/run/common.h"
+#include "train/ranks/common.h"
 
 #include "train/launch/launch.h"
 

@@ -1,6 +1,6 @@
 /* Work of unlimited duration for which other ranks wait. */
-#ifndef QD_TRAIN_RUN_LONG_WORK_H
-#define QD_TRAIN_RUN_LONG_WORK_H
+#ifndef QD_TRAIN_RANKS_LONG_WORK_H
+#define QD_TRAIN_RANKS_LONG_WORK_H
 
 #include <quadrille/comm.h>
 

@@ -1,7 +1,7 @@
 /* Threads that wait for the next call, make it, and say how it ended. See rank_threads.h. */
-#include "train/exec/rank_threads.h"
+#include "train/ranks/rank_threads.h"
 
-#include "train/exec/failure.h"
+#include "train/ranks/failure.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Runs work in a thread while the ranks keep communicating. */
-#include "train/run/long_work.h"
+#include "train/ranks/long_work.h"
 
 #include <pthread.h>
 #include <stdio.h>

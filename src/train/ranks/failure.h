@@ -1,7 +1,7 @@
 /* Which failure of a run with many ranks is reported: the one that came first in cause, not its
  * echo on another rank. */
-#ifndef QD_TRAIN_EXEC_FAILURE_H
-#define QD_TRAIN_EXEC_FAILURE_H
+#ifndef QD_TRAIN_RANKS_FAILURE_H
+#define QD_TRAIN_RANKS_FAILURE_H
 
 #include "base/error.h"
 

@@ -1,5 +1,5 @@
 /* Chooses the failure that a run reports. See failure.h. */
-#include "train/exec/failure.h"
+#include "train/ranks/failure.h"
 
 #include <stdio.h>
 #include <string.h>

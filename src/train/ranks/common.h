@@ -1,7 +1,7 @@
 /* Agreement between the ranks of a run, also on several machines: status, program, configuration,
  * run folder and data. */
-#ifndef QD_TRAIN_RUN_COMMON_H
-#define QD_TRAIN_RUN_COMMON_H
+#ifndef QD_TRAIN_RANKS_COMMON_H
+#define QD_TRAIN_RANKS_COMMON_H
 
 #include "data/data.h"
 

@@ -1,7 +1,7 @@
 /* The ranks of a world as threads of this process, which call functions together: what runs with
  * run.ranks_as=threads, sessions, verify and tests stand on. */
-#ifndef QD_TRAIN_EXEC_RANK_THREADS_H
-#define QD_TRAIN_EXEC_RANK_THREADS_H
+#ifndef QD_TRAIN_RANKS_RANK_THREADS_H
+#define QD_TRAIN_RANKS_RANK_THREADS_H
 
 #include <quadrille/comm.h>
 
