@@ -31,3 +31,16 @@ foreach(library quadrille quadrille-plan)
   configure_file(cmake/${library}.pc.in ${PROJECT_BINARY_DIR}/${library}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${library}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endforeach()
+
+# The same for CMake's find_package(Quadrille).
+include(CMakePackageConfigHelpers)
+set(QD_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/Quadrille)
+file(RELATIVE_PATH QD_CONFIG_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/cmake/Quadrille ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" QD_CONFIG_PREFIX "${QD_CONFIG_PREFIX}")
+string(STRIP "${QD_PC_PRIVATE}" QD_CONFIG_PRIVATE)
+string(REPLACE " " ";" QD_CONFIG_PRIVATE "${QD_CONFIG_PRIVATE}")
+configure_file(cmake/QuadrilleConfig.cmake.in ${PROJECT_BINARY_DIR}/QuadrilleConfig.cmake @ONLY)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/QuadrilleConfigVersion.cmake VERSION ${PROJECT_VERSION}
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/QuadrilleConfig.cmake ${PROJECT_BINARY_DIR}/QuadrilleConfigVersion.cmake
+        DESTINATION ${QD_CONFIG_DIR})
