@@ -4,7 +4,8 @@ path exists, and generated pages and drawings are up to date.
 Commands are blocks fenced as ```sh, and table cells that consist of a command, in the pages of the
 top folder and of docs. Those of a document run in order, in a scratch folder that looks like the
 repository after `make build`. Targets of make must exist; other tests run them, but `make demo` is
-replaced by a short run that later commands may use.
+replaced by a short run, and `make install` by an installation in the scratch folder, which later
+commands may use.
 ctest: timeout 300
 ctest: processors 2
 """
@@ -103,6 +104,13 @@ class Docs(unittest.TestCase):
             if "=" not in word and not word.startswith("-"):
                 self.assertIn(word, make_targets(), f"{where}: make {word}: the Makefile has no such target")
 
+    def install(self, prefix):
+        """Installs there; returns the variables by which compilers and programs find it."""
+        build = os.path.dirname(os.path.dirname(program.PROGRAM))
+        subprocess.run(["cmake", "--install", build, "--prefix", prefix], check=True, capture_output=True)
+        libraries = next(folder for folder, _, files in os.walk(prefix) if "libquadrille.a" in files)
+        return {"PKG_CONFIG_PATH": os.path.join(libraries, "pkgconfig"), "LD_LIBRARY_PATH": libraries}
+
     def run_document(self, path):
         name = os.path.relpath(path, program.SOURCE)
         with open(path, encoding="utf-8") as file:
@@ -114,6 +122,8 @@ class Docs(unittest.TestCase):
             where = f"{name}:{line}"
             if command.split()[0] == "make":
                 self.check_make(command, where)
+                if command.split()[1:2] == ["install"]:
+                    environment.update(self.install(os.path.join(folder, "runs/installed")))
                 if "demo" not in shlex.split(command, comments=True):
                     continue
                 command = "quadrille train examples/demo.yaml train.steps=4 train.warmup=1"
