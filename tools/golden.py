@@ -36,9 +36,11 @@ MUON = {**OPTIMIZER, "name": "muon", "muon_momentum": 0.95, "muon_nesterov": Tru
         "muon_scale": "match_rms_adamw"}
 
 GPT2 = {"family": "gpt2", "norm": "layernorm", "norm_eps": 1e-5, "position": "learned", "rope_base": None,
-        "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "linear_bias": True, "packed": False}
+        "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "out_bias": True,
+        "mlp_bias": True, "packed": False}
 LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "rope", "rope_base": 10000.0,
-         "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "linear_bias": False, "packed": False}
+         "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "out_bias": False,
+         "mlp_bias": False, "packed": False}
 
 
 def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
@@ -93,12 +95,12 @@ def parameter_shapes(c):
         linear(block + "attn.q", q, h, c["qkv_bias"])
         linear(block + "attn.k", kv, h, c["qkv_bias"])
         linear(block + "attn.v", kv, h, c["qkv_bias"])
-        linear(block + "attn.out", h, q, c["linear_bias"])
+        linear(block + "attn.out", h, q, c["out_bias"])
         norm(block + "mlp_norm")
         if c["activation"] == "swiglu":
-            linear(block + "mlp.gate", f, h, c["linear_bias"])
-        linear(block + "mlp.up", f, h, c["linear_bias"])
-        linear(block + "mlp.down", h, f, c["linear_bias"])
+            linear(block + "mlp.gate", f, h, c["mlp_bias"])
+        linear(block + "mlp.up", f, h, c["mlp_bias"])
+        linear(block + "mlp.down", h, f, c["mlp_bias"])
     norm("head.norm")
     if not c["tied"]:
         shapes["head.weight"] = (c["vocab"], h)
@@ -319,6 +321,13 @@ def load(path):
                       .reshape(t["shape"]) for name, t in header.items()}
 
 
+def config_of(metadata):
+    """The model of a fixture. Older ones have one flag for the biases of the attention output and of the MLP."""
+    c = json.loads(metadata["config"])
+    both = c.pop("linear_bias", False)
+    return {"out_bias": both, "mlp_bias": both, **c}
+
+
 def split(tensors, prefix):
     return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
 
@@ -373,12 +382,14 @@ def hf_model(c):
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = "Qwen2" if c["qkv_bias"] else "Llama"
+    kind = "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Llama"
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
         attn_implementation="eager")
+    if kind == "Llama":
+        options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope
     else:
@@ -457,7 +468,7 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
     bad = 0
     for path in sorted(folder.glob("*.safetensors")):
         metadata, tensors = load(path)
-        c = json.loads(metadata["config"])
+        c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")

@@ -57,7 +57,7 @@ def own(name, arch, notes, **fields):
         "name": name, "arch": arch, "family": arch, **fields, "max_seq": 1024,
         "activation": "gelu_tanh" if gpt2 else "swiglu", "norm": "layernorm" if gpt2 else "rmsnorm", "norm_eps": 1e-5,
         "position": "learned" if gpt2 else "rope", "rope_base": None if gpt2 else 10000.0, "rope_scaling": None,
-        "tied": gpt2, "qkv_bias": gpt2, "linear_bias": gpt2, "sources": [], "added": [], "notes": notes,
+        "tied": gpt2, "qkv_bias": gpt2, "out_bias": gpt2, "mlp_bias": gpt2, "sources": [], "added": [], "notes": notes,
     }
 
 
@@ -104,8 +104,7 @@ def parameter_count(m):
         q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
         attention = h * (q + 2 * kv) + q * h
         attention += (q + 2 * kv if m["qkv_bias"] else 0) + (2 * m["head_dim"] if m.get("qk_norm") else 0)
-    # Biases of the attention output and of the MLP's matrices.
-    biases = h + (ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["linear_bias"] else 0
+    biases = (h if m["out_bias"] else 0) + ((ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["mlp_bias"] else 0)
     block = attention + biases + norm * (4 if m.get("sandwich_norm") else 2)
     embeddings = m["vocab"] * h * (1 if m["tied"] else 2) + (m["max_seq"] * h if m["position"] == "learned" else 0)
     outside = embeddings + norm
@@ -155,8 +154,8 @@ def convert(s):
         "activation": activation, "norm": NORMS[s["norm"]], "norm_eps": eps,
         "position": s["pos"], "rope_base": base if s["pos"] == "rope" else None,
         "rope_scaling": ROPE_SCALING.get(s["name"]), "tied": bool(s["tied_embeddings"]),
-        # In the source linear_bias includes q, k and v; here the two are separate.
-        "qkv_bias": s["qkv_bias"] or s["linear_bias"], "linear_bias": s["linear_bias"],
+        # In the source linear_bias includes q, k and v, the output and the MLP.
+        "qkv_bias": s["qkv_bias"] or s["linear_bias"], "out_bias": s["linear_bias"], "mlp_bias": s["linear_bias"],
         "sources": s["sources"], "notes": " ".join(filter(None, (s["notes"], NOTES.get(s["name"])))),
     }
     if m["rope_base"]:
@@ -227,7 +226,7 @@ def check(path):
         if m["supported"]:
             if m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None):
                 fail("a supported preset needs norm_eps and, with rotary positions, rope_base")
-            if (m["arch"] == "gpt2") != (m["norm"] == "layernorm") or m["qkv_bias"] < m["linear_bias"]:
+            if (m["arch"] == "gpt2") != (m["norm"] == "layernorm") or m["qkv_bias"] < m["mlp_bias"]:
                 fail("its parts do not belong to one architecture")
             if m["head_dim"] % 2:
                 fail("head_dim must be even")

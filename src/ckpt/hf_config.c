@@ -295,8 +295,8 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (m->heads < 1)
         REFUSE(r, QD_USAGE, "%s: 'num_attention_heads' must be at least 1", FILE_OF(r));
     m->qk_norm = f->defaults.qk_norm;
-    c->attention_bias = f->attention_bias && flag(r, "attention_bias", false);
-    c->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
+    m->qkv_bias = m->out_bias = f->attention_bias && flag(r, "attention_bias", false);
+    m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     const char *activation = text(r, "hidden_act", "silu");
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);

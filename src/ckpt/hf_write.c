@@ -173,8 +173,8 @@ static qd_status drop_unheld(exporter *x)
             for (int64_t i = 0; i < count_of(tensor); i++)
                 if (x->theirs[i] != 0.0f)
                     return QD_FAIL(QD_UNSUPPORTED, "transformers' %s has no tensor '%s', and '%s' is not zero: only a model with "
-                                                   "model.linear_bias=false can be exported", f->kind, tensor->name,
-                                   x->ledger->params[tensor->params[0]].name);
+                                                   "model.%s=false can be exported", f->kind, tensor->name,
+                                   x->ledger->params[tensor->params[0]].name, strstr(tensor->name, ".mlp.") ? "mlp_bias" : "out_bias");
             continue;
         }
         x->tensors[kept++] = *tensor;

@@ -21,7 +21,8 @@ typedef struct qd_hf_key {
 typedef struct qd_hf_family {
     const char *kind, *class_; /* model_type, and the class with a head */
     qd_arch arch;
-    bool attention_bias, mlp_bias; /* config.json can enable them; GPT-2 has all biases, without a key */
+    bool attention_bias; /* config.json has a key for the biases of q, k, v and the output; GPT-2 has all biases, without a key */
+    bool mlp_bias;       /* and one for those of the MLP */
     const qd_hf_key *keys;         /* ends with an entry without a field */
     qd_model defaults;             /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes */
 } qd_hf_family;
@@ -37,7 +38,6 @@ typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
     int64_t positions;
-    bool attention_bias, mlp_bias; /* biases of q, k, v and the output; of the MLP */
 } qd_hf_config;
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);

@@ -67,7 +67,8 @@
     F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
       "RMS norm of each query and key head (Qwen3); auto: as in the preset") \
     F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: only gpt2") \
-    F(AUTO, linear_bias, "linear_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of attention output and MLP; auto: only gpt2") \
+    F(AUTO, out_bias, "out_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "bias of the attention output; auto: only gpt2") \
+    F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP; auto: only gpt2") \
     F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, "the head shares the token table; auto: only gpt2") \
     F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \
     F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights")
@@ -110,6 +111,10 @@
 
 #define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
 
+/* Options of earlier versions that set two flags at once: S(key, one, other, help), with keys as in
+ * the rows above. Configurations and data/models.json may still have them; they are never saved. */
+#define QD_MODEL_SYNONYMS(S) S("linear_bias", "out_bias", "mlp_bias", "old option: sets model.out_bias and model.mlp_bias")
+
 /* What the columns expand to. */
 
 #define QD_FIELD_TYPE_INT int
@@ -137,4 +142,6 @@
 #define QD_FIELD_IMPLIED_MEMBER(kind, member, words, preset) QD_FIELD_TYPE_##kind member;
 /* A row as a qd_option; the last argument is `limits`. */
 #define QD_FIELD_OPTION(kind, key, fallback, help, ...) {"model." key, QD_FIELD_OPTION_##kind, fallback, __VA_ARGS__, help, NULL}
+/* A synonym as a qd_option. */
+#define QD_SYNONYM_OPTION(key, one, other, help) {"model." key, QD_OPTION_ENUM, "auto", QD_AUTO, help, NULL}
 #endif

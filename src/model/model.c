@@ -66,8 +66,10 @@ int64_t qd_model_parameters(const qd_model *m)
     int64_t block = 2 * norm + (m->qk_norm ? 2 * m->head_dim : 0);
     if (m->qkv_bias)
         block += q + 2 * kv;
-    if (m->linear_bias)
-        block += m->hidden + m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
+    if (m->out_bias)
+        block += m->hidden;
+    if (m->mlp_bias)
+        block += m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
     int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;
