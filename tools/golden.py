@@ -42,6 +42,9 @@ LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "ro
          "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "out_bias": False,
          "mlp_bias": False, "packed": False}
 
+QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
+LINEAR = {"type": "linear", "factor": 2.5}
+
 
 def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
     return {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn,
@@ -67,6 +70,15 @@ CASES = {
     "llama-muon": {**LLAMA, **dims(2, 32, 4, 2, 8, 48, 61, 16, 16), "tied": False, "optimizer": MUON},
     "gpt2-muon": {**GPT2, **dims(2, 24, 2, 2, 8, 64, 53, 17, 17), "tied": True, "qkv_bias": False,
                   "optimizer": {**MUON, "muon_nesterov": False, "muon_lr": 0.02, "muon_scale": "original", "clip": 3.0}},
+    "qwen2-tied-linear": {**QWEN2, **dims(2, 32, 4, 1, 8, 56, 307, 18, 18), "tied": True, "rope_scaling": LINEAR},
+    "qwen2-untied": {**QWEN2, **dims(2, 40, 4, 2, 12, 48, 307, 17, 24), "tied": False},
+    "mistral-linear": {**LLAMA, **dims(2, 32, 4, 2, 12, 56, 307, 17, 17), "tied": False, "hf_type": "mistral", "rope_scaling": LINEAR},
+    "mistral-tied": {**LLAMA, **dims(2, 24, 3, 1, 8, 40, 307, 19, 32), "tied": True, "hf_type": "mistral"},
+    "llama-attention-bias": {**LLAMA, **dims(2, 32, 4, 1, 8, 48, 307, 16, 16), "tied": True, "qkv_bias": True, "out_bias": True,
+                             "rope_scaling": LINEAR},
+    "llama-mlp-bias": {**LLAMA, **dims(2, 32, 4, 2, 8, 40, 307, 16, 16), "tied": True, "mlp_bias": True},
+    "llama-biases": {**LLAMA, **dims(2, 24, 2, 2, 10, 40, 307, 16, 16), "tied": True, "qkv_bias": True, "out_bias": True,
+                     "mlp_bias": True},
 }
 
 
@@ -108,12 +120,12 @@ def parameter_shapes(c):
 
 
 def rope_frequencies(c):
-    """(head_dim / 2) float64; Llama 3 divides low frequencies by `factor` and blends in between."""
+    """(head_dim / 2) float64; linear scaling divides all by `factor`, Llama 3 the low ones, and blends in between."""
     half = c["head_dim"] // 2
     freq = [c["rope_base"] ** (-i / half) for i in range(half)]
     s = c["rope_scaling"]
-    if s is None:
-        return torch.tensor(freq, dtype=torch.float64)
+    if s is None or s["type"] == "linear":
+        return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
     out, regimes = [], set()
     for f in freq:
         wavelength = 2 * math.pi / f
@@ -377,18 +389,22 @@ def hf_model(c):
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager")
         return transformers.GPT2LMHeadModel(config)
     rope = {"rope_type": "default", "rope_theta": c["rope_base"]}
-    if c["rope_scaling"]:
-        s = c["rope_scaling"]
+    s = c["rope_scaling"]
+    if s and s["type"] == "linear":
+        rope.update(rope_type="linear", factor=s["factor"])
+    elif s:
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Llama"
+    kind = "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral" else "Qwen3" if c.get("qk_norm") else "Llama"
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
         attn_implementation="eager")
-    if kind == "Llama":
+    if kind == "Mistral":
+        options["sliding_window"] = None
+    elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope

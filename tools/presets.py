@@ -66,6 +66,19 @@ def experts(count, topk, ffn, shared=0, dense=0, **router):
             "dense_layers": dense, "moe_layer_pattern": None, **router}
 
 
+def released(name, family, notes="", **fields):
+    """Released weights that the list of published architectures lacks, from their config.json."""
+    source = {"qwen2": "https://huggingface.co/Qwen/Q" + name[1:].replace("b", "B"),
+              "mistral": "https://huggingface.co/mistralai/M" + name[1:].replace("-7b", "-7B")}[family]
+    m = own(name, "llama", notes, **{key: fields[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")})
+    return {**m, "family": family, "rope_base": 1e6, "sources": [source + "/blob/main/config.json"], **fields}
+
+
+def qwen2(name, layers, hidden, heads, kv_heads, ffn, vocab, **fields):
+    return released(name, "qwen2", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn,
+                    vocab=vocab, **{"max_seq": 131072, "norm_eps": 1e-6, "qkv_bias": True, **fields})
+
+
 # The vocabulary is raw bytes; a tokenizer has its own.
 OWN = [
     own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
@@ -76,6 +89,10 @@ OWN = [
         head_dim=32, ffn=512, vocab=256),
     own("qwen3-tiny", "llama", "For tests: Qwen3 style, with norms of queries and keys.", layers=4, hidden=128, heads=4, kv_heads=2,
         head_dim=32, ffn=352, vocab=256, qk_norm=True),
+    {**own("qwen2-tiny", "llama", "For tests: Qwen2 style, with biases of q, k and v and a tied head.", layers=4, hidden=128, heads=4,
+           kv_heads=2, head_dim=32, ffn=352, vocab=256), "qkv_bias": True, "tied": True},
+    {**own("mistral-tiny", "llama", "For tests: a Llama that is exported as Mistral.", layers=4, hidden=128, heads=4, kv_heads=2,
+           head_dim=32, ffn=352, vocab=256), "hf_type": "mistral"},
     own("mixtral-tiny", "llama", "For tests and first steps with experts.", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
         ffn=352, vocab=256, **experts(8, 2, 192, aux_loss=0.01, balance="batch")),
     own("qwen3-moe-tiny", "llama", "For tests: many small experts, Qwen3 style.", layers=4, hidden=128, heads=4, kv_heads=2,
@@ -85,6 +102,12 @@ OWN = [
     own("deepseek-v3-gqa", "llama", "DeepSeek-V3's blocks on grouped-query attention, without its latent attention and its prediction of several tokens.",
         layers=61, hidden=7168, heads=128, kv_heads=8, head_dim=128, ffn=18432, vocab=129280,
         **experts(256, 8, 2048, shared=1, dense=3, **DEEPSEEK_V3)),
+    released("mistral-7b-v0.3", "mistral", "Without a window, unlike version 0.1.", layers=32, hidden=4096, heads=32, kv_heads=8,
+             head_dim=128, ffn=14336, vocab=32768, max_seq=32768, norm_eps=1e-5, hf_type="mistral"),
+    qwen2("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True, max_seq=32768),
+    qwen2("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
+    qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
+    qwen2("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, norm_eps=1e-5),
 ]
 
 

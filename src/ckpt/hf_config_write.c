@@ -102,15 +102,19 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
     if (f->mlp_bias)
         qd_json_put_bool(w, "mlp_bias", m->mlp_bias);
     qd_json_put_real(w, "rope_theta", m->rope.base);
+    if (f->window == QD_HF_WINDOW_SIZE)
+        qd_json_put_null(w, "sliding_window");
+    if (m->rope.scaling == QD_ROPE_NONE)
+        return;
+    qd_json_object_begin(w, "rope_scaling");
+    qd_json_put_string(w, "rope_type", m->rope.scaling == QD_ROPE_LLAMA3 ? "llama3" : "linear");
+    qd_json_put_real(w, "factor", m->rope.factor);
     if (m->rope.scaling == QD_ROPE_LLAMA3) {
-        qd_json_object_begin(w, "rope_scaling");
-        qd_json_put_string(w, "rope_type", "llama3");
-        qd_json_put_real(w, "factor", m->rope.factor);
         qd_json_put_real(w, "low_freq_factor", m->rope.low_factor);
         qd_json_put_real(w, "high_freq_factor", m->rope.high_factor);
         qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
-        qd_json_end(w);
     }
+    qd_json_end(w);
 }
 
 static void put_token(qd_json_writer *w, const char *key, int32_t token)

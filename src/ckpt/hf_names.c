@@ -165,7 +165,8 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
         {"self_attn.v_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
         {"self_attn.o_proj.bias", m->out_bias, m->hidden},
     };
-    if (m->arch != QD_ARCH_LLAMA || m->qkv_bias == m->out_bias)
+    const qd_hf_family *theirs = qd_hf_family_of(m);
+    if (!theirs || !theirs->attention_bias || m->qkv_bias == m->out_bias)
         return;
     for (int layer = 0; layer < m->layers; layer++)
         for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {

@@ -159,7 +159,8 @@ static bool is_held(const qd_hf_family *f, const char *name)
     size_t length = strlen(name);
     if (f->arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
         return true;
-    return strstr(name, ".mlp.") ? f->mlp_bias : f->attention_bias;
+    bool always = f->defaults.qkv_bias && !strstr(name, ".o_proj.");
+    return strstr(name, ".mlp.") ? f->mlp_bias : always || f->attention_bias;
 }
 
 static qd_status drop_unheld(exporter *x)

@@ -67,7 +67,12 @@ const char *qd_field_preset(const qd_model_field *f)
 
 bool qd_field_counts(const qd_model_field *f, const qd_model *m)
 {
-    return f->when == QD_WHEN_SCALED ? m->rope.scaling != QD_ROPE_NONE : f->when == QD_WHEN_EXPERTS ? m->moe.experts > 0 : true;
+    switch (f->when) {
+    case QD_WHEN_SCALED: return m->rope.scaling != QD_ROPE_NONE;
+    case QD_WHEN_LLAMA3: return m->rope.scaling == QD_ROPE_LLAMA3;
+    case QD_WHEN_EXPERTS: return m->moe.experts > 0;
+    default: return true;
+    }
 }
 
 int64_t qd_field_whole(const qd_model_field *f, const qd_model *m)

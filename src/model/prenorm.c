@@ -1,5 +1,5 @@
-/* The pre-norm decoder: GPT-2, Llama, Yi and Qwen3; with experts Mixtral, Qwen3-MoE and models like
- * DeepSeek V3.
+/* The pre-norm decoder: GPT-2, Llama, Yi, Mistral, Qwen2 and Qwen3; with experts Mixtral, Qwen3-MoE
+ * and models like DeepSeek V3.
  *
  * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
  * of queries and keys, plain or gated MLP, and whether the MLP of a layer is dense or consists of

@@ -159,7 +159,7 @@ static qd_model saved_and_loaded(const qd_options *options)
 static bool option_counts(const qd_model_field *f, const char *words)
 {
     static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
-                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh"};
+                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral"};
     qd_options *before = layout_options(words);
     qd_model plain = resolved(before);
     bool found = false;
@@ -296,6 +296,26 @@ static void biases_are_counted(void **state)
     }
 }
 
+/* A model that Mistral of transformers cannot represent does not pass as one. */
+static void mistral_is_a_plain_llama(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"model.arch=gpt2", "model.qkv_bias=true", "model.out_bias=true", "model.mlp_bias=true",
+                                         "model.qk_norm=true", "model.experts=4 model.experts_per_token=2", "model.activation=gelu"};
+    qd_options *preset = layout_options("model.preset=mistral-tiny");
+    assert_int_equal(resolved(preset).hf_type, QD_HF_MISTRAL);
+    qd_options_destroy(preset);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char words[128];
+        qd_config config;
+        snprintf(words, sizeof words, "model.hf_type=mistral %s", others[i]);
+        qd_options *options = layout_options(words);
+        assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
+        assert_non_null(strstr(qd_error_message(), "model.hf_type=derived"));
+        qd_options_destroy(options);
+    }
+}
+
 static void every_architecture_has_a_name(void **state)
 {
     (void)state;
@@ -321,6 +341,7 @@ int main(void)
         cmocka_unit_test(older_folders_are_read),
         cmocka_unit_test(linear_bias_sets_both),
         cmocka_unit_test(biases_are_counted),
+        cmocka_unit_test(mistral_is_a_plain_llama),
         cmocka_unit_test(every_architecture_has_a_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
