@@ -36,9 +36,14 @@ MUON = {**OPTIMIZER, "name": "muon", "muon_momentum": 0.95, "muon_nesterov": Tru
         "muon_scale": "match_rms_adamw"}
 
 GPT2 = {"family": "gpt2", "norm": "layernorm", "norm_eps": 1e-5, "position": "learned", "rope_base": None,
-        "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "linear_bias": True, "packed": False}
+        "rope_scaling": None, "activation": "gelu_tanh", "qkv_bias": True, "out_bias": True,
+        "mlp_bias": True, "packed": False}
 LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "rope", "rope_base": 10000.0,
-         "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "linear_bias": False, "packed": False}
+         "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "out_bias": False,
+         "mlp_bias": False, "packed": False}
+
+QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
+LINEAR = {"type": "linear", "factor": 2.5}
 
 
 def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
@@ -65,6 +70,15 @@ CASES = {
     "llama-muon": {**LLAMA, **dims(2, 32, 4, 2, 8, 48, 61, 16, 16), "tied": False, "optimizer": MUON},
     "gpt2-muon": {**GPT2, **dims(2, 24, 2, 2, 8, 64, 53, 17, 17), "tied": True, "qkv_bias": False,
                   "optimizer": {**MUON, "muon_nesterov": False, "muon_lr": 0.02, "muon_scale": "original", "clip": 3.0}},
+    "qwen2-tied-linear": {**QWEN2, **dims(2, 32, 4, 1, 8, 56, 307, 18, 18), "tied": True, "rope_scaling": LINEAR},
+    "qwen2-untied": {**QWEN2, **dims(2, 40, 4, 2, 12, 48, 307, 17, 24), "tied": False},
+    "mistral-linear": {**LLAMA, **dims(2, 32, 4, 2, 12, 56, 307, 17, 17), "tied": False, "hf_type": "mistral", "rope_scaling": LINEAR},
+    "mistral-tied": {**LLAMA, **dims(2, 24, 3, 1, 8, 40, 307, 19, 32), "tied": True, "hf_type": "mistral"},
+    "llama-attention-bias": {**LLAMA, **dims(2, 32, 4, 1, 8, 48, 307, 16, 16), "tied": True, "qkv_bias": True, "out_bias": True,
+                             "rope_scaling": LINEAR},
+    "llama-mlp-bias": {**LLAMA, **dims(2, 32, 4, 2, 8, 40, 307, 16, 16), "tied": True, "mlp_bias": True},
+    "llama-biases": {**LLAMA, **dims(2, 24, 2, 2, 10, 40, 307, 16, 16), "tied": True, "qkv_bias": True, "out_bias": True,
+                     "mlp_bias": True},
 }
 
 
@@ -93,12 +107,12 @@ def parameter_shapes(c):
         linear(block + "attn.q", q, h, c["qkv_bias"])
         linear(block + "attn.k", kv, h, c["qkv_bias"])
         linear(block + "attn.v", kv, h, c["qkv_bias"])
-        linear(block + "attn.out", h, q, c["linear_bias"])
+        linear(block + "attn.out", h, q, c["out_bias"])
         norm(block + "mlp_norm")
         if c["activation"] == "swiglu":
-            linear(block + "mlp.gate", f, h, c["linear_bias"])
-        linear(block + "mlp.up", f, h, c["linear_bias"])
-        linear(block + "mlp.down", h, f, c["linear_bias"])
+            linear(block + "mlp.gate", f, h, c["mlp_bias"])
+        linear(block + "mlp.up", f, h, c["mlp_bias"])
+        linear(block + "mlp.down", h, f, c["mlp_bias"])
     norm("head.norm")
     if not c["tied"]:
         shapes["head.weight"] = (c["vocab"], h)
@@ -106,12 +120,12 @@ def parameter_shapes(c):
 
 
 def rope_frequencies(c):
-    """(head_dim / 2) float64; Llama 3 divides low frequencies by `factor` and blends in between."""
+    """(head_dim / 2) float64; linear scaling divides all by `factor`, Llama 3 the low ones, and blends in between."""
     half = c["head_dim"] // 2
     freq = [c["rope_base"] ** (-i / half) for i in range(half)]
     s = c["rope_scaling"]
-    if s is None:
-        return torch.tensor(freq, dtype=torch.float64)
+    if s is None or s["type"] == "linear":
+        return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
     out, regimes = [], set()
     for f in freq:
         wavelength = 2 * math.pi / f
@@ -319,6 +333,13 @@ def load(path):
                       .reshape(t["shape"]) for name, t in header.items()}
 
 
+def config_of(metadata):
+    """The model of a fixture. Older ones have one flag for the biases of the attention output and of the MLP."""
+    c = json.loads(metadata["config"])
+    both = c.pop("linear_bias", False)
+    return {"out_bias": both, "mlp_bias": both, **c}
+
+
 def split(tensors, prefix):
     return {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)}
 
@@ -368,17 +389,23 @@ def hf_model(c):
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, attn_implementation="eager")
         return transformers.GPT2LMHeadModel(config)
     rope = {"rope_type": "default", "rope_theta": c["rope_base"]}
-    if c["rope_scaling"]:
-        s = c["rope_scaling"]
+    s = c["rope_scaling"]
+    if s and s["type"] == "linear":
+        rope.update(rope_type="linear", factor=s["factor"])
+    elif s:
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = "Qwen2" if c["qkv_bias"] else "Llama"
+    kind = "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral" else "Qwen3" if c.get("qk_norm") else "Llama"
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
         attn_implementation="eager")
+    if kind == "Mistral":
+        options["sliding_window"] = None
+    elif kind == "Llama":
+        options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope
     else:
@@ -457,7 +484,7 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
     bad = 0
     for path in sorted(folder.glob("*.safetensors")):
         metadata, tensors = load(path)
-        c = json.loads(metadata["config"])
+        c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")

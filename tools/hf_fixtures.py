@@ -12,8 +12,9 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
+                          MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
+                          Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -23,6 +24,8 @@ LLAMA = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None}
 SCALING = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
+ONE_KEY = {**LLAMA, "vocab_size": 307, "num_key_value_heads": 1}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
 # name: class, configuration, dtype on disk, file size, whether a tokenizer is included
 MODELS = {
@@ -49,8 +52,23 @@ MODELS = {
                                                                moe_intermediate_size=12, norm_topk_prob=True, mlp_only_layers=[0],
                                                                router_aux_loss_coef=0.75, output_router_logits=True),
                            torch.float32, None, False),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**LLAMA, rope_parameters=LINEAR), torch.float32, None, False),
+    "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**ONE_KEY, head_dim=6, tie_word_embeddings=True), torch.float32, None, False),
+    "mistral": (MistralForCausalLM, MistralConfig(**{**ONE_KEY, "hidden_size": 12}, head_dim=6, sliding_window=None), torch.float32, None,
+                False),
+    # The window is as long as the sequences, so it has no effect.
+    "mistral-window": (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=64, tie_word_embeddings=True, rope_parameters=LINEAR),
+                       torch.float32, None, False),
+    "qwen3-attention-bias": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=6, attention_bias=True, tie_word_embeddings=True,
+                                                           rope_parameters=LINEAR), torch.float32, None, False),
+    "qwen3-moe-attention-bias": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**LLAMA, head_dim=6, num_experts=4, num_experts_per_tok=2,
+                                                                     moe_intermediate_size=12, attention_bias=True),
+                                 torch.float32, None, False),
+    "llama-linear": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, rope_parameters=LINEAR), torch.float32, None, False),
+    "llama-mlp-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, mlp_bias=True, tie_word_embeddings=True), torch.float32, None, False),
 }
-WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced")
+DENSE = ("qwen2", "qwen2-tied", "mistral", "mistral-window", "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
+WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced", "qwen3-moe-attention-bias", *DENSE)
 
 
 def byte_tokenizer():

@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Exports models that this program trained and compares their logits with those of `transformers`.
 
-Usage: hf_roundtrip.py PROGRAM. Needs torch, transformers and safetensors. Prints a table and fails above 1e-4.
+Usage: hf_roundtrip.py PROGRAM [NAME ...], names or their beginnings. Needs torch, transformers and safetensors.
+Prints a table and fails above 1e-4.
 For each model: a few steps of training, `quadrille convert` to fp32,
 AutoModelForCausalLM.from_pretrained, and both programs' logits on the same tokens (`quadrille eval
---logits`). If there is a tokenizer, AutoTokenizer must give the same tokens.
+--logits`). If there is a tokenizer, AutoTokenizer must give the same tokens; if the tokens are bytes,
+both must continue a text with the same 50 likeliest ones. The folder is then imported and exported
+again: type and tensors must stay the same, bit by bit.
 """
+import json
 import os
 import subprocess
 import sys
@@ -26,25 +30,75 @@ MODELS = {
                                "model.norm_eps=1e-6", "model.head_dim=24"],
     "Llama, scaled rotary": ["model.layers=2", "model.hidden=64", "model.heads=2", "model.rope_base=500000",
                              "model.rope_scaling=llama3", "model.rope_original_seq=32"],
-    "Llama, biases of q, k, v": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.qkv_bias=true"],
-    "Llama, biases of output and MLP": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.linear_bias=true"],
+    "Llama, linear rotary": ["model.layers=2", "model.hidden=64", "model.heads=4", "model.kv_heads=1", "model.rope_scaling=linear",
+                             "model.rope_factor=2.5"],
+    "Mistral": ["model.preset=mistral-tiny", "model.vocab=256"],
+    "Mistral, linear rotary": ["model.preset=mistral-tiny", "model.vocab=256", "model.head_dim=24", "model.kv_heads=1",
+                               "model.rope_scaling=linear", "model.rope_factor=4", "model.tied=true"],
+    "Qwen2, tied": ["model.preset=qwen2-tiny", "model.vocab=256"],
+    "Qwen2, untied, tokenizer, linear": ["model.preset=qwen2-tiny", "model.tied=false", "model.vocab=400", "model.head_dim=24",
+                                         "model.rope_scaling=linear", "model.rope_factor=2.5"],
+    "Qwen2, from Llama's biases": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.qkv_bias=true"],
+    "Llama, biases of output and MLP": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.out_bias=true",
+                                        "model.mlp_bias=true"],
+    "Llama, biases of the MLP": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.mlp_bias=true"],
+    "Llama, biases of attention": ["model.layers=2", "model.hidden=48", "model.heads=4", "model.qkv_bias=true", "model.out_bias=true"],
     "Qwen3, biases of q, k, v": ["model.preset=qwen3-tiny", "model.vocab=256", "model.qkv_bias=true"],
+    "Qwen3, biases of attention": ["model.preset=qwen3-tiny", "model.vocab=256", "model.qkv_bias=true", "model.out_bias=true",
+                                   "model.rope_scaling=linear"],
+    "Qwen3-MoE, biases of attention": ["model.preset=qwen3-moe-tiny", "model.vocab=256", "model.qkv_bias=true", "model.out_bias=true"],
     "Mixtral, no balance": ["model.preset=mixtral-tiny", "model.vocab=256", "model.aux_loss=0"],
     "Qwen3-MoE, balanced": ["model.preset=qwen3-moe-tiny", "model.vocab=256", "model.aux_loss=0.01", "model.balance=batch"],
 }
+
+
+PROMPT, GREEDY = "And the LORD said", 50
 
 
 def call(*arguments):
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         sys.exit(f"{' '.join(arguments)}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def type_of(folder):
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        return json.load(file)["model_type"]
+
+
+def tensors_of(folder):
+    return {key: value for name in os.listdir(folder) if name.endswith(".safetensors")
+            for key, value in load_file(os.path.join(folder, name)).items()}
+
+
+def check_again(program, folder, exported):
+    """Import and export again: the same type, the same tensors."""
+    run, again = os.path.join(folder, "imported"), os.path.join(folder, "again")
+    call(program, "convert", exported, run)
+    call(program, "convert", run, again)
+    ours, theirs = tensors_of(again), tensors_of(exported)
+    if type_of(again) != type_of(exported):
+        sys.exit(f"{type_of(exported)} came back as {type_of(again)}")
+    if set(ours) != set(theirs) or any(not torch.equal(ours[key].view(torch.int32), theirs[key].view(torch.int32)) for key in ours):
+        sys.exit("tensors changed on import and export")
+
+
+def check_greedy(program, run, model):
+    text = json.loads(call(program, "generate", run, "--prompt", PROMPT, "--tokens", str(GREEDY), "--temperature", "0", "--json"))["text"]
+    tokens = model.generate(torch.tensor([list(PROMPT.encode())]), max_new_tokens=GREEDY, min_new_tokens=GREEDY, do_sample=False)
+    theirs = bytes(tokens[0, len(PROMPT):].tolist()).decode("utf-8", "replace")
+    if text != theirs:
+        sys.exit(f"the likeliest {GREEDY} tokens differ: {text!r}, {theirs!r}")
 
 
 def difference(program, folder, keys, shard_mb):
     run, exported, logits = (os.path.join(folder, name) for name in ("run", "hf", "logits.safetensors"))
     call(program, "train", f"data.path={TEXT}", *COMMON, *keys, "--dir", run)
     call(program, "convert", run, exported, "--shard-mb", shard_mb)
-    call(program, "eval", run, TEXT, "--seq", "96", "--logits", logits)
+    with open(TEXT, encoding="utf-8") as file, open(os.path.join(folder, "part.txt"), "w", encoding="utf-8") as part:
+        part.write(file.read(8000))
+    call(program, "eval", run, part.name, "--seq", "96", "--logits", logits)
     ours = load_file(logits)
     model, info = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32, output_loading_info=True)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
@@ -58,18 +112,23 @@ def difference(program, folder, keys, shard_mb):
         tokens = AutoTokenizer.from_pretrained(exported)(text)["input_ids"][:len(ours["tokens"])]
         if tokens != ours["tokens"].tolist():
             sys.exit("transformers: the tokenizer gives different tokens")
+    else:
+        check_greedy(program, run, model)
+    check_again(program, folder, exported)
     files = len([name for name in os.listdir(exported) if name.endswith(".safetensors")])
-    return (theirs - ours["logits"]).abs().max().item(), ours["logits"].abs().max().item(), files
+    return (theirs - ours["logits"]).abs().max().item(), ours["logits"].abs().max().item(), files, type_of(exported)
 
 
 def main():
-    program, worst = sys.argv[1], 0.0
+    program, wanted, worst = sys.argv[1], sys.argv[2:], 0.0
     logging.set_verbosity_error()
     for i, (name, keys) in enumerate(MODELS.items()):
+        if wanted and not name.startswith(tuple(wanted)):
+            continue
         with tempfile.TemporaryDirectory(prefix="quadrille-hf-") as folder:
-            far, largest, files = difference(program, folder, keys, "0.1" if i % 2 else "0")
+            far, largest, files, kind = difference(program, folder, keys, "0.1" if i % 2 else "0")
         worst = max(worst, far)
-        print(f"{name:34} largest logit {largest:6.2f}  largest difference {far:.2e}  files {files}", flush=True)
+        print(f"{name:34} {kind:9} largest logit {largest:6.2f}  largest difference {far:.2e}  files {files}", flush=True)
     sys.exit(f"above 1e-4: {worst}" if worst > 1e-4 else 0)
 
 

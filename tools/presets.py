@@ -57,13 +57,26 @@ def own(name, arch, notes, **fields):
         "name": name, "arch": arch, "family": arch, **fields, "max_seq": 1024,
         "activation": "gelu_tanh" if gpt2 else "swiglu", "norm": "layernorm" if gpt2 else "rmsnorm", "norm_eps": 1e-5,
         "position": "learned" if gpt2 else "rope", "rope_base": None if gpt2 else 10000.0, "rope_scaling": None,
-        "tied": gpt2, "qkv_bias": gpt2, "linear_bias": gpt2, "sources": [], "added": [], "notes": notes,
+        "tied": gpt2, "qkv_bias": gpt2, "out_bias": gpt2, "mlp_bias": gpt2, "sources": [], "added": [], "notes": notes,
     }
 
 
 def experts(count, topk, ffn, shared=0, dense=0, **router):
     return {"experts": count, "topk": topk, "moe_ffn": ffn, "shared_experts": shared or None, "shared_expert_ffn": shared * ffn or None,
             "dense_layers": dense, "moe_layer_pattern": None, **router}
+
+
+def released(name, family, notes="", **fields):
+    """Released weights that the list of published architectures lacks, from their config.json."""
+    source = {"qwen2": "https://huggingface.co/Qwen/Q" + name[1:].replace("b", "B"),
+              "mistral": "https://huggingface.co/mistralai/M" + name[1:].replace("-7b", "-7B")}[family]
+    m = own(name, "llama", notes, **{key: fields[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")})
+    return {**m, "family": family, "rope_base": 1e6, "sources": [source + "/blob/main/config.json"], **fields}
+
+
+def qwen2(name, layers, hidden, heads, kv_heads, ffn, vocab, **fields):
+    return released(name, "qwen2", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn,
+                    vocab=vocab, **{"max_seq": 131072, "norm_eps": 1e-6, "qkv_bias": True, **fields})
 
 
 # The vocabulary is raw bytes; a tokenizer has its own.
@@ -76,6 +89,10 @@ OWN = [
         head_dim=32, ffn=512, vocab=256),
     own("qwen3-tiny", "llama", "For tests: Qwen3 style, with norms of queries and keys.", layers=4, hidden=128, heads=4, kv_heads=2,
         head_dim=32, ffn=352, vocab=256, qk_norm=True),
+    {**own("qwen2-tiny", "llama", "For tests: Qwen2 style, with biases of q, k and v and a tied head.", layers=4, hidden=128, heads=4,
+           kv_heads=2, head_dim=32, ffn=352, vocab=256), "qkv_bias": True, "tied": True},
+    {**own("mistral-tiny", "llama", "For tests: a Llama that is exported as Mistral.", layers=4, hidden=128, heads=4, kv_heads=2,
+           head_dim=32, ffn=352, vocab=256), "hf_type": "mistral"},
     own("mixtral-tiny", "llama", "For tests and first steps with experts.", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
         ffn=352, vocab=256, **experts(8, 2, 192, aux_loss=0.01, balance="batch")),
     own("qwen3-moe-tiny", "llama", "For tests: many small experts, Qwen3 style.", layers=4, hidden=128, heads=4, kv_heads=2,
@@ -85,6 +102,12 @@ OWN = [
     own("deepseek-v3-gqa", "llama", "DeepSeek-V3's blocks on grouped-query attention, without its latent attention and its prediction of several tokens.",
         layers=61, hidden=7168, heads=128, kv_heads=8, head_dim=128, ffn=18432, vocab=129280,
         **experts(256, 8, 2048, shared=1, dense=3, **DEEPSEEK_V3)),
+    released("mistral-7b-v0.3", "mistral", "Without a window, unlike version 0.1.", layers=32, hidden=4096, heads=32, kv_heads=8,
+             head_dim=128, ffn=14336, vocab=32768, max_seq=32768, norm_eps=1e-5, hf_type="mistral"),
+    qwen2("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True, max_seq=32768),
+    qwen2("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
+    qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
+    qwen2("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, norm_eps=1e-5),
 ]
 
 
@@ -104,8 +127,7 @@ def parameter_count(m):
         q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
         attention = h * (q + 2 * kv) + q * h
         attention += (q + 2 * kv if m["qkv_bias"] else 0) + (2 * m["head_dim"] if m.get("qk_norm") else 0)
-    # Biases of the attention output and of the MLP's matrices.
-    biases = h + (ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["linear_bias"] else 0
+    biases = (h if m["out_bias"] else 0) + ((ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["mlp_bias"] else 0)
     block = attention + biases + norm * (4 if m.get("sandwich_norm") else 2)
     embeddings = m["vocab"] * h * (1 if m["tied"] else 2) + (m["max_seq"] * h if m["position"] == "learned" else 0)
     outside = embeddings + norm
@@ -155,8 +177,8 @@ def convert(s):
         "activation": activation, "norm": NORMS[s["norm"]], "norm_eps": eps,
         "position": s["pos"], "rope_base": base if s["pos"] == "rope" else None,
         "rope_scaling": ROPE_SCALING.get(s["name"]), "tied": bool(s["tied_embeddings"]),
-        # In the source linear_bias includes q, k and v; here the two are separate.
-        "qkv_bias": s["qkv_bias"] or s["linear_bias"], "linear_bias": s["linear_bias"],
+        # In the source linear_bias includes q, k and v, the output and the MLP.
+        "qkv_bias": s["qkv_bias"] or s["linear_bias"], "out_bias": s["linear_bias"], "mlp_bias": s["linear_bias"],
         "sources": s["sources"], "notes": " ".join(filter(None, (s["notes"], NOTES.get(s["name"])))),
     }
     if m["rope_base"]:
@@ -227,7 +249,7 @@ def check(path):
         if m["supported"]:
             if m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None):
                 fail("a supported preset needs norm_eps and, with rotary positions, rope_base")
-            if (m["arch"] == "gpt2") != (m["norm"] == "layernorm") or m["qkv_bias"] < m["linear_bias"]:
+            if (m["arch"] == "gpt2") != (m["norm"] == "layernorm") or m["qkv_bias"] < m["mlp_bias"]:
                 fail("its parts do not belong to one architecture")
             if m["head_dim"] % 2:
                 fail("head_dim must be even")

@@ -34,9 +34,9 @@ class Block(nn.Module):
         make_norm = (lambda: RMSNorm(m["hidden"], m["norm_eps"])) if llama else (lambda: nn.LayerNorm(m["hidden"], m["norm_eps"]))
         self.norm1, self.norm2 = make_norm(), make_norm()
         self.qkv = nn.Linear(m["hidden"], q + 2 * kv, bias=m["qkv_bias"])
-        self.out = nn.Linear(q, m["hidden"], bias=m["linear_bias"])
-        self.up = nn.Linear(m["hidden"], (2 if llama else 1) * m["ffn"], bias=m["linear_bias"])
-        self.down = nn.Linear(m["ffn"], m["hidden"], bias=m["linear_bias"])
+        self.out = nn.Linear(q, m["hidden"], bias=m["out_bias"])
+        self.up = nn.Linear(m["hidden"], (2 if llama else 1) * m["ffn"], bias=m["mlp_bias"])
+        self.down = nn.Linear(m["ffn"], m["hidden"], bias=m["mlp_bias"])
 
     def forward(self, x, cos, sin):
         m = self.m

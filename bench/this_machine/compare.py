@@ -28,7 +28,8 @@ import sys
 import tempfile
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
-EXPERTS = ["model.experts=4", "model.experts_per_token=4", "model.expert_ffn=384", "model.activation=swiglu", "model.linear_bias=false"]
+EXPERTS = ["model.experts=4", "model.experts_per_token=4", "model.expert_ffn=384", "model.activation=swiglu", "model.out_bias=false",
+           "model.mlp_bias=false"]
 LAYOUTS = {
     "one rank": ["parallel.ranks=1"],
     "dp 2": ["parallel.ranks=2"],

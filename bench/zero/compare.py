@@ -29,7 +29,7 @@ def model(o):
     """The model as our options, and as an entry of data/models.json."""
     keys = {"layers": o.layers, "hidden": o.hidden, "heads": o.hidden // 64, "vocab": o.vocab, "ffn": 4 * o.hidden}
     entry = dict(keys, name="bench", arch="gpt2", head_dim=64, kv_heads=keys["heads"], max_seq=o.seq, norm_eps=1e-5, qkv_bias=True,
-                 linear_bias=True, position="learned", tied=True, rope_base=None)
+                 out_bias=True, mlp_bias=True, position="learned", tied=True, rope_base=None)
     return ["model.arch=gpt2"] + [f"model.{key}={value}" for key, value in keys.items()], entry
 
 

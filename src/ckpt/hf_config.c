@@ -225,7 +225,7 @@ static const char *rope_kind(reader *s, const char *where)
 static double needed(reader *s, const char *where, const char *key, const char *ours)
 {
     if (!given(s, key))
-        REFUSE(s, QD_USAGE, "%s: '%s' of the kind 'llama3' has no '%s'", FILE_OF(s), where, key);
+        REFUSE(s, QD_USAGE, "%s: '%s' has a kind that needs '%s', which is missing", FILE_OF(s), where, key);
     return number(s, key, option_of(ours)->least, ours);
 }
 
@@ -268,27 +268,42 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
     if (part != 1.0)
         REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
                FILE_OF(r), part);
-    if (strcmp(kind, "llama3") == 0)
+    if (strcmp(kind, "llama3") == 0) {
         read_llama3(r, &s, where, positions, rope);
-    else if (strcmp(kind, "default") != 0)
-        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default' and 'llama3' can be imported", FILE_OF(r), where, kind);
+    } else if (strcmp(kind, "linear") == 0) {
+        rope->scaling = QD_ROPE_LINEAR;
+        rope->factor = needed(&s, where, "factor", "model.rope_factor");
+    } else if (strcmp(kind, "default") != 0) {
+        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear' and 'llama3' can be imported", FILE_OF(r), where,
+               kind);
+    }
     if (r->status == QD_OK)
         r->status = s.status;
 }
 
-/* Refuses sliding-window attention, in all layers or in some. */
-static void refuse_windows(reader *r, const qd_hf_family *f)
+/* Refuses sliding-window attention, in all layers or in some. A window is only accepted if no
+ * position of the model is outside it. */
+static void refuse_windows(reader *r, const qd_hf_family *f, int64_t positions)
 {
+    static const char key[] = "sliding_window";
     const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
     for (size_t i = 0; types && i < qd_json_count(types); i++) {
         const char *type = qd_json_as_string(qd_json_item(types, i));
         if (!type || strcmp(type, "full_attention") != 0)
             REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' has '%s': only full_attention can be imported", FILE_OF(r), type ? type : "?");
     }
-    if (f->defaults.qk_norm)
+    if (f->window == QD_HF_WINDOW_SWITCH)
         must_be(r, "use_sliding_window", false);
-    else if (qd_hf_has_experts(f) && member(r, "sliding_window"))
-        REFUSE(r, QD_UNSUPPORTED, "%s: 'sliding_window' is set: such models cannot be imported", FILE_OF(r));
+    bool absent = !qd_json_member(r->root, key);
+    if (f->window != QD_HF_WINDOW_SIZE || (absent ? f->window_default == 0 : !member(r, key)))
+        return;
+    int64_t window = size_of(r, key, f->window_default, "model.max_seq");
+    if (window < positions)
+        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' is %lld%s, below 'max_position_embeddings' (%lld): only models without a window (null) can be "
+                                  "imported", FILE_OF(r), key, (long long)window, absent ? " by default" : "", (long long)positions);
+    else if (r->status == QD_OK)
+        qd_strbuf_printf(r->notes, "%s (%lld) was left out: it is not below max_position_embeddings, and longer sequences have no window "
+                                   "here\n", key, (long long)window);
 }
 
 static void read_llama(reader *r, qd_hf_config *c)
@@ -298,13 +313,15 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (m->heads < 1)
         REFUSE(r, QD_USAGE, "%s: 'num_attention_heads' must be at least 1", FILE_OF(r));
     m->qk_norm = f->defaults.qk_norm;
-    c->attention_bias = f->attention_bias && flag(r, "attention_bias", false);
-    c->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
+    m->hf_type = f->defaults.hf_type;
+    m->out_bias = f->attention_bias && flag(r, "attention_bias", false);
+    m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
+    m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     const char *activation = text(r, "hidden_act", "silu");
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
-    refuse_windows(r, f);
+    refuse_windows(r, f, c->positions);
     read_rope(r, f, c->positions, &m->rope);
 }
 

@@ -18,8 +18,8 @@ static qd_status check_gpt2(const qd_model *m)
         return cannot("its GPT-2 has layer norms and learned positions");
     if (m->activation == QD_ACT_SWIGLU)
         return cannot("its GPT-2 has no gated MLP (model.activation)");
-    if (!m->qkv_bias || !m->linear_bias)
-        return cannot("its GPT-2 has all biases (model.qkv_bias, model.linear_bias)");
+    if (!m->qkv_bias || !m->out_bias || !m->mlp_bias)
+        return cannot("its GPT-2 has all biases (model.qkv_bias, out_bias, mlp_bias)");
     if (m->qk_norm)
         return cannot("its GPT-2 has no norms of queries and keys (model.qk_norm)");
     if (m->kv_heads != m->heads || (int64_t)m->heads * m->head_dim != m->hidden)
@@ -40,9 +40,9 @@ static qd_status check_llama(const qd_model *m)
         return cannot(
             "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
             "router_groups, router_scale, shared_experts)");
-    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias))
+    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias || m->out_bias))
         return cannot("its Mixtral has normalized weights, experts in every block and no biases (model.router_normalised, first_dense, "
-                      "qkv_bias)");
+                      "qkv_bias, out_bias)");
     return QD_OK;
 }
 
@@ -98,19 +98,23 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
 {
     qd_json_put_string(w, "hidden_act", "silu");
     if (f->attention_bias)
-        qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->linear_bias);
+        qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->out_bias);
     if (f->mlp_bias)
-        qd_json_put_bool(w, "mlp_bias", m->linear_bias);
+        qd_json_put_bool(w, "mlp_bias", m->mlp_bias);
     qd_json_put_real(w, "rope_theta", m->rope.base);
+    if (f->window == QD_HF_WINDOW_SIZE)
+        qd_json_put_null(w, "sliding_window");
+    if (m->rope.scaling == QD_ROPE_NONE)
+        return;
+    qd_json_object_begin(w, "rope_scaling");
+    qd_json_put_string(w, "rope_type", m->rope.scaling == QD_ROPE_LLAMA3 ? "llama3" : "linear");
+    qd_json_put_real(w, "factor", m->rope.factor);
     if (m->rope.scaling == QD_ROPE_LLAMA3) {
-        qd_json_object_begin(w, "rope_scaling");
-        qd_json_put_string(w, "rope_type", "llama3");
-        qd_json_put_real(w, "factor", m->rope.factor);
         qd_json_put_real(w, "low_freq_factor", m->rope.low_factor);
         qd_json_put_real(w, "high_freq_factor", m->rope.high_factor);
         qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
-        qd_json_end(w);
     }
+    qd_json_end(w);
 }
 
 static void put_token(qd_json_writer *w, const char *key, int32_t token)
@@ -119,6 +123,14 @@ static void put_token(qd_json_writer *w, const char *key, int32_t token)
         qd_json_put_int(w, key, token);
     else
         qd_json_put_null(w, key);
+}
+
+/* Notes biases that transformers' model has in addition to ours. */
+static void note_biases(const qd_hf_family *f, const qd_model *m, qd_strbuf *notes)
+{
+    if (f->attention_bias && m->qkv_bias != m->out_bias)
+        qd_strbuf_printf(notes, "biases of 0 are added to %s: attention_bias stands for those of q, k, v and the output\n",
+                         m->qkv_bias ? "the attention output (model.out_bias)" : "q, k and v (model.qkv_bias)");
 }
 
 /* Notes settings with which further training in transformers would differ from training here. */
@@ -170,6 +182,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     put_token(&w, "eos_token_id", o->end_token);
     qd_json_end(&w);
     qd_strbuf_puts(out, "\n");
+    note_biases(f, m, notes);
     note_training(m, notes);
     return QD_OK;
 }

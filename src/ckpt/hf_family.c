@@ -1,5 +1,5 @@
 /* The model types of transformers that convert supports, one row each. The defaults are those of
- * the configuration classes of transformers 5.22 (LlamaConfig and so on);
+ * the configuration classes of transformers 5.22 and 5.23 (LlamaConfig and so on);
  * tests/golden/test_hf_config.c compares them with the values printed by that version. */
 #include "ckpt/huggingface_impl.h"
 
@@ -34,13 +34,22 @@ static const qd_hf_family families[] = {
     {.kind = "llama", .class_ = "LlamaForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .mlp_bias = true, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 32000, .max_seq = 2048, .norm_eps = 1e-6,
                   .init_std = 0.02, .rope.base = 1e4}},
-    {.kind = "mixtral", .class_ = "MixtralForCausalLM", .arch = QD_ARCH_LLAMA, .keys = mixtral_keys,
+    {.kind = "mistral", .class_ = "MistralForCausalLM", .arch = QD_ARCH_LLAMA, .window = QD_HF_WINDOW_SIZE, .window_default = 4096,
+     .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .kv_heads = 8, .hidden = 4096, .ffn = 14336, .vocab = 32000, .max_seq = 131072,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .hf_type = QD_HF_MISTRAL}},
+    {.kind = "mixtral", .class_ = "MixtralForCausalLM", .arch = QD_ARCH_LLAMA, .window = QD_HF_WINDOW_SIZE, .keys = mixtral_keys,
      .defaults = {.layers = 32, .heads = 32, .kv_heads = 8, .hidden = 4096, .ffn = 14336, .vocab = 32000, .max_seq = 131072,
                   .norm_eps = 1e-5, .init_std = 0.02, .rope.base = 1e6, .moe = {.experts = 8, .per_token = 2}}},
-    {.kind = "qwen3", .class_ = "Qwen3ForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .keys = llama_keys,
+    {.kind = "qwen2", .class_ = "Qwen2ForCausalLM", .arch = QD_ARCH_LLAMA, .window = QD_HF_WINDOW_SWITCH, .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .kv_heads = 32, .hidden = 4096, .ffn = 22016, .vocab = 151936, .max_seq = 32768,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qkv_bias = true}},
+    {.kind = "qwen3", .class_ = "Qwen3ForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .window = QD_HF_WINDOW_SWITCH,
+     .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .kv_heads = 32, .head_dim = 128, .hidden = 4096, .ffn = 22016, .vocab = 151936,
                   .max_seq = 32768, .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true}},
-    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .keys = qwen3_moe_keys,
+    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .window = QD_HF_WINDOW_SWITCH,
+     .keys = qwen3_moe_keys,
      .defaults = {.layers = 24, .heads = 32, .kv_heads = 4, .hidden = 2048, .ffn = 6144, .vocab = 151936, .max_seq = 32768,
                   .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true,
                   .moe = {.experts = 128, .per_token = 8, .ffn = 768}}},
@@ -55,11 +64,20 @@ const qd_hf_family *qd_hf_family_by_kind(const char *kind)
     return NULL;
 }
 
+/* Whether a model is of the family. Features that no family has are refused on export. */
+static bool holds(const qd_hf_family *f, const qd_model *m)
+{
+    if (f->arch != m->arch || m->arch == QD_ARCH_GPT2) /* which has one row */
+        return f->arch == m->arch;
+    const bool dense = m->moe.experts == 0, qwen2 = dense && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
+    return f->defaults.qk_norm == m->qk_norm && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type &&
+           f->defaults.qkv_bias == qwen2;
+}
+
 const qd_hf_family *qd_hf_family_of(const qd_model *m)
 {
-    const bool llama = m->arch == QD_ARCH_LLAMA; /* GPT-2 has one row; unsupported features are refused on export */
     for (const qd_hf_family *f = families; f < families + FAMILIES; f++)
-        if (f->arch == m->arch && (!llama || (f->defaults.qk_norm == m->qk_norm && qd_hf_has_experts(f) == (m->moe.experts > 0))))
+        if (holds(f, m))
             return f;
     return NULL;
 }

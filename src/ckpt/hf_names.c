@@ -152,7 +152,7 @@ static void start_tensor(qd_hf_tensor *t, const qd_param *p, bool transposed)
     t->shape[1] = t->transposed ? 0 : p->shape[1];
 }
 
-/* In transformers, Llama has biases on q, k, v and the output, or on none of them. */
+/* In transformers, Llama and Qwen3 have biases on q, k, v and the output, or on none of them. */
 static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors, int *count)
 {
     const struct {
@@ -163,9 +163,10 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
         {"self_attn.q_proj.bias", m->qkv_bias, (int64_t)m->heads * m->head_dim},
         {"self_attn.k_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
         {"self_attn.v_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
-        {"self_attn.o_proj.bias", m->linear_bias, m->hidden},
+        {"self_attn.o_proj.bias", m->out_bias, m->hidden},
     };
-    if (m->arch != QD_ARCH_LLAMA || m->qkv_bias == m->linear_bias)
+    const qd_hf_family *theirs = qd_hf_family_of(m);
+    if (!theirs || !theirs->attention_bias || m->qkv_bias == m->out_bias)
         return;
     for (int layer = 0; layer < m->layers; layer++)
         for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {

@@ -20,7 +20,7 @@ struct qd_hf_source {
     qd_hf_tensor *tensors;
     int tensor_count;
     int *tensor_of; /* per parameter */
-    const qd_safetensors_entry **entries; /* per tensor of theirs; NULL: zeros */
+    const qd_safetensors_entry **entries; /* per tensor of theirs */
 };
 
 static qd_status add_file(qd_hf_source *s, const char *name)
@@ -129,17 +129,6 @@ static qd_status read_elements(const qd_safetensors_entry *e, int64_t first, int
     return status;
 }
 
-static qd_status all_zero(const qd_safetensors_entry *e, bool *zero)
-{
-    void *data;
-    QD_TRY(read_elements(e, 0, e->count, &data));
-    *zero = true;
-    for (int64_t i = 0; i < e->count && *zero; i++)
-        *zero = element(data, i, e->dtype) == 0.0f;
-    free(data);
-    return QD_OK;
-}
-
 /* Checks that the blocks and experts that config.json counts exist, before anything is built for
  * them. */
 static qd_status check_counts(const qd_hf_source *s)
@@ -159,43 +148,6 @@ static qd_status check_counts(const qd_hf_source *s)
     return QD_OK;
 }
 
-/* We group the biases as q, k, v and separately output and MLP; transformers as q, k, v, output and
- * separately the MLP. Where only one side has a bias, zeros stand in; our own exports are imported
- * unchanged. */
-static qd_status choose_biases(qd_hf_source *s, qd_strbuf *notes)
-{
-    qd_hf_config *c = &s->config;
-    char name[96];
-    if (c->model.arch != QD_ARCH_LLAMA)
-        return QD_OK;
-    bool output = c->attention_bias && c->mlp_bias, qkv = false;
-    for (int layer = 0; c->attention_bias && !(output && qkv) && layer < c->model.layers; layer++)
-        for (int i = 0; i < 4; i++) {
-            snprintf(name, sizeof name, "%slayers.%d.self_attn.%c_proj.bias", qd_hf_prefix(c->model.arch), layer, "qkvo"[i]);
-            const qd_safetensors_entry *entry = find_either(s, name);
-            bool zero = false;
-            if (entry)
-                QD_TRY(all_zero(entry, &zero));
-            bool used = !zero;
-            output = output || (i == 3 && used);
-            qkv = qkv || (i < 3 && used);
-        }
-    c->model.linear_bias = c->mlp_bias || output;
-    /* All zero: either new biases of a model that has them, or biases that our export had to
-     * add. */
-    c->model.qkv_bias = c->attention_bias && (qkv || !c->mlp_bias);
-    if (c->model.linear_bias && c->model.moe.experts > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: 'attention_bias' is true and the biases of attention's output are not 0: blocks with experts "
-                                       "do not have them here", s->folder);
-    if (c->model.linear_bias && !c->mlp_bias)
-        qd_strbuf_printf(notes, "the MLP now has biases of 0: attention's output has biases, and here both have them or neither%s\n",
-                         c->family->mlp_bias ? "" : "; once they are trained, transformers' model cannot store them and the export "
-                                                    "is refused");
-    if (c->model.linear_bias && !c->attention_bias)
-        qd_strbuf_puts(notes, "attention's output now has biases of 0: the MLP has biases, and here both have them or neither\n");
-    return QD_OK;
-}
-
 qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source)
 {
     qd_hf_source *s = calloc(1, sizeof *s);
@@ -210,8 +162,6 @@ qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source
         status = open_files(s);
     if (status == QD_OK)
         status = check_counts(s);
-    if (status == QD_OK)
-        status = choose_biases(s, notes);
     if (status != QD_OK) {
         qd_hf_close(s);
         return status;
@@ -257,15 +207,6 @@ static void add_name(names *n, const char *name)
         snprintf(n->text + used, sizeof n->text - used, "%s%s", used ? ", " : "", name);
     else if (n->count == 6)
         snprintf(n->text + used, sizeof n->text - used, ", …");
-}
-
-/* Biases that their model omits and ours has as zeros. */
-static bool may_be_missing(const qd_hf_source *s, const char *name)
-{
-    size_t length = strlen(name);
-    if (s->config.model.arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
-        return false;
-    return strstr(name, ".mlp.") ? !s->config.mlp_bias : strstr(name, ".o_proj.") && !s->config.attention_bias;
 }
 
 static bool ends_with(const char *text, const char *end)
@@ -374,7 +315,7 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
         s->entries[t] = entry;
         if (entry)
             QD_TRY(check_shape(s, tensor, entry));
-        else if (tensor->param_count > 0 && !may_be_missing(s, tensor->name))
+        else if (tensor->param_count > 0)
             add_name(&missing, tensor->name);
     }
     if (missing.count > 0)
@@ -403,10 +344,6 @@ qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
     const qd_hf_tensor *t = &s->tensors[s->tensor_of[piece->param]];
     const qd_safetensors_entry *e = s->entries[s->tensor_of[piece->param]];
     int64_t cols = piece->box.length[1], first = piece->box.begin[0];
-    if (!e) {
-        memset(out, 0, (size_t)piece->count * sizeof *out);
-        return QD_OK;
-    }
     for (int i = 0; t->params[i] != piece->param; i++)
         first += s->ledger->params[t->params[i]].shape[0];
     void *data;

@@ -159,7 +159,8 @@ static bool is_held(const qd_hf_family *f, const char *name)
     size_t length = strlen(name);
     if (f->arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
         return true;
-    return strstr(name, ".mlp.") ? f->mlp_bias : f->attention_bias;
+    bool always = f->defaults.qkv_bias && !strstr(name, ".o_proj.");
+    return strstr(name, ".mlp.") ? f->mlp_bias : always || f->attention_bias;
 }
 
 static qd_status drop_unheld(exporter *x)
@@ -173,8 +174,8 @@ static qd_status drop_unheld(exporter *x)
             for (int64_t i = 0; i < count_of(tensor); i++)
                 if (x->theirs[i] != 0.0f)
                     return QD_FAIL(QD_UNSUPPORTED, "transformers' %s has no tensor '%s', and '%s' is not zero: only a model with "
-                                                   "model.linear_bias=false can be exported", f->kind, tensor->name,
-                                   x->ledger->params[tensor->params[0]].name);
+                                                   "model.%s=false can be exported", f->kind, tensor->name,
+                                   x->ledger->params[tensor->params[0]].name, strstr(tensor->name, ".mlp.") ? "mlp_bias" : "out_bias");
             continue;
         }
         x->tensors[kept++] = *tensor;

@@ -16,14 +16,22 @@ typedef struct qd_hf_key {
     const char *name, *other; /* NULL: the family has no such key. other: an alternative that is read too */
 } qd_hf_key;
 
+/* How config.json sets sliding windows: not at all, for all layers by their size, or for some layers
+ * with a switch. */
+typedef enum qd_hf_window { QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH } qd_hf_window;
+
 /* A model_type of transformers: its mapping to our models, and the defaults of its configuration
  * class, which apply where config.json omits a key. */
 typedef struct qd_hf_family {
     const char *kind, *class_; /* model_type, and the class with a head */
     qd_arch arch;
-    bool attention_bias, mlp_bias; /* config.json can enable them; GPT-2 has all biases, without a key */
+    bool attention_bias; /* config.json has a key for the biases of q, k, v and the output; GPT-2 has all biases, without a key */
+    bool mlp_bias;       /* and one for those of the MLP */
+    qd_hf_window window;
+    int64_t window_default; /* of sliding_window; 0: null */
     const qd_hf_key *keys;         /* ends with an entry without a field */
-    qd_model defaults;             /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes */
+    qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm,
+                          qkv_bias (only those, in Qwen2) and hf_type are the same in all models of the family */
 } qd_hf_family;
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: not supported */
@@ -37,7 +45,6 @@ typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
     int64_t positions;
-    bool attention_bias, mlp_bias; /* biases of q, k, v and the output; of the MLP */
 } qd_hf_config;
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);

@@ -122,14 +122,14 @@ qd_val qd_attention_gqa(qd_layer *b, qd_val x)
     if (m->position == QD_POSITION_ROPE)
         x = qd_declare_op(b, (qd_decl_op){QD_DECL_ROPE, .x = x, .y = -1}, "qkv_turned", q + 2 * kv);
     x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1}, "attended", q);
-    return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->linear_bias, qd_residual_std(m), "attn_branch");
+    return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->out_bias, qd_residual_std(m), "attn_branch");
 }
 
 /* A gated or plain MLP of inner width `ffn` whose parameters start with `name`. */
 static qd_val mlp(qd_layer *b, qd_val x, const char *name, int64_t ffn, qd_split in_split, qd_split out_split, const char *const out[3])
 {
     const qd_model *m = b->model;
-    bool gated = m->activation == QD_ACT_SWIGLU, bias = in_split == QD_SPLIT_ROWS && m->linear_bias;
+    bool gated = m->activation == QD_ACT_SWIGLU, bias = in_split == QD_SPLIT_ROWS && m->mlp_bias;
     const qd_linear_part up[] = {{qd_arena_printf(b->arena, "%s.gate", name), ffn, in_split},
                                  {qd_arena_printf(b->arena, "%s.up", name), ffn, in_split}};
     x = gated ? qd_linear(b, x, up, 2, bias, m->init_std, out[0]) : qd_linear(b, x, &up[1], 1, bias, m->init_std, out[0]);

@@ -41,6 +41,14 @@ static const qd_model_field fields[] = {
 enum { FIELDS = sizeof fields / sizeof *fields };
 _Static_assert(sizeof(qd_arch) == sizeof(int), "values of enums are copied as int");
 
+/* Options of earlier versions: `key` sets both fields. */
+typedef struct synonym {
+    const char *option, *key, *set[2];
+} synonym;
+#define SYNONYM(key_, one, other, help) {"model." key_, key_, {one, other}},
+static const synonym synonyms[] = {QD_MODEL_SYNONYMS(SYNONYM)};
+enum { SYNONYMS = sizeof synonyms / sizeof *synonyms };
+
 const qd_model_field *qd_model_fields(int *count)
 {
     *count = FIELDS;
@@ -59,7 +67,12 @@ const char *qd_field_preset(const qd_model_field *f)
 
 bool qd_field_counts(const qd_model_field *f, const qd_model *m)
 {
-    return f->when == QD_WHEN_SCALED ? m->rope.scaling != QD_ROPE_NONE : f->when == QD_WHEN_EXPERTS ? m->moe.experts > 0 : true;
+    switch (f->when) {
+    case QD_WHEN_SCALED: return m->rope.scaling != QD_ROPE_NONE;
+    case QD_WHEN_LLAMA3: return m->rope.scaling == QD_ROPE_LLAMA3;
+    case QD_WHEN_EXPERTS: return m->moe.experts > 0;
+    default: return true;
+    }
 }
 
 int64_t qd_field_whole(const qd_model_field *f, const qd_model *m)
@@ -147,7 +160,31 @@ bool qd_field_set_text(const qd_model_field *f, const char *text, qd_model *m)
     return true;
 }
 
-void qd_model_take(const qd_options *o, bool always, qd_model *m)
+static const qd_model_field *field_of(const char *key)
+{
+    const qd_model_field *f = fields;
+    while (!f->option.key || strcmp(qd_field_key(f), key) != 0)
+        f++;
+    return f;
+}
+
+static qd_status take_synonyms(const qd_options *o, qd_model *m)
+{
+    for (const synonym *s = synonyms; s < synonyms + SYNONYMS; s++) {
+        const char *value = qd_options_string(o, s->option);
+        for (int i = 0; i < 2 && strcmp(value, "auto") != 0; i++) {
+            const qd_model_field *f = field_of(s->set[i]);
+            const char *own = qd_options_string(o, f->option.key);
+            if (strcmp(own, "auto") != 0 && strcmp(own, value) != 0)
+                return QD_FAIL(QD_USAGE, "%s is %s and %s is %s: the first is the old name of model.%s and model.%s, remove it",
+                               s->option, value, f->option.key, own, s->set[0], s->set[1]);
+            qd_field_set_text(f, value, m);
+        }
+    }
+    return QD_OK;
+}
+
+qd_status qd_model_take(const qd_options *o, bool always, qd_model *m)
 {
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
         const char *key = f->option.key;
@@ -162,6 +199,7 @@ void qd_model_take(const qd_options *o, bool always, qd_model *m)
         else
             qd_field_set_text(f, qd_options_string(o, key), m);
     }
+    return take_synonyms(o, m);
 }
 
 /* Replaces a preset by its dimensions, so that a saved file keeps its meaning when presets
@@ -175,6 +213,10 @@ qd_status qd_model_put(const qd_model *m, qd_options *o)
             continue;
         qd_field_text(f, m, text);
         QD_TRY(qd_options_resolve(o, f->option.key, text));
+    }
+    for (const synonym *s = synonyms; s < synonyms + SYNONYMS; s++) {
+        QD_TRY(qd_options_resolve(o, s->option, "auto"));
+        qd_options_leave_out(o, s->option);
     }
     return QD_OK;
 }
@@ -205,8 +247,23 @@ static qd_status read_field(const qd_json *d, const qd_json_node *object, const 
     return QD_OK;
 }
 
+static qd_status read_synonyms(const qd_json *d, const qd_json_node *object, qd_model *m)
+{
+    for (const synonym *s = synonyms; s < synonyms + SYNONYMS; s++)
+        for (int i = 0; i < 2; i++) {
+            bool both, own;
+            const qd_json_node *other = qd_json_member(object, s->set[i]);
+            QD_TRY(read_field(d, object, field_of(s->set[i]), s->key, m));
+            if (qd_json_as_bool(qd_json_member(object, s->key), &both) && qd_json_as_bool(other, &own) && both != own)
+                return QD_FAIL(QD_USAGE, "%s: '%s' and '%s' differ: the first is the old name of '%s' and '%s', remove it",
+                               qd_json_name(d), s->key, s->set[i], s->set[0], s->set[1]);
+        }
+    return QD_OK;
+}
+
 qd_status qd_model_read(const qd_json *d, const qd_json_node *object, qd_model *m)
 {
+    QD_TRY(read_synonyms(d, object, m));
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
         const char *key = qd_field_preset(f), *point = strchr(key, '.');
         char outer[32];

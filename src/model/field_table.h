@@ -10,7 +10,7 @@
 #include <quadrille/options.h>
 
 typedef enum qd_field_kind { QD_FIELD_INT, QD_FIELD_SIZE, QD_FIELD_REAL, QD_FIELD_FLAG, QD_FIELD_ENUM } qd_field_kind;
-typedef enum qd_field_when { QD_WHEN_ALWAYS, QD_WHEN_SCALED, QD_WHEN_EXPERTS } qd_field_when;
+typedef enum qd_field_when { QD_WHEN_ALWAYS, QD_WHEN_SCALED, QD_WHEN_LLAMA3, QD_WHEN_EXPERTS } qd_field_when;
 
 typedef struct qd_model_field {
     const char *member; /* "rope.base" */
@@ -41,13 +41,13 @@ enum { QD_FIELD_TEXT = QD_DOUBLE_TEXT > 32 ? QD_DOUBLE_TEXT : 32 };
 void qd_field_text(const qd_model_field *field, const qd_model *model, char text[QD_FIELD_TEXT]);
 bool qd_field_set_text(const qd_model_field *field, const char *text, qd_model *model);
 
-/* Copies option values to the model. `always`: defaults too; otherwise only what the user has
- * set. */
-void qd_model_take(const qd_options *options, bool always, qd_model *model);
+/* Copies option values to the model. `always`: defaults too; otherwise only what the user has set.
+ * QD_USAGE names an old option that contradicts the ones it stands for. */
+qd_status qd_model_take(const qd_options *options, bool always, qd_model *model);
 /* The reverse: sets the options to the model's values (qd_options_resolve), without the name of a
  * preset. */
 qd_status qd_model_put(const qd_model *model, qd_options *options);
 /* Copies the members of an object of data/models.json to the model; a missing or null member
- * changes nothing. */
+ * changes nothing. Old options are read too. */
 qd_status qd_model_read(const qd_json *document, const qd_json_node *object, qd_model *model);
 #endif

@@ -45,20 +45,20 @@
     F(REAL, norm_eps, "norm_eps", "1e-5", QD_RANGE(1e-12, 1), NULL, "rms_norm_eps", ALWAYS, "epsilon of the norms") \
     I(ENUM(qd_position_kind), position, "learned|rope", "position")
 
-/* Llama 3 scaling of the rotary embedding: frequencies with wavelengths above original_seq /
- * low_factor are divided by `factor`, those with wavelengths below original_seq / high_factor are
- * kept, those in between are blended. */
+/* Scaling of the rotary embedding. linear: all frequencies are divided by `factor`. llama3:
+ * frequencies with wavelengths above original_seq / low_factor are divided by `factor`, those with
+ * wavelengths below original_seq / high_factor are kept, those in between are blended. */
 #define QD_ROPE_FIELDS(F, I) \
     F(REAL, base, "rope_base", "10000", QD_RANGE(1.000001, 1e12), NULL, NULL, ALWAYS, "base of the rotary embedding") \
-    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3"), "rope_scaling.type", NULL, ALWAYS, \
+    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3|linear"), "rope_scaling.type", NULL, ALWAYS, \
       "scaling of the rotary embedding for long contexts") \
     F(REAL, factor, "rope_factor", "8", QD_RANGE(1, 1e6), "rope_scaling.factor", NULL, SCALED, \
-      "llama3 scaling: divisor of low frequencies") \
-    F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, SCALED, \
+      "scaling: divisor of the frequencies; llama3: of the low ones") \
+    F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: lower bound of the blend") \
-    F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, SCALED, \
+    F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: upper bound of the blend") \
-    F(SIZE, original_seq, "rope_original_seq", "8192", QD_RANGE(1, 1e9), "rope_scaling.original_max_seq", NULL, SCALED, \
+    F(SIZE, original_seq, "rope_original_seq", "8192", QD_RANGE(1, 1e9), "rope_scaling.original_max_seq", NULL, LLAMA3, \
       "llama3 scaling: context length of the original training")
 
 #define QD_MODEL_KINDS(F, I) \
@@ -67,10 +67,14 @@
     F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
       "RMS norm of each query and key head (Qwen3); auto: as in the preset") \
     F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: only gpt2") \
-    F(AUTO, linear_bias, "linear_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of attention output and MLP; auto: only gpt2") \
+    F(AUTO, out_bias, "out_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "bias of the attention output; auto: only gpt2") \
+    F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP; auto: only gpt2") \
     F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, "the head shares the token table; auto: only gpt2") \
     F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \
-    F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights")
+    F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights") \
+    /* Mistral without a window computes what Llama does, so only this tells them apart. */ \
+    F(ENUM(qd_hf_type), hf_type, "hf_type", "derived", QD_WORDS("derived|mistral"), NULL, NULL, ALWAYS, \
+      "model_type in Hugging Face folders; derived: by the other keys; mistral: for models that would be llama")
 
 /* Mixture of experts: from block first_dense on, the MLP is a router and many small gated MLPs, of
  * which each token uses a few (docs/moe.md). */
@@ -110,6 +114,10 @@
 
 #define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
 
+/* Options of earlier versions that set two flags at once: S(key, one, other, help), with keys as in
+ * the rows above. Configurations and data/models.json may still have them; they are never saved. */
+#define QD_MODEL_SYNONYMS(S) S("linear_bias", "out_bias", "mlp_bias", "old option: sets model.out_bias and model.mlp_bias")
+
 /* What the columns expand to. */
 
 #define QD_FIELD_TYPE_INT int
@@ -137,4 +145,6 @@
 #define QD_FIELD_IMPLIED_MEMBER(kind, member, words, preset) QD_FIELD_TYPE_##kind member;
 /* A row as a qd_option; the last argument is `limits`. */
 #define QD_FIELD_OPTION(kind, key, fallback, help, ...) {"model." key, QD_FIELD_OPTION_##kind, fallback, __VA_ARGS__, help, NULL}
+/* A synonym as a qd_option. */
+#define QD_SYNONYM_OPTION(key, one, other, help) {"model." key, QD_OPTION_ENUM, "auto", QD_AUTO, help, NULL}
 #endif

@@ -10,6 +10,14 @@ static qd_status need_positive(const char *key, int64_t value)
     return QD_OK;
 }
 
+/* Whether Mistral of transformers computes this model. */
+static bool is_mistral(const qd_model *m)
+{
+    bool biases = m->qkv_bias || m->out_bias || m->mlp_bias;
+    return m->norm == QD_NORM_RMS && m->position == QD_POSITION_ROPE && m->activation == QD_ACT_SWIGLU && !biases && !m->qk_norm &&
+           m->moe.experts == 0;
+}
+
 qd_status qd_model_validate(const qd_model *m)
 {
     QD_TRY(need_positive("layers", m->layers));
@@ -32,9 +40,13 @@ qd_status qd_model_validate(const qd_model *m)
         QD_TRY(need_positive("max_seq", m->max_seq));
     if (m->position == QD_POSITION_ROPE && !(m->rope.base > 1.0))
         return QD_FAIL(QD_USAGE, "model.rope_base is %g: it must be above 1", m->rope.base);
-    if (m->rope.scaling != QD_ROPE_NONE && !(m->rope.factor >= 1.0 && m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
-        return QD_FAIL(QD_USAGE, "model.rope_scaling needs rope_factor >= 1, rope_high_factor > rope_low_factor and "
-                                 "rope_original_seq >= 1");
+    if (m->rope.scaling != QD_ROPE_NONE && !(m->rope.factor >= 1.0))
+        return QD_FAIL(QD_USAGE, "model.rope_factor is %g: it must be at least 1", m->rope.factor);
+    if (m->rope.scaling == QD_ROPE_LLAMA3 && !(m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
+        return QD_FAIL(QD_USAGE, "model.rope_scaling=llama3 needs rope_high_factor > rope_low_factor and rope_original_seq >= 1");
+    if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
+        return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions and SwiGLU, and neither biases, norms of "
+                                 "queries and keys nor experts: set model.hf_type=derived");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
         return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);
     if (!(m->norm_eps > 0.0))
@@ -66,8 +78,10 @@ int64_t qd_model_parameters(const qd_model *m)
     int64_t block = 2 * norm + (m->qk_norm ? 2 * m->head_dim : 0);
     if (m->qkv_bias)
         block += q + 2 * kv;
-    if (m->linear_bias)
-        block += m->hidden + m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
+    if (m->out_bias)
+        block += m->hidden;
+    if (m->mlp_bias)
+        block += m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
     int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;
@@ -89,7 +103,9 @@ void qd_rope_table(const qd_model *m, int64_t seq, float *table)
     int half = m->head_dim / 2;
     for (int i = 0; i < half; i++) {
         double frequency = pow(m->rope.base, -2.0 * i / m->head_dim);
-        if (m->rope.scaling != QD_ROPE_NONE) {
+        if (m->rope.scaling == QD_ROPE_LINEAR) {
+            frequency /= m->rope.factor;
+        } else if (m->rope.scaling == QD_ROPE_LLAMA3) {
             double wavelength = two_pi / frequency;
             double low = (double)m->rope.original_seq / m->rope.low_factor;
             double high = (double)m->rope.original_seq / m->rope.high_factor;

@@ -4,8 +4,8 @@
 qd_status qd_moe_validate(const qd_model *m)
 {
     const qd_moe *e = &m->moe;
-    if (m->activation != QD_ACT_SWIGLU || m->linear_bias)
-        return QD_FAIL(QD_USAGE, "model.experts: experts are gated MLPs without biases (model.activation swiglu, model.linear_bias false)");
+    if (m->activation != QD_ACT_SWIGLU || m->mlp_bias)
+        return QD_FAIL(QD_USAGE, "model.experts: experts are gated MLPs without biases (model.activation swiglu, model.mlp_bias false)");
     if (e->per_token < 1 || e->per_token > e->experts)
         return QD_FAIL(QD_USAGE, "model.experts_per_token is %d: it must be from 1 to model.experts (%d)", e->per_token, e->experts);
     if (e->ffn < 1)

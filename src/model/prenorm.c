@@ -1,5 +1,5 @@
-/* The pre-norm decoder: GPT-2, Llama, Yi and Qwen3; with experts Mixtral, Qwen3-MoE and models like
- * DeepSeek V3.
+/* The pre-norm decoder: GPT-2, Llama, Yi, Mistral, Qwen2 and Qwen3; with experts Mixtral, Qwen3-MoE
+ * and models like DeepSeek V3.
  *
  * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
  * of queries and keys, plain or gated MLP, and whether the MLP of a layer is dense or consists of
@@ -14,7 +14,7 @@ static void defaults(qd_model *m)
     m->norm = gpt2 ? QD_NORM_LAYER : QD_NORM_RMS;
     m->position = gpt2 ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
     m->activation = gpt2 ? QD_ACT_GELU_TANH : QD_ACT_SWIGLU;
-    m->qkv_bias = m->linear_bias = m->tied = gpt2;
+    m->qkv_bias = m->out_bias = m->mlp_bias = m->tied = gpt2;
 }
 
 static void embed(qd_layer *b)

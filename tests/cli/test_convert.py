@@ -125,32 +125,47 @@ class Convert(program.ProgramTest):
         self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
     def test_what_the_target_cannot_hold_is_refused(self):
-        self.ok(self.run_program(*self.small("model.preset=qwen3-tiny", "model.linear_bias=true", "model.vocab=256", "train.steps=1",
+        self.ok(self.run_program(*self.small("model.preset=qwen3-tiny", "model.mlp_bias=true", "model.vocab=256", "train.steps=1",
                                              "--save-every", "1", "--dir", "run")))
-        self.one_line(self.run_program("convert", "run", "new"), 2, "model.linear_bias", "model.layers.0.mlp.gate_proj.bias")
+        self.one_line(self.run_program("convert", "run", "new"), 2, "model.mlp_bias", "model.layers.0.mlp.gate_proj.bias")
         self.assertFalse(os.path.exists(self.path("new")) or os.path.exists(self.path("new.part")))
 
-    def test_biases_of_zero_are_left_out(self):
-        """An imported Qwen3 with attention biases gets MLP biases of 0, and exports unchanged."""
-        self.fixture("qwen3", "biased", attention_bias=True)
-        header, _ = read_tensors(self.path("biased/model.safetensors"))
+    def biases_in_attention(self, fixture, folder, value):
+        self.fixture(fixture, folder, attention_bias=True)
+        header, _ = read_tensors(self.path(f"{folder}/model.safetensors"))
         for layer in range(2):
             for matrix in "qkvo":
                 name = f"model.layers.{layer}.self_attn.{matrix}_proj"
-                add_tensor(self.path("biased/model.safetensors"), name + ".bias",
-                           [0.01 * i for i in range(header[name + ".weight"]["shape"][0])])
-        self.assertIn("export", self.ok(self.run_program("convert", "biased", "run")).stdout)
-        self.ok(self.run_program("convert", "run", "again"))
-        before, _ = read_tensors(self.path("biased/model.safetensors"))
-        after, _ = read_tensors(self.path("again/model.safetensors"))
-        self.assertEqual({name: entry["shape"] for name, entry in before.items() if name != "__metadata__"},
-                         {name: entry["shape"] for name, entry in after.items() if name != "__metadata__"})
-        with open(self.path("again/config.json"), encoding="utf-8") as file:
-            config = json.load(file)
-        self.assertTrue(config["attention_bias"])
-        self.assertNotIn("mlp_bias", config)
-        self.fixture("qwen3-moe", "sparse", attention_bias=True)
-        self.one_line(self.run_program("convert", "sparse", "new"), 2, "attention_bias")
+                add_tensor(self.path(f"{folder}/model.safetensors"), name + ".bias",
+                           [value * i for i in range(header[name + ".weight"]["shape"][0])])
+
+    def test_biases_in_attention(self):
+        """attention_bias is q, k, v and the output, 0 or not, and the MLP gets none. The model goes back as it was."""
+        for fixture, value in (("qwen3", 0.01), ("qwen3", 0.0), ("qwen3-moe", 0.01), ("llama-untied-scaled", 0.0)):
+            with self.subTest(fixture=fixture, value=value):
+                name = f"{fixture}-{value}"
+                self.biases_in_attention(fixture, name, value)
+                self.assertNotIn("bias", self.ok(self.run_program("convert", name, name + "-run")).stdout)
+                with open(self.path(name + "-run/config.yaml"), encoding="utf-8") as file:
+                    text = file.read()
+                for line in ('qkv_bias: "true"', 'out_bias: "true"', 'mlp_bias: "false"'):
+                    self.assertIn(line, text)
+                self.ok(self.run_program("convert", name + "-run", name + "-again"))
+                before, _ = read_tensors(self.path(name + "/model.safetensors"))
+                after, _ = read_tensors(self.path(name + "-again/model.safetensors"))
+                self.assertEqual({key: entry["shape"] for key, entry in before.items() if key != "__metadata__"},
+                                 {key: entry["shape"] for key, entry in after.items() if key != "__metadata__"})
+                with open(self.path(name + "-again/config.json"), encoding="utf-8") as file:
+                    config = json.load(file)
+                self.assertTrue(config["attention_bias"])
+                self.assertFalse(config.get("mlp_bias", False))
+
+    def test_zero_biases_are_noted(self):
+        """Qwen3 has one key for all biases of attention. The missing ones are written as 0, with a note."""
+        self.ok(self.run_program(*self.small("model.preset=qwen3-tiny", "model.qkv_bias=true", "model.vocab=256", "train.steps=1",
+                                             "--save-every", "1", "--dir", "run")))
+        self.assertIn("model.out_bias", self.ok(self.run_program("convert", "run", "hf")).stdout)
+        self.assertIn("model.layers.0.self_attn.o_proj.bias", read_tensors(self.path("hf/model.safetensors"))[0])
 
     def test_experts_are_exported_as_transformers_reads_them(self):
         """Its configuration classes check types: 0 is not a float."""

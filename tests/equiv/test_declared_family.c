@@ -166,7 +166,8 @@ static void accelerator_lists(void **state)
     qd_family families[] = {parallel_family, like_example(two_norms), like_example(mlp_first), like_example(mlp_first)};
     families[3].variants = 2;
     families[3].variant = alternating;
-    static const char *const bases[] = {RUN GPT2, RUN GPT2, RUN LLAMA "model.linear_bias=true ", RUN MIXTRAL "model.shared_experts=1 "};
+    static const char *const bases[] = {RUN GPT2, RUN GPT2, RUN LLAMA "model.out_bias=true model.mlp_bias=true ",
+                                        RUN MIXTRAL "model.shared_experts=1 "};
     static const char *const extra[] = {"", "train.recompute=selective ", "parallel.ranks=2 parallel.tp=2 parallel.tp_overlap=2 "};
     for (size_t f = 0; f < sizeof families / sizeof *families; f++)
         for (size_t e = 0; e < sizeof extra / sizeof *extra; e++) {

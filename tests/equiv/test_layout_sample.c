@@ -1,13 +1,17 @@
 /* A seeded sample of all layouts of up to eight ranks: degrees of every axis, ZeRO stages,
  * schedules, sequence parallelism, recompute, gradient synchronization, expert placement. Each is
  * compared with one rank within 1e-5, and bit by bit with those of the same dp, cp, tp and ep.
- * QUADRILLE_LAYOUTS=3000 test_layout_sample draws more, QUADRILLE_SEED=2 others,
+ * Then six layouts of each family with other biases or rotary embeddings, with the proof of their
+ * gradients. QUADRILLE_LAYOUTS=3000 test_layout_sample draws more,
+ * QUADRILLE_FAMILY_LAYOUTS=40 more of each family, QUADRILLE_SEED=2 others,
  * QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding).
  * ctest: timeout 900
  * ctest: processors 2 */
 #include "support/layout_sample.h"
 #include "support/outcome.h"
 #include "support/sample.h"
+
+#include "spec/proof/proof.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -107,8 +111,51 @@ static void layouts_agree(void **state)
     qd_arena_destroy(arena);
 }
 
+/* The programs of all ranks agree with each other, and their gradients are proved. */
+static void prove(const char *words, const qd_config *config)
+{
+    qd_arena *arena;
+    const qd_program **programs;
+    trained_ok(qd_arena_create(&arena));
+    trained_ok(qd_config_build_all(config, arena, &programs));
+    const qd_mesh *mesh = &programs[0]->ledger->mesh;
+    if (qd_check_programs(mesh, programs) != QD_OK || qd_prove_programs(mesh, programs, NULL) != QD_OK)
+        fail_msg("%s: %s", words, qd_error_message());
+    qd_arena_destroy(arena);
+}
+
+static void families_agree(void **state)
+{
+    (void)state;
+    int64_t count = number("QUADRILLE_FAMILY_LAYOUTS", sample_count(6, QD_TEST_SANITIZED == 2 ? 1 : 2));
+    for (int f = 0; f < LAYOUT_FAMILIES; f++) {
+        char words[1200], kind[128];
+        const qd_random_tokens tokens = {.seed = (uint64_t)f + 5, .documents = f % 2 ? 3 : 0};
+        layout_sample sample = {.seed = (uint64_t)(number("QUADRILLE_SEED", 1) * LAYOUT_FAMILIES + f)};
+        qd_arena *arena;
+        qd_program *program;
+        trained_ok(qd_arena_create(&arena));
+        snprintf(words, sizeof words, LAYOUT_SAMPLE_RUN "%s", layout_families[f].words);
+        qd_config config = layout_config(words);
+        trained_ok(qd_config_build(&config, 0, arena, &program));
+        outcome one = outcome_run(words, tokens);
+        for (int64_t l = 0; l < count; l++) {
+            layout_sample_draw(&sample, &layout_families[f], 1, words, sizeof words, kind, sizeof kind);
+            if (getenv("QUADRILLE_SHOW"))
+                print_message("%s\n", words);
+            config = layout_config(words);
+            prove(words, &config);
+            outcome many = outcome_run(words, tokens);
+            outcome_compare(words, program->ledger, &many, &one);
+            outcome_free(&many);
+        }
+        outcome_free(&one);
+        qd_arena_destroy(arena);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_agree), cmocka_unit_test(families_agree)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
-/* config.json of Hugging Face folders: defaults of each family as in transformers 5.22, what is
- * refused by name, and the conversion of the load-balancing coefficient. */
+/* config.json of Hugging Face folders: defaults of each family as transformers 5.22 and 5.23 print
+ * them, what is refused by name, the model_type that is written, and how the coefficient of the
+ * load-balancing loss is converted. */
 #include "ckpt/huggingface_impl.h"
 #include "support/scratch.h"
 
@@ -41,6 +42,12 @@ static void refused(void **state, const char *kind, const char *members, const c
         fail_msg("'%s' is not in: %s", part, qd_error_message());
 }
 
+/* Mistral has a window unless config.json says otherwise. */
+static const char *least(const char *kind)
+{
+    return strcmp(kind, "mistral") == 0 ? "\"sliding_window\": null" : "";
+}
+
 static void test_defaults(void **state)
 {
     static const struct {
@@ -53,12 +60,14 @@ static void test_defaults(void **state)
     } rows[] = {
         {"gpt2", 12, 12, 12, 64, 768, 3072, 50257, 1024, 1e-5, 1e4, 0, 0, 0},
         {"llama", 32, 32, 32, 128, 4096, 11008, 32000, 2048, 1e-6, 1e4, 0, 0, 0},
+        {"mistral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-6, 1e4, 0, 0, 0},
         {"mixtral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-5, 1e6, 8, 2, 14336},
+        {"qwen2", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3_moe", 24, 32, 4, 64, 2048, 6144, 151936, 32768, 1e-6, 1e4, 128, 8, 768},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        qd_model m = accepted(state, rows[i].kind, "");
+        qd_model m = accepted(state, rows[i].kind, least(rows[i].kind));
         assert_string_equal(m.name, rows[i].kind);
         assert_int_equal(m.layers, rows[i].layers);
         assert_int_equal(m.heads, rows[i].heads);
@@ -74,6 +83,8 @@ static void test_defaults(void **state)
         assert_int_equal(m.moe.per_token, rows[i].per_token);
         assert_int_equal(m.moe.ffn, rows[i].expert_ffn);
         assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
+        assert_int_equal(m.qkv_bias, i == 0 || strcmp(m.name, "qwen2") == 0);
+        assert_true(m.out_bias == (i == 0) && m.mlp_bias == (i == 0));
     }
     assert_true(accepted(state, "mixtral", "").moe.normalised);
     assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
@@ -94,11 +105,11 @@ static void test_other_spellings(void **state)
 /* Every key that the table of model fields gives a family is read, and written back unchanged. */
 static void test_keys(void **state)
 {
-    static const char *const kinds[] = {"gpt2", "llama", "mixtral", "qwen3", "qwen3_moe"};
-    static const char *const values[] = {"2", "4", "16", "192", "0.5", "true", "false"};
+    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"};
+    static const char *const values[] = {"2", "4", "16", "64", "192", "0.5", "true", "false"};
     int count, walked = 0;
     const qd_model_field *fields = qd_model_fields(&count);
-    for (size_t kind = 0; kind < 5; kind++) {
+    for (size_t kind = 0; kind < sizeof kinds / sizeof *kinds; kind++) {
         const qd_hf_family *family = qd_hf_family_by_kind(kinds[kind]);
         for (const qd_hf_key *k = family->keys; k->field; k++) { /* no field that is missing from the table */
             const qd_model_field *f = fields;
@@ -110,13 +121,14 @@ static void test_keys(void **state)
             const char *key = qd_hf_key_of(family, f).name;
             bool found = !key;
             assert_true(!key || f->kind != QD_FIELD_ENUM);
-            for (size_t i = 0; i < 7 && !found; i++) {
+            for (size_t i = 0; i < sizeof values / sizeof *values && !found; i++) {
                 qd_hf_config c, again;
                 qd_strbuf notes = {0}, text = {0};
                 char members[128], plain[QD_FIELD_TEXT], read[QD_FIELD_TEXT], back[QD_FIELD_TEXT];
-                qd_model model = accepted(state, kinds[kind], "");
+                const char *more = least(kinds[kind]);
+                qd_model model = accepted(state, kinds[kind], more);
                 qd_field_text(f, &model, plain);
-                snprintf(members, sizeof members, "\"%s\": %s", key, values[i]);
+                snprintf(members, sizeof members, "%s%s\"%s\": %s", more, more[0] ? ", " : "", key, values[i]);
                 if (strcmp(plain, values[i]) != 0 && read_config(state, kinds[kind], members, &notes, &c) == QD_OK) {
                     qd_field_text(f, &c.model, read);
                     assert_string_equal(read, values[i]);
@@ -137,6 +149,67 @@ static void test_keys(void **state)
     assert_in_range(walked, 50, 1000);
 }
 
+/* What is written has the type and the model that was read. */
+static void test_types(void **state)
+{
+    static const char *const rows[][2] = {
+        {"gpt2", ""},
+        {"llama", ""},
+        {"llama", "\"attention_bias\": true"},
+        {"llama", "\"mlp_bias\": true"},
+        {"llama", "\"attention_bias\": true, \"mlp_bias\": true"},
+        {"llama", "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.5}"},
+        {"mistral", "\"sliding_window\": null"},
+        {"mistral", "\"sliding_window\": 131072"},
+        {"mistral", "\"max_position_embeddings\": 4096"},
+        {"mixtral", ""},
+        {"mixtral", "\"sliding_window\": 131072"},
+        {"qwen2", ""},
+        {"qwen2", "\"tie_word_embeddings\": true, \"head_dim\": 64, \"sliding_window\": 512"},
+        {"qwen2", "\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 1e6}"},
+        {"qwen3", "\"attention_bias\": true"},
+        {"qwen3_moe", "\"attention_bias\": true"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_hf_config again;
+        qd_strbuf notes = {0}, text = {0};
+        qd_model m = accepted(state, rows[i][0], rows[i][1]);
+        ok(qd_hf_config_text(&m, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
+        ok(qd_hf_config_read(scratch_text(state, "again.json", text.data), &notes, &again));
+        assert_string_equal(again.family->kind, rows[i][0]);
+        assert_true(qd_model_equal(&m, &again.model));
+        assert_int_equal(m.out_bias, i == 0 || strstr(rows[i][1], "attention_bias") != NULL);
+        assert_int_equal(m.mlp_bias, i == 0 || strstr(rows[i][1], "mlp_bias") != NULL);
+        qd_strbuf_free(&notes);
+        qd_strbuf_free(&text);
+    }
+}
+
+/* Models of our own are written as the family that computes them. */
+static void test_chosen_types(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kind;
+        bool qk_norm, qkv, out, mlp;
+        qd_hf_type type;
+    } rows[] = {
+        {"llama", false, false, false, false, QD_HF_DERIVED},  {"mistral", false, false, false, false, QD_HF_MISTRAL},
+        {"qwen2", false, true, false, false, QD_HF_DERIVED},   {"llama", false, true, false, true, QD_HF_DERIVED},
+        {"llama", false, false, true, false, QD_HF_DERIVED},   {"llama", false, true, true, true, QD_HF_DERIVED},
+        {"qwen3", true, true, false, false, QD_HF_DERIVED},    {"qwen3", true, false, false, false, QD_HF_DERIVED},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_model m = qd_model_default(QD_ARCH_LLAMA);
+        m.qk_norm = rows[i].qk_norm;
+        m.qkv_bias = rows[i].qkv;
+        m.out_bias = rows[i].out;
+        m.mlp_bias = rows[i].mlp;
+        m.hf_type = rows[i].type;
+        assert_string_equal(qd_hf_family_of(&m)->kind, rows[i].kind);
+    }
+}
+
 #define LLAMA3 "\"rope_type\": \"llama3\", \"factor\": 32.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0"
 
 static void test_rope(void **state)
@@ -153,6 +226,8 @@ static void test_rope(void **state)
     assert_int_equal(m.rope.original_seq, 128);
     m = accepted(state, "llama", "\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": 64}");
     assert_int_equal(m.rope.original_seq, 64);
+    m = accepted(state, "qwen2", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4.0}");
+    assert_true(m.rope.scaling == QD_ROPE_LINEAR && m.rope.factor == 4.0 && m.rope.base == 1e4);
 }
 
 static void test_rope_refused(void **state)
@@ -169,6 +244,9 @@ static void test_rope_refused(void **state)
         {"\"rope_theta\": 1e300", "rope_theta"},
         {"\"rope_scaling\": {\"factor\": 2.0}", "rope_type"},
         {"\"rope_scaling\": {\"type\": \"linear\", \"rope_type\": \"default\"}", "linear"},
+        {"\"rope_scaling\": {\"type\": \"linear\"}", "factor"},
+        {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}", "factor"},
+        {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}", "dynamic"},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}", "yarn"},
         {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0}", "high_freq_factor"},
         {"\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": \"8k\"}", "original_max_position_embeddings"},
@@ -214,7 +292,13 @@ static void test_refused(void **state)
         {"gpt2", "\"n_embd\": 64, \"hidden_size\": 128", "hidden_size"},
         {"gpt2", "\"n_embd\": 100", "n_head"},
         {"gpt2", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
-        {"mistral", "", "qwen3_moe"},
+        {"mistral", "", "sliding_window"},
+        {"mistral", "\"sliding_window\": 131071", "sliding_window"},
+        {"mistral", "\"sliding_window\": 0", "sliding_window"},
+        {"mistral", "\"sliding_window\": \"none\"", "sliding_window"},
+        {"qwen2", "\"use_sliding_window\": true", "use_sliding_window"},
+        {"qwen2", "\"layer_types\": [\"sliding_attention\"]", "sliding_attention"},
+        {"mamba", "", "qwen3_moe"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         refused(state, rows[i][0], rows[i][1], rows[i][2]);
@@ -260,6 +344,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_defaults, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_other_spellings, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_keys, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_types, scratch_setup, scratch_teardown),
+        cmocka_unit_test(test_chosen_types),
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),

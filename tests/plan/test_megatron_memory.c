@@ -73,15 +73,16 @@ static double state_of(const qd_json_node *c, long pp)
     snprintf(words, sizeof words,
              "model.arch=%s model.activation=%s model.layers=%ld model.hidden=%ld model.heads=%ld model.kv_heads=%ld model.ffn=%ld "
              "model.vocab=%ld model.tied=%s "
-             "model.qkv_bias=%s model.linear_bias=%s data.seq=%ld train.micro_batch=%ld train.global_batch=%ld train.precision=bf16 "
-             "train.grad_dtype=fp32 "
+             "model.qkv_bias=%s model.out_bias=%s model.mlp_bias=%s data.seq=%ld train.micro_batch=%ld train.global_batch=%ld "
+             "train.precision=bf16 train.grad_dtype=fp32 "
              "parallel.ranks=8 parallel.tp=%ld parallel.pp=%ld parallel.zero=%d %s%s",
              rope ? "llama" : "gpt2", argument(c, "swiglu")[0] ? "swiglu" : "gelu_tanh", number(c, "num-layers", 1),
              number(c, "hidden-size", 1), heads, number(c, "num-query-groups", heads),
              number(c, "ffn-hidden-size", 4 * number(c, "hidden-size", 1)), vocab,
              pp > 1 || argument(c, "untie-embeddings-and-output-weights")[0] ? "false" : "true", bias ? "true" : "false",
-             bias ? "true" : "false", number(c, "seq-length", 1), number(c, "micro-batch-size", 1), number(c, "global-batch-size", 8), tp,
-             pp, argument(c, "use-distributed-optimizer")[0] ? 1 : 0, pp > 1 ? "parallel.layers=" : "", pp > 1 ? layers : "");
+             bias ? "true" : "false", bias ? "true" : "false", number(c, "seq-length", 1), number(c, "micro-batch-size", 1),
+             number(c, "global-batch-size", 8), tp, pp, argument(c, "use-distributed-optimizer")[0] ? 1 : 0,
+             pp > 1 ? "parallel.layers=" : "", pp > 1 ? layers : "");
     qd_options *o = simulated_options("h100", words);
     qd_cluster cluster;
     qd_config config;

@@ -34,10 +34,10 @@
  * kv_heads, head_dim, ffn, vocab, max_seq, seq, batch, steps, norm ("layernorm", "rmsnorm"),
  * norm_eps, position ("learned", "rope"), rope_base, rope_scaling (null, or factor,
  * low_freq_factor, high_freq_factor, original_max_seq), activation ("gelu_tanh", "gelu", "swiglu"),
- * tied, qkv_bias, linear_bias, packed, optimizer (lr, beta1, beta2, eps, weight_decay, clip; AdamW
- * with a constant rate, decay on two-dimensional parameters only; name "muon": muon_momentum,
- * muon_nesterov, muon_steps, muon_lr, muon_scale for two-dimensional weights of blocks).
- * optimizer.clip differs between fixtures. */
+ * tied, qkv_bias, out_bias, mlp_bias (older fixtures: linear_bias for both), packed, optimizer (lr,
+ * beta1, beta2, eps, weight_decay, clip; AdamW with a constant rate, decay on two-dimensional
+ * parameters only; name "muon": muon_momentum, muon_nesterov, muon_steps, muon_lr, muon_scale for
+ * two-dimensional weights of blocks). optimizer.clip differs between fixtures. */
 #ifndef QD_TESTS_SUPPORT_GOLDEN_H
 #define QD_TESTS_SUPPORT_GOLDEN_H
 

@@ -1,10 +1,24 @@
-/* Draws random valid layouts. */
+/* Draws random valid layouts, and small models of the families to draw them for. */
 #include "support/layout_sample.h"
 
 #include "base/rng.h"
 
 #include <stdio.h>
 #include <string.h>
+
+#define SIZES "model.layers=5 model.hidden=32 model.heads=4 model.ffn=56 model.vocab=307 "
+#define ATTENTION_BIAS "model.qkv_bias=true model.out_bias=true "
+#define LINEAR "model.rope_scaling=linear model.rope_factor=2.5 "
+const layout_model layout_families[] = {
+    {SIZES "model.kv_heads=2 model.qkv_bias=true model.tied=true data.seq=15 ", 4, 0},                         /* Qwen2 */
+    {SIZES "model.kv_heads=1 model.head_dim=12 model.hf_type=mistral data.seq=13 " LINEAR, 4, 0},              /* Mistral */
+    {SIZES "model.kv_heads=1 data.seq=15 model.tied=true " ATTENTION_BIAS LINEAR, 4, 0},                       /* Llama, attention_bias */
+    {SIZES "model.kv_heads=2 model.mlp_bias=true data.seq=13 ", 4, 0},                                         /* Llama, mlp_bias */
+    {SIZES "model.kv_heads=2 model.head_dim=6 model.qk_norm=true data.seq=15 " ATTENTION_BIAS LINEAR, 4, 0},   /* Qwen3, attention_bias */
+    {SIZES "model.kv_heads=4 model.qk_norm=true data.seq=13 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 " ATTENTION_BIAS,
+     4, 8}, /* Qwen3-MoE, attention_bias */
+};
+_Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 
 int layout_sample_below(layout_sample *s, int below)
 {

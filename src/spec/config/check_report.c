@@ -41,7 +41,7 @@ static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int 
 /* Only the first rank of tp adds positions and the biases of partial sums. */
 static bool adds_biases(const qd_ledger *l, int rank)
 {
-    bool any = l->model.linear_bias || l->model.position == QD_POSITION_LEARNED;
+    bool any = l->model.out_bias || l->model.mlp_bias || l->model.position == QD_POSITION_LEARNED;
     return any && qd_mesh_group_coord(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) == 0;
 }
 

@@ -10,11 +10,13 @@
 
 #define FIELD_OPTION(kind, member, key, fallback, limits, preset, hf, when, help) QD_FIELD_OPTION(kind, key, fallback, help, limits),
 #define NO_OPTION(kind, member, words, preset)
+#define SYNONYM_OPTION(key, one, other, help) QD_SYNONYM_OPTION(key, one, other, help),
 
 /* Sizes that follow from the preset or from other keys are 0 here and resolved below. */
 static const qd_option options_table[] = {
     {"model.preset", QD_OPTION_STRING, "", 0, 0, NULL, "name of a model; the other model keys override single dimensions of it", "model"},
     QD_MODEL_FIELDS(FIELD_OPTION, NO_OPTION)
+    QD_MODEL_SYNONYMS(SYNONYM_OPTION)
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text files, token shards, or a mixture a:0.7,b:0.3", "data"},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
@@ -234,7 +236,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         m->head_dim = 0;
     if (new_hidden)
         m->ffn = 0;
-    qd_model_take(o, plain, m);
+    QD_TRY(qd_model_take(o, plain, m));
     if (strcmp(qd_options_string(o, "model.router_bias"), "auto") == 0 && (plain || qd_options_is_set(o, "model.router_bias_rate")))
         m->moe.bias = m->moe.bias_rate > 0.0;
     if (m->kv_heads == 0)

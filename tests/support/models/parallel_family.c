@@ -8,7 +8,7 @@ static void defaults(qd_model *m)
     m->norm = QD_NORM_LAYER;
     m->position = QD_POSITION_ROPE;
     m->activation = QD_ACT_GELU_TANH;
-    m->linear_bias = true;
+    m->out_bias = m->mlp_bias = true;
 }
 
 static void embed(qd_layer *b)

@@ -159,7 +159,7 @@ static qd_model saved_and_loaded(const qd_options *options)
 static bool option_counts(const qd_model_field *f, const char *words)
 {
     static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
-                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh"};
+                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral"};
     qd_options *before = layout_options(words);
     qd_model plain = resolved(before);
     bool found = false;
@@ -193,7 +193,7 @@ static void options_go_through_the_saved_configuration(void **state)
 }
 
 /* The configuration that an earlier version wrote for deepseek-tiny is read as the same model, and
- * still written. */
+ * still written, except for linear_bias, which has become two options. */
 static void older_folders_are_read(void **state)
 {
     (void)state;
@@ -213,11 +213,107 @@ static void older_folders_are_read(void **state)
     for (const char *line = older; *line; line = strchr(line, '\n') + 1) {
         char whole[64];
         snprintf(whole, sizeof whole, "%.*s", (int)(strchr(line, '\n') + 1 - line), line);
-        assert_non_null(strstr(text, whole));
+        if (!strstr(line, "linear_bias") || strstr(line, "linear_bias") > strchr(line, '\n'))
+            assert_non_null(strstr(text, whole));
     }
     free(text);
     qd_options_destroy(preset);
     qd_options_destroy(then);
+}
+
+/* model.linear_bias sets model.out_bias and model.mlp_bias, from options and from data, and is
+ * saved as those two. A contradiction is refused. */
+static void linear_bias_sets_both(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words;
+        bool out, mlp;
+    } rows[] = {
+        {"", false, false},
+        {"model.linear_bias=true", true, true},
+        {"model.linear_bias=true model.out_bias=true", true, true},
+        {"model.linear_bias=auto model.out_bias=true", true, false},
+        {"model.arch=gpt2 model.linear_bias=false", false, false},
+        {"model.arch=gpt2 model.mlp_bias=false", true, false},
+        {"model.preset=gpt2-tiny model.linear_bias=false", false, false},
+        {"model.preset=llama-tiny model.linear_bias=true", true, true},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_options *options = layout_options(rows[i].words);
+        qd_model m = resolved(options), again = saved_and_loaded(options);
+        char *text = saved_text(options);
+        assert_int_equal(m.out_bias, rows[i].out);
+        assert_int_equal(m.mlp_bias, rows[i].mlp);
+        assert_true(qd_model_equal(&m, &again));
+        assert_null(strstr(text, "linear_bias"));
+        free(text);
+        qd_options_destroy(options);
+    }
+    static const char *const conflicts[] = {"model.linear_bias=true model.out_bias=false", "model.linear_bias=false model.mlp_bias=true"};
+    for (int i = 0; i < 2; i++) {
+        qd_options *options = layout_options(conflicts[i]);
+        qd_config config;
+        assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
+        assert_non_null(strstr(qd_error_message(), "model.linear_bias"));
+        assert_non_null(strstr(qd_error_message(), i ? "model.mlp_bias is true" : "model.out_bias is false"));
+        qd_options_destroy(options);
+    }
+    static const char older[] = "{\"linear_bias\": true}", both[] = "{\"linear_bias\": true, \"mlp_bias\": false}";
+    qd_model m = qd_model_default(QD_ARCH_LLAMA);
+    qd_json *document;
+    ok(qd_json_load_text("preset", older, strlen(older), &document));
+    ok(qd_model_read(document, qd_json_root(document), &m));
+    qd_json_destroy(document);
+    assert_true(m.out_bias && m.mlp_bias && !m.qkv_bias);
+    ok(qd_json_load_text("preset", both, strlen(both), &document));
+    assert_int_equal(qd_model_read(document, qd_json_root(document), &m), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "linear_bias"));
+    qd_json_destroy(document);
+}
+
+/* The biases of each part are counted separately. */
+static void biases_are_counted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *bias;
+        int64_t more;
+    } rows[] = {
+        {"model.ffn=352", "model.qkv_bias", 4 * (128 + 2 * 128)},
+        {"model.ffn=352", "model.out_bias", 4 * 128},
+        {"model.ffn=352", "model.mlp_bias", 4 * (128 + 2 * 352)},
+        {"model.ffn=352 model.activation=gelu", "model.mlp_bias", 4 * (128 + 352)},
+        {"model.ffn=352 model.experts=4 model.experts_per_token=2", "model.out_bias", 4 * 128},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_options *options = layout_options(rows[i].model);
+        qd_model without = resolved(options);
+        ok(qd_options_set(options, rows[i].bias, "true"));
+        qd_model with = resolved(options);
+        assert_int_equal(qd_model_parameters(&with) - qd_model_parameters(&without), rows[i].more);
+        qd_options_destroy(options);
+    }
+}
+
+/* A model that Mistral of transformers cannot represent does not pass as one. */
+static void mistral_is_a_plain_llama(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"model.arch=gpt2", "model.qkv_bias=true", "model.out_bias=true", "model.mlp_bias=true",
+                                         "model.qk_norm=true", "model.experts=4 model.experts_per_token=2", "model.activation=gelu"};
+    qd_options *preset = layout_options("model.preset=mistral-tiny");
+    assert_int_equal(resolved(preset).hf_type, QD_HF_MISTRAL);
+    qd_options_destroy(preset);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char words[128];
+        qd_config config;
+        snprintf(words, sizeof words, "model.hf_type=mistral %s", others[i]);
+        qd_options *options = layout_options(words);
+        assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
+        assert_non_null(strstr(qd_error_message(), "model.hf_type=derived"));
+        qd_options_destroy(options);
+    }
 }
 
 static void every_architecture_has_a_name(void **state)
@@ -243,6 +339,9 @@ int main(void)
         cmocka_unit_test(presets_state_every_field),
         cmocka_unit_test(options_go_through_the_saved_configuration),
         cmocka_unit_test(older_folders_are_read),
+        cmocka_unit_test(linear_bias_sets_both),
+        cmocka_unit_test(biases_are_counted),
+        cmocka_unit_test(mistral_is_a_plain_llama),
         cmocka_unit_test(every_architecture_has_a_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

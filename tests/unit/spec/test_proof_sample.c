@@ -122,6 +122,25 @@ static void no_false_alarm(void **state)
     assert_int_equal(proved, count);
 }
 
+/* Families with other biases or rotary embeddings, six layouts each. */
+static void families_are_proved(void **state)
+{
+    (void)state;
+    for (int f = 0; f < LAYOUT_FAMILIES; f++) {
+        layout_sample sample = {.seed = (uint64_t)f + 1};
+        int proved = 0;
+        for (int l = 0; l < sample_count(12, 3); l++) {
+            char words[1600], kind[160];
+            bool cannot;
+            layout_sample_draw(&sample, &layout_families[f], 1, words, sizeof words, kind, sizeof kind);
+            size_t used = strlen(words);
+            snprintf(words + used, sizeof words - used, " %s", extras[layout_sample_below(&sample, sizeof extras / sizeof *extras)]);
+            proved += prove(words, false, &cannot);
+        }
+        assert_true(proved >= sample_count(6, 1));
+    }
+}
+
 static void every_op_has_a_rule(void **state)
 {
     (void)state;
@@ -132,6 +151,7 @@ static void every_op_has_a_rule(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_op_has_a_rule), cmocka_unit_test(no_false_alarm)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_op_has_a_rule), cmocka_unit_test(no_false_alarm),
+                                       cmocka_unit_test(families_are_proved)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

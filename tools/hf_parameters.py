@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""Compares the parameter counts of the presets with those of `transformers`.
+
+Usage: hf_parameters.py [NAME ...]. Needs torch and transformers. Builds every preset of data/models.json
+that can be trained and exported as a model of `transformers`, on the meta device, so without its memory.
+"""
+import json
+import os
+import sys
+
+import torch
+import transformers
+from golden import hf_model
+
+PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "models.json")
+
+
+def their_model(m):
+    """The same model in `transformers`; None if it has none."""
+    if not m.get("experts"):
+        return hf_model({**m, "family": m["arch"]})
+    if m.get("shared_experts") or m.get("router") or m["dense_layers"]:
+        return None
+    kind = "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
+    options = dict(
+        vocab_size=m["vocab"], hidden_size=m["hidden"], intermediate_size=m["moe_ffn"], num_hidden_layers=m["layers"],
+        num_attention_heads=m["heads"], num_key_value_heads=m["kv_heads"], head_dim=m["head_dim"], tie_word_embeddings=m["tied"],
+        num_experts_per_tok=m["topk"])
+    options.update({"num_experts": m["experts"], "moe_intermediate_size": m["moe_ffn"]} if kind == "Qwen3Moe" else
+                   {"num_local_experts": m["experts"]})
+    return getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**options))
+
+
+def main():
+    with open(PATH, encoding="utf-8") as file:
+        presets = [m for m in json.load(file) if m["supported"] and (len(sys.argv) == 1 or m["name"] in sys.argv[1:])]
+    bad = 0
+    for m in presets:
+        with torch.device("meta"):
+            model = their_model(m)
+        if model is None:
+            print(f"--  {m['name']:22} transformers has no such model")
+            continue
+        count = sum(p.numel() for p in model.parameters())
+        bad += count != m["params"]
+        print(f"{'ok ' if count == m['params'] else 'BAD'} {m['name']:22} {type(model).__name__:22} {m['params']:16,d} {count:16,d}", flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
