@@ -1,4 +1,4 @@
-/* quadrille check: what a run will take, before it runs. */
+/* quadrille check: memory and communication of a run, before it starts. */
 #include "plan.h"
 
 #include <string.h>
@@ -90,7 +90,7 @@ static qd_status print_report_json(const qd_check_report *r)
     return cli_print_json(&text);
 }
 
-/* What crosses nodes to reach experts, by the dispatch that is set and by the other. */
+/* Traffic between nodes to experts and back, with the configured dispatch and with the other. */
 static void print_across(const qd_check_report *r)
 {
     char flat[32], once[32];
@@ -100,7 +100,7 @@ static void print_across(const qd_check_report *r)
     qd_text_bytes(r->across_node_bytes, once, sizeof once);
     printf("  between the %d nodes, to experts and back, at an even load: %s", r->nodes, r->by_node ? once : flat);
     if (r->across_node_bytes > 0)
-        printf("; %s %s, %.2f times as much (a row's experts lie on %.2f nodes)", r->by_node ? "flat dispatch" : "parallel.dispatch=node",
+        printf("; %s %s, %.2f times as much (a row's experts are on %.2f nodes)", r->by_node ? "flat dispatch" : "parallel.dispatch=node",
                r->by_node ? flat : once,
                r->by_node ? (double)r->across_flat_bytes / (double)r->across_node_bytes
                           : (double)r->across_node_bytes / (double)r->across_flat_bytes,
@@ -130,10 +130,10 @@ static void print_traffic(const qd_check_report *r)
     char kept[96] = "", padding[96] = "", more[32];
     qd_text_bytes(r->kept_bytes, more, sizeof more);
     if (r->kept_bytes > 0)
-        snprintf(kept, sizeof kept, ", less %s of modules that need not be gathered again", more);
+        snprintf(kept, sizeof kept, ", minus %s of modules that are not gathered a second time", more);
     qd_text_bytes(r->padding_bytes, more, sizeof more);
     if (r->padding_bytes > 0)
-        snprintf(padding, sizeof padding, ", and %s of padding and of short sums", more);
+        snprintf(padding, sizeof padding, ", plus %s of padding and short sums", more);
     cli_say("", 2, "parameters and gradients by the textbook: %s = %s%s%s", r->theory, amount, kept, padding);
 }
 
@@ -165,7 +165,7 @@ static void print_report(const qd_check_report *r)
     plan_print_head(r);
     plan_print_memory(r);
     qd_text_bytes(r->state_bytes, state, sizeof state);
-    cli_say("", 9, "of it %s are parameters, gradients and optimizer state that stay there from step to step", state);
+    cli_say("", 9, "of which %s are parameters, gradients and optimizer state that stay there between steps", state);
     plan_print_host(r);
     if (r->pipeline > 1)
         print_pipeline(r);
@@ -207,8 +207,8 @@ const cli_command cli_check = {
     .name = "check",
     .arguments = "[CONFIG] [key=value …] [--print RANK | --json]",
     .summary = "Shows memory and communication of a run, and proves that its ranks match",
-    .details = "Builds the step program of every rank, compares their communication and adds up the memory. Starts nothing\n"
-               "and needs no data.",
+    .details = "Builds the step program of every rank, checks that their communication matches, and adds up the memory. Starts no\n"
+               "ranks and needs no data.",
     CLI_OPTIONS(own),
     .configuration = true,
     .run = run,

@@ -1,4 +1,4 @@
-/* quadrille convert: models to and from Hugging Face folders. */
+/* quadrille convert: imports models from Hugging Face folders and exports them. */
 #include "cli.h"
 
 #include <quadrille/convert.h>
@@ -56,7 +56,7 @@ static qd_status run(cli_call *call)
         .seq = qd_options_int(call->options, "seq"),
     };
     if (call->word_count != 2)
-        return QD_FAIL(QD_USAGE, "convert: name the model and the folder to make: quadrille convert FROM TO");
+        return QD_FAIL(QD_USAGE, "convert: give the model and the folder to create: quadrille convert FROM TO");
     o.from = call->words[0];
     o.to = call->words[1];
     qd_status status = qd_convert(&o, &report);
@@ -70,7 +70,7 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"dtype", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16|fp16", "export: type of the tensors", NULL},
-    {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: MiB of a safetensors file at most (a tensor is never cut); 0: one file",
+    {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: largest safetensors file in MiB (a tensor is never split); 0: one file",
      NULL},
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "import: data.seq of the run; 0: the model's positions, at most 2048", NULL},
     CLI_OPTION_JSON,
@@ -79,12 +79,12 @@ static const qd_option own[] = {
 const cli_command cli_convert = {
     .name = "convert",
     .arguments = "FROM TO [--dtype fp32|bf16|fp16] [--shard-mb N] [--seq N] [--json]",
-    .summary = "Models to and from Hugging Face folders (GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3)",
+    .summary = "Converts models from and to Hugging Face folders (GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3)",
     .details = "  quadrille convert runs/first hf/first --dtype bf16\n"
                "  quadrille convert Llama-3.2-1B runs/llama\n\n"
-               "FROM with a config.json is a Hugging Face folder (safetensors, one file or several with an index, and tokenizer.json)\n"
-               "and TO becomes a run folder, for eval and generate. Any other FROM is a run folder or a checkpoint, and\n"
-               "TO becomes a Hugging Face folder. TO must be new; it appears when it is complete. Memory: one tensor.",
+               "If FROM has a config.json, it is a Hugging Face folder (tokenizer.json and safetensors, one file or several with an\n"
+               "index), and TO becomes a run folder for eval and generate. Otherwise FROM is a run folder or a checkpoint, and TO\n"
+               "becomes a Hugging Face folder. TO must not exist; it appears when it is complete. Needs memory for one tensor.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -1,3 +1,4 @@
+/* Draws losses as a character plot: braille dots in UTF-8 locales, asterisks in others. */
 #include "curve.h"
 
 #include "cli.h"
@@ -5,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* A cell of text is a grid of dots: 2 x 4 in braille, 1 x 1 otherwise. */
+/* A character cell is a grid of dots: 2 x 4 in braille, 1 x 1 otherwise. */
 enum { MOST_COLUMNS = 160, MOST_ROWS = 32, LABEL = 8 };
 
 typedef struct canvas {
@@ -20,8 +21,8 @@ static void set_dot(canvas *c, int x, int y)
     c->dots[y / c->cell_height][x / c->cell_width] |= braille[y % c->cell_height][x % c->cell_width];
 }
 
-/* What column x of `width` shows: the mean of its values, or a point between two where they are
- * fewer than columns. */
+/* The value at column x of `width`: the mean of its values, or an interpolation if there are fewer
+ * values than columns. */
 static double column_value(const double *values, int64_t count, int x, int width)
 {
     if (count < width) {
@@ -94,7 +95,7 @@ void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, i
         double value = column_value(values, count, x, width);
         int y = high > low ? (int)lround((high - value) / (high - low) * (height - 1)) : height / 2;
         int from = before < 0 || before == y ? y : before < y ? before + 1 : before - 1;
-        for (int step = from <= y ? 1 : -1, at = from;; at += step) { /* a steep part is a line, not two dots */
+        for (int step = from <= y ? 1 : -1, at = from;; at += step) { /* connects the dots of steep parts */
             set_dot(&c, x, at);
             if (at == y)
                 break;

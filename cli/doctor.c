@@ -1,4 +1,4 @@
-/* quadrille doctor: what this machine offers, and what would make it better. */
+/* quadrille doctor: describes this machine and advises what would make it faster. */
 #include "cli.h"
 
 #include <quadrille/machine.h>
@@ -43,7 +43,7 @@ static void find_mpirun(char *found, size_t size)
     found[0] = '\0';
 }
 
-/* On an idle core they reach some 85 %. */
+/* On an idle core, GEMMs reach about 85 % of the FMA rate. */
 static bool products_slow(const qd_machine *m)
 {
     return m->product_flops < 0.5 * m->fma_flops;
@@ -54,25 +54,25 @@ static void give_advice(findings *f)
     const qd_machine *m = &f->machine;
     int64_t usable = m->memory_limit_bytes > 0 && m->memory_limit_bytes < m->memory_bytes ? m->memory_limit_bytes : m->memory_bytes;
     if (products_slow(m))
-        advise(f, "matrix products reach only %.0f of %.0f GFLOP/s on a core: the machine is busy; "
+        advise(f, "GEMMs reach only %.0f of %.0f GFLOP/s on a core: the machine is busy; "
                   "measure again when it is idle",
                m->product_flops * 1e-9, m->fma_flops * 1e-9);
     if (strcmp(m->isa, "generic") == 0)
-        advise(f, "no vector instructions that quadrille has kernels for (AVX-512, AVX2, NEON): it works, slowly");
+        advise(f, "no vector instructions that quadrille has kernels for (AVX-512, AVX2, NEON): it works, but slowly");
     if (m->cores_allowed < m->cores)
         advise(f, "this process may use %d of %d cores (taskset, container or scheduler): start no more ranks than that",
                m->cores_allowed, m->cores);
     if (usable < (int64_t)2 << 30)
-        advise(f, "less than 2 GiB of memory: stay with small models (quadrille check shows what a run takes)");
+        advise(f, "less than 2 GiB of memory: use small models (quadrille check shows what a run needs)");
     else if (m->memory_available_bytes < usable / 10)
-        advise(f, "less than a tenth of the memory is free: other programs may push a run out");
+        advise(f, "less than a tenth of the memory is free: a run may be swapped out or killed");
     if (strcmp(m->huge_pages, "never") == 0)
-        advise(f, "transparent huge pages are off; a few per cent faster: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+        advise(f, "transparent huge pages are off; to gain a few percent: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
     if (!m->mpi_built)
         advise(f, "built without MPI: local ranks work, several machines do not. Install an MPI library (Debian: libopenmpi-dev) and build "
                   "again");
     else if (!f->mpirun[0])
-        advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun may do as well");
+        advise(f, "MPI is built in, but mpirun is not in PATH (Debian: openmpi-bin); srun works too");
     else if (geteuid() == 0 && !getenv("OMPI_ALLOW_RUN_AS_ROOT"))
         advise(f, "Open MPI's mpirun refuses to run as root, as in most containers: mpirun --allow-run-as-root, with more ranks than "
                   "cores also --oversubscribe");
@@ -149,7 +149,7 @@ static void print_text(const findings *f)
     printf("CPU            %s\n", m->cpu[0] ? m->cpu : "unknown");
     printf("cores          %d, %d for this process\n", m->cores, m->cores_allowed);
     printf("kernels        %s\n", m->isa);
-    printf("products       %s, %.0f of %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
+    printf("GEMM           %s, %.0f of %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
            m->fma_flops * 1e-9, products_slow(m) ? " (slow)" : "");
     printf("memory         %s, %s free%s%s\n", memory, available, m->memory_limit_bytes > 0 ? ", limited to " : "",
            m->memory_limit_bytes > 0 ? limit : "");
@@ -161,7 +161,7 @@ static void print_text(const findings *f)
     for (int i = 0; i < f->count; i++)
         cli_say("-", 2, "%s", f->advice[i]);
     if (f->count == 0)
-        puts("All is well.");
+        puts("No problems found.");
 }
 
 static qd_status run(cli_call *call)
@@ -184,7 +184,7 @@ static const qd_option own[] = {
 const cli_command cli_doctor = {
     .name = "doctor",
     .arguments = "[--json]",
-    .summary = "Looks at this machine and says what would make it faster",
+    .summary = "Describes this machine and advises what would make it faster",
     CLI_OPTIONS(own),
     .run = run,
 };

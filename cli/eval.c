@@ -89,7 +89,7 @@ static qd_status run(cli_call *call)
         .context = &line,
     };
     if (call->word_count < 1 || call->word_count > 2)
-        return QD_FAIL(QD_USAGE, "eval: name a run folder or a checkpoint, and at most one text: quadrille eval MODEL [TEXT]");
+        return QD_FAIL(QD_USAGE, "eval: give a run folder or a checkpoint, and at most one text: quadrille eval MODEL [TEXT]");
     o.model = call->words[0];
     o.text = call->word_count > 1 ? call->words[1] : NULL;
     if (qd_options_string(call->options, "logits")[0])
@@ -108,8 +108,8 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens of a window; 0: as in training", NULL},
-    {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows that go through the model at once; 0: about 4096 tokens", NULL},
-    {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also a Kneser-Ney trigram model of the same training tokens", NULL},
+    {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows per forward pass; 0: about 4096 tokens", NULL},
+    {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also scores a Kneser-Ney trigram model of the same training tokens", NULL},
     {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
     CLI_OPTION_DEVICE,
     CLI_OPTION_THREADS,
@@ -119,12 +119,12 @@ static const qd_option own[] = {
 const cli_command cli_eval = {
     .name = "eval",
     .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--logits FILE] [--device D] [--threads N] [--json]",
-    .summary = "Loss and perplexity of a trained model on a text",
+    .summary = "Computes loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"
-               "MODEL is a run folder (its newest sound checkpoint counts) or a checkpoint. TEXT is a file, a folder or token\n"
-               "shards; without it the part of the training data is taken that the run held out (data.validation). A relative\n"
-               "data.path is looked up from the folder you are in, as in training.",
+               "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. TEXT is a file, a folder or token\n"
+               "shards; without it, the held-out part of the training data is used (data.validation). A relative data.path is\n"
+               "relative to the current folder, as in training.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

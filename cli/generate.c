@@ -1,4 +1,4 @@
-/* quadrille generate: text from a trained model, as it comes. */
+/* quadrille generate: streams text from a trained model. */
 #include "cli.h"
 
 #include <errno.h>
@@ -15,8 +15,8 @@ typedef struct view {
     const qd_generate_options *options;
 } view;
 
-/* Text of a model may hold any byte. What is printed is UTF-8 wherever it goes, and a terminal must
- * not obey it. */
+/* A model may generate any byte. The output is always valid UTF-8, and a terminal gets no control
+ * characters. */
 static void put_text(view *v, const char *text, size_t length)
 {
     qd_strbuf shown = {0};
@@ -47,7 +47,7 @@ static void on_start(void *context, const qd_generate_report *r)
     if (r->start[0])
         fprintf(stderr, "the prompt is empty: the text begins after %s\n", shown_token(r->start));
     if (r->prompt_cut)
-        fprintf(stderr, "the prompt has %lld tokens, the context %lld: only its end is read\n", (long long)r->prompt_tokens,
+        fprintf(stderr, "the prompt has %lld tokens, the context %lld: only the end of the prompt is used\n", (long long)r->prompt_tokens,
                 (long long)r->context);
     put_text(v, v->options->prompt, v->options->prompt_length);
 }
@@ -92,7 +92,7 @@ static qd_status print_json(const view *v, const qd_generate_report *r)
     return cli_print_json(&text);
 }
 
-/* What is worth knowing goes to standard error: standard output is the text. */
+/* Notes go to standard error: standard output has the text only. */
 static void print_end(view *v, const qd_generate_report *r)
 {
     char rate[32];
@@ -100,7 +100,7 @@ static void print_end(view *v, const qd_generate_report *r)
         putchar('\n');
     fflush(stdout);
     if (r->slides > 0)
-        fprintf(stderr, "the context of %lld tokens was full %lld time%s; the text went on from its last half\n",
+        fprintf(stderr, "the context of %lld tokens was full %lld time%s; the text continued from its last half\n",
                 (long long)r->context, (long long)r->slides, r->slides > 1 ? "s" : "");
     if (!v->terminal)
         return;
@@ -114,7 +114,8 @@ static qd_status read_prompt_file(const char *path, qd_strbuf *text)
     char part[1 << 16];
     size_t got;
     struct stat info;
-    /* Opening a named pipe waits for a writer. Those of a shell, "<(command)", have one. */
+    /* Opening a named pipe would block until it has a writer. Those of a shell, "<(command)", have
+     * one. */
     if (strncmp(path, "/dev/", 5) != 0 && stat(path, &info) == 0 && S_ISFIFO(info.st_mode))
         return QD_FAIL(QD_USAGE, "--prompt-file: %s: is a named pipe; a file is needed, or - for standard input", path);
     FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
@@ -139,9 +140,9 @@ static qd_status run(cli_call *call)
     qd_strbuf prompt = {0};
     view v = {.json = qd_options_bool(options, "json"), .terminal = isatty(STDOUT_FILENO), .line_ended = true, .options = &o};
     if (call->word_count != 1)
-        return QD_FAIL(QD_USAGE, "generate: name one run folder or checkpoint: quadrille generate MODEL --prompt TEXT");
+        return QD_FAIL(QD_USAGE, "generate: give one run folder or checkpoint: quadrille generate MODEL --prompt TEXT");
     if (file[0] && qd_options_is_set(options, "prompt"))
-        return QD_FAIL(QD_USAGE, "generate: --prompt and --prompt-file are both given: one of them would be right");
+        return QD_FAIL(QD_USAGE, "generate: --prompt and --prompt-file are both given: use one of them");
     o.model = call->words[0];
     o.prompt = qd_options_string(options, "prompt");
     o.prompt_length = strlen(o.prompt);
@@ -173,12 +174,12 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"prompt", QD_OPTION_STRING, "", 0, 0, NULL, "text to go on from", NULL},
-    {"prompt-file", QD_OPTION_STRING, "", 0, 0, NULL, "file that holds it; - is standard input", NULL},
+    {"prompt", QD_OPTION_STRING, "", 0, 0, NULL, "text to continue", NULL},
+    {"prompt-file", QD_OPTION_STRING, "", 0, 0, NULL, "file with the prompt; - is standard input", NULL},
     {"tokens", QD_OPTION_INT, "200", 1, 1e9, NULL, "tokens to generate at most", NULL},
-    {"temperature", QD_OPTION_FLOAT, "0.8", 0, 1000, NULL, "0: always the likeliest token; 1: as the model has it", NULL},
-    {"top-k", QD_OPTION_INT, "0", 0, 2147483647, NULL, "draws from the k likeliest tokens; 0: all", NULL},
-    {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "draws from the likeliest tokens that reach this share", NULL},
+    {"temperature", QD_OPTION_FLOAT, "0.8", 0, 1000, NULL, "0: always the most likely token; 1: the model's own distribution", NULL},
+    {"top-k", QD_OPTION_INT, "0", 0, 2147483647, NULL, "samples from the k most likely tokens; 0: all", NULL},
+    {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "samples from the most likely tokens whose probabilities reach this sum", NULL},
     {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
     {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
     CLI_OPTION_DEVICE,
@@ -190,11 +191,11 @@ const cli_command cli_generate = {
     .name = "generate",
     .arguments = "MODEL [--prompt TEXT | --prompt-file FILE] [--tokens N] [--temperature T] [--top-k K] [--top-p P]\n"
                  "      [--seed S] [--context N] [--device D] [--threads N] [--json]",
-    .summary = "Goes on with a text, with a trained model",
+    .summary = "Continues a text with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
-               "MODEL is a run folder (its newest sound checkpoint counts) or a checkpoint. Prompt and continuation go to standard\n"
-               "output as they come, bytes that are not UTF-8 as U+FFFD; notes go to standard error. It ends after --tokens tokens\n"
-               "or when the model ends the document. When the context is full, its last half is read anew and the text continues.",
+               "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. Prompt and continuation are streamed\n"
+               "to standard output, with invalid UTF-8 as U+FFFD; notes go to standard error. Generation ends after --tokens tokens\n"
+               "or when the model ends the document. When the context is full, the text continues from its last half.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -1,3 +1,5 @@
+/* quadrille help and version: lists of commands, models and clusters, and the reference of the
+ * configuration. */
 #include "cli.h"
 
 #include <quadrille/config.h>
@@ -16,8 +18,8 @@ static void print_usage(void)
         snprintf(word, sizeof word, "  quadrille %s", c->name);
         cli_say(word, 21, "%s", c->summary);
     }
-    puts("\nquadrille help COMMAND says more about one of them, quadrille help models and\nquadrille help clusters list what --model and "
-         "--cluster take.");
+    puts("\nquadrille help COMMAND explains one of them; quadrille help models and\nquadrille help clusters list the values of --model and "
+         "--cluster.");
 }
 
 static qd_status print_options(const qd_option_table *table, const char *title)
@@ -52,7 +54,7 @@ qd_status cli_print_help(const cli_command *c)
     return QD_OK;
 }
 
-/* Names in columns, those that can be trained and those that can be planned and simulated only. */
+/* Models that can be trained, then those that can only be planned and simulated. */
 static qd_status print_models(void)
 {
     const char *const *all, *const *trainable;
@@ -69,7 +71,7 @@ static qd_status print_models(void)
         cli_say(word, 31, "%s", text);
     }
     putchar('\n');
-    cli_say("", 0, "For plan and simulate only, through the nearest model that can be trained:");
+    cli_say("", 0, "For plan and simulate only, approximated by the most similar model that can be trained:");
     putchar('\n');
     for (int i = 0; all[i]; i++) {
         bool known = false;
@@ -81,7 +83,7 @@ static qd_status print_models(void)
     return QD_OK;
 }
 
-/* A figure that is not public is a dash. */
+/* A figure that is not published is shown as a dash. */
 static const char *figure(const qd_options *o, const char *key, char *text, size_t size)
 {
     double value = qd_options_float(o, key);
@@ -111,10 +113,9 @@ static qd_status print_cluster(const char *name)
 static qd_status print_clusters(void)
 {
     cli_explain(
-        "Clusters for plan and simulate (--cluster): bf16 TFLOP/s and GiB of an accelerator; how many of them a node joins, and the GB/s "
-        "of "
-        "each in it; the GB/s of each in the network (TPUs: of one link of the torus). A file with the same keys describes any other; "
-        "quadrille bench machine writes one of this machine.");
+        "Clusters for plan and simulate (--cluster): bf16 TFLOP/s and GiB of an accelerator; accelerators per node and the GB/s of each "
+        "within it; the GB/s of each in the network (TPUs: of one link of the torus). A file with the same keys describes any other "
+        "cluster; quadrille bench machine writes one for this machine.");
     printf("\n%-13s %-31s %7s %5s %9s %9s\n", "cluster", "accelerator", "TFLOP/s", "GiB", "node", "network");
     for (const char *const *name = qd_cluster_names(); *name; name++)
         QD_TRY(print_cluster(*name));

@@ -1,3 +1,5 @@
+/* The program `quadrille`: command table, argument parsing, output helpers of cli.h, exit
+ * status. */
 #define _GNU_SOURCE /* vasprintf */
 #include "cli.h"
 #include "progress.h"
@@ -130,7 +132,7 @@ qd_status cli_write(const char *path, const char *text, size_t length)
         good = false;
         error = errno;
     }
-    if (good || file == stdout) /* main() looks at standard output */
+    if (good || file == stdout) /* main() checks standard output */
         return QD_OK;
     return QD_FAIL(QD_IO, "%s: cannot be written: %s", path, strerror(error));
 }
@@ -156,7 +158,7 @@ qd_status cli_needs(const cli_call *call, const char *option, const char *other)
 {
     if (!qd_options_is_set(call->options, option) || qd_options_is_set(call->options, other))
         return QD_OK;
-    return QD_FAIL(QD_USAGE, "%s: --%s says nothing without --%s", call->command->name, option, other);
+    return QD_FAIL(QD_USAGE, "%s: --%s has no effect without --%s", call->command->name, option, other);
 }
 
 qd_status cli_no_words(const cli_call *call)
@@ -167,8 +169,6 @@ qd_status cli_no_words(const cli_call *call)
                                            call->command->arguments);
 }
 
-/* ---- one call ---- */
-
 static bool has_word(int argc, char *const *argv, const char *word)
 {
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
@@ -177,8 +177,8 @@ static bool has_word(int argc, char *const *argv, const char *word)
     return false;
 }
 
-/* Accepted by every command; main looks for them itself, so that they work whatever else is
- * wrong. */
+/* Accepted by every command. run_command() and main() look for them in argv, so that they work even
+ * if other arguments are wrong. */
 static const qd_option common_options[] = {
     {"help", QD_OPTION_BOOL, "false", 0, 0, NULL, "shows this text", NULL},
     {"debug", QD_OPTION_BOOL, "false", 0, 0, NULL, "after an error, shows where in the program it happened", NULL},
@@ -203,7 +203,7 @@ static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
     if (!command->configuration || command->own_words || call->word_count == 0)
         return QD_OK;
     if (qd_options_find(call->options, call->words[0]) && access(call->words[0], F_OK) != 0)
-        return QD_FAIL(QD_USAGE, "'%s' is a key, and there is no file of that name: write %s=VALUE", call->words[0], call->words[0]);
+        return QD_FAIL(QD_USAGE, "'%s' is a key, and there is no file with that name: write %s=VALUE", call->words[0], call->words[0]);
     if (call->words[0][0] == '\0')
         return QD_FAIL(QD_USAGE, "an argument is empty: CONFIG is the name of a file");
     if (!qd_train_is_rank())
@@ -220,7 +220,7 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
                                                                                       : read_arguments(&call, argc, argv);
     if (status == QD_OK && call.options)
         status = command->run(&call);
-    progress_watch_end(); /* where it failed on the way */
+    progress_watch_end(); /* a command that failed may not have ended it */
     if (status != QD_OK && command == &cli_train)
         status = qd_train_not_started(status, &(qd_train_observer){.size = sizeof(qd_train_observer), .on_failure = cli_on_failure});
     qd_options_destroy(call.options);
@@ -231,7 +231,7 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
 static qd_status dispatch(int argc, char *const *argv)
 {
     if (argc < 2)
-        return QD_FAIL(QD_USAGE, "name a command, for example: quadrille train run.yaml (all of them: quadrille help)");
+        return QD_FAIL(QD_USAGE, "give a command, for example: quadrille train run.yaml (all commands: quadrille help)");
     const char *name = argv[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         name = "help";
@@ -243,9 +243,9 @@ static qd_status dispatch(int argc, char *const *argv)
     return run_command(command, argc - 2, argv + 2, argv);
 }
 
-/* 2: what the user gave must change (the call, the configuration, a damaged file); 1: it failed at
- * run time; 75 (EX_TEMPFAIL): nothing is wrong, and the same call is to be made again: it was asked
- * to stop, or another run still has the folder. */
+/* 2: the user must change something (the call, the configuration, a damaged file); 1: failed at run
+ * time; 75 (EX_TEMPFAIL): run the same command again, because it was asked to stop or another run
+ * is using the folder. */
 static int exit_status(qd_status status)
 {
     if (status == QD_STOPPED || status == QD_BUSY)
@@ -253,7 +253,8 @@ static int exit_status(qd_status status)
     return status == QD_OK ? 0 : status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT ? 2 : 1;
 }
 
-/* Descriptors 0 to 2 must be taken, or a file opened later would be written to by accident. */
+/* Opens descriptors 0 to 2 if they are closed: otherwise a file opened later would get one of them,
+ * and output meant for a standard stream would be written to it. */
 static void fill_standard_files(void)
 {
     int fd;
@@ -264,8 +265,7 @@ static void fill_standard_files(void)
         close(fd);
 }
 
-/* What the library warns of while it goes on, such as a kernel that is slower than it need be: told
- * once, by one rank. */
+/* Prints warnings of the library, such as a slow kernel, once each and on one rank only. */
 static void on_log(void *context, qd_log_level level, const char *subsystem, const char *text)
 {
     enum { MOST = 32 };
@@ -273,7 +273,7 @@ static void on_log(void *context, qd_log_level level, const char *subsystem, con
     static int count;
     char message[2200];
     (void)context;
-    if (level > QD_LOG_WARN && strcmp(subsystem, "tuning") != 0) /* the only one that a user waits for */
+    if (level > QD_LOG_WARN && strcmp(subsystem, "tuning") != 0) /* tuning takes long enough that users should see it */
         return;
     for (int i = 0; i < count; i++)
         if (strcmp(told[i], text) == 0)
@@ -292,10 +292,10 @@ int main(int argc, char **argv)
     if (qd_train_rank() <= 0)
         qd_log_set_sink(on_log, NULL, QD_LOG_INFO);
     qd_status status = dispatch(argc, argv);
-    /* A write that failed on the way is remembered by the stream, and its reason by nobody. */
+    /* The stream records that an earlier write failed, but not why. */
     bool lost = ferror(stdout), full = fflush(stdout) != 0;
     if (lost && !full && status == QD_OK)
-        status = QD_FAIL(QD_IO, "standard output cannot be written: some of it is lost");
+        status = QD_FAIL(QD_IO, "standard output cannot be written: some output is lost");
     if (full && status == QD_OK)
         status = QD_FAIL(QD_IO, "standard output cannot be written: %s", strerror(errno));
     if (status == QD_OK)

@@ -1,3 +1,4 @@
+/* Output that check, train, plan and simulate share: model and batch, memory, bars. */
 #include "plan.h"
 
 #include <string.h>
@@ -19,10 +20,10 @@ void plan_bar(double share, int width, char *text)
         strcat(text, " ");
 }
 
-int plan_bar_width(int beside)
+int plan_bar_width(int used)
 {
-    int columns = cli_columns(stdout), room = columns - beside;
-    return columns == 0 || room > PLAN_BAR ? PLAN_BAR : room < 4 ? 0 : room;
+    int columns = cli_columns(stdout), left = columns - used;
+    return columns == 0 || left > PLAN_BAR ? PLAN_BAR : left < 4 ? 0 : left;
 }
 
 void plan_print_head(const qd_check_report *r)
@@ -56,15 +57,15 @@ void plan_print_host(const qd_check_report *r)
     char amount[32];
     qd_text_bytes(r->host_bytes, amount, sizeof amount);
     if (r->host_bytes > 0)
-        printf("host     %s of host memory per rank beside that: optimizer state\n", amount);
+        printf("host     %s of host memory per rank in addition: optimizer state\n", amount);
     for (int i = 0; i < r->host_line_count; i++) {
         qd_text_bytes(r->host_lines[i].bytes, amount, sizeof amount);
         printf("  %-38s %10s\n", r->host_lines[i].name, amount);
     }
     qd_text_bytes(r->chunk_bytes, amount, sizeof amount);
     if (r->chunk_bytes > 0)
-        printf("  it passes through %s of the device's memory, which are counted above\n", amount);
+        printf("  streamed through %s of device memory, which are included above\n", amount);
     qd_text_bytes(r->snapshot_bytes, amount, sizeof amount);
     if (r->snapshot_bytes > 0)
-        printf("snapshot %s of host memory per rank beside that: what checkpoints are written from\n", amount);
+        printf("snapshot %s of host memory per rank in addition: the copy that checkpoints are written from\n", amount);
 }

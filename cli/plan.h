@@ -1,4 +1,5 @@
-/* How a run looks before it starts, for check, train and plan. */
+/* Output that several commands share: a run before it starts (check, train), a layout compared with
+ * the planner's choice (plan, bench plans), bars. */
 #ifndef CLI_PLAN_H
 #define CLI_PLAN_H
 
@@ -9,21 +10,21 @@
 
 void plan_print_head(const qd_check_report *report);   /* model, layout, batch */
 void plan_print_memory(const qd_check_report *report); /* per rank, by kind, with bars */
-void plan_print_host(const qd_check_report *report); /* what lies in host memory, if anything */
+void plan_print_host(const qd_check_report *report); /* host memory, if any is used */
 
-/* A layout that was asked about, beside the first choice. */
+/* The layout of --against, compared with the first choice: as text, and as JSON. */
 void plan_print_against(const qd_plan_report *report);
 void plan_put_against(qd_json_writer *writer, const qd_plan_against *against);
 
-/* Cells of the bars in lines that have so many columns beside them: less than 24 on narrow
- * terminals, and none where there is no room. */
+/* Cells of a bar in a line whose other columns take `used`: PLAN_BAR, fewer on narrow terminals, 0
+ * if less than 4 would fit. */
 enum { PLAN_BAR = 24 };
-int plan_bar_width(int beside);
+int plan_bar_width(int used);
 
 /* A bar of `width` cells, filled to `share` (0 to 1), with eighths of a cell in UTF-8. `text` needs
  * 4 * width + 1 bytes. */
 void plan_bar(double share, int width, char *text);
-/* Before a search: programs are built and thrown away by the thousand, and memory that goes back to
- * the system each time costs an eighth of the search. */
+/* Call it before a search. It builds and frees thousands of programs; returning their memory to the
+ * system each time would take an eighth of the search. */
 void plan_keep_memory(void);
 #endif

@@ -1,4 +1,4 @@
-/* quadrille plan: which layout to train with, and why. */
+/* quadrille plan: searches for the fastest layout and explains it. */
 #include "plan.h"
 #include "progress.h"
 #include "simulate.h"
@@ -110,7 +110,7 @@ void plan_print_against(const qd_plan_report *r)
 
 enum { SHOWN = 10 };
 
-/* A table where the terminal has room for it; else each layout as a paragraph. */
+/* A table if the terminal is wide enough; otherwise a paragraph per layout. */
 static void print_choices(const qd_plan_report *r)
 {
     enum { FIGURES = 34 }; /* columns of number, step, MFU and memory */
@@ -123,7 +123,7 @@ static void print_choices(const qd_plan_report *r)
     bool table = columns == 0 || widest + FIGURES + 2 + reason <= columns;
     if (table)
         printf("     %-*s %10s %7s %10s%s\n", widest, "layout", "step", "MFU", "memory",
-               count > 1 ? "  beside the first it" : "");
+               count > 1 ? "  compared with the first it" : "");
     for (int i = 0; i < count; i++) {
         const qd_plan_choice *c = r->choices[i];
         char step[32], memory[32], number[16];
@@ -136,13 +136,13 @@ static void print_choices(const qd_plan_report *r)
                    loses[0] ? "  " : "", loses);
         } else {
             cli_say(number, 5, "%s", c->layout);
-            cli_say("", 5, "%s in %s, MFU %.1f %%%s%s", step, memory, 100.0 * c->mfu, loses[0] ? "; beside the first it " : "", loses);
+            cli_say("", 5, "%s in %s, MFU %.1f %%%s%s", step, memory, 100.0 * c->mfu,
+                    loses[0] ? "; compared with the first it " : "", loses);
         }
     }
 }
 
-/* What the first choice changes in the configuration that was given, as it is written on a command
- * line. */
+/* Prints what the first choice changes in the given configuration, as command-line arguments. */
 static qd_status print_keys(const qd_options *before, const qd_options *planned, const qd_plan_choice *choice)
 {
     char *was = NULL, *is = NULL, section[64] = "";
@@ -183,12 +183,12 @@ static qd_status print_plan(const qd_options *given, const qd_options *planned, 
             r->wall_seconds);
     print_choices(r);
     if (r->late)
-        cli_say("", 0, "warning: the clock ended the search after %.0f s, before its budget of work was spent: this answer depends on the "
-                       "machine's speed; give some of the axes",
+        cli_say("", 0, "warning: the search reached its time limit after %.0f s, before its work budget was spent: this result depends on "
+                       "the machine's speed; set some of the axes",
                 r->wall_seconds);
     else if (r->stopped)
         cli_say("", 0,
-                "not all layouts were looked at: the search ends after a fixed amount of work; give some of the axes to look further");
+                "not all layouts were considered: the search ends after a fixed amount of work; set some of the axes to search further");
     for (int i = 0; i < r->reason_count; i++)
         cli_say(i == 0 ? "why" : "", 5, "%s", r->reasons[i]);
     cli_say("next", 5, "%s", r->next);
@@ -205,11 +205,11 @@ static qd_status answer(cli_call *call, qd_plan_report **r)
     bool json = qd_options_bool(o, "json");
     if ((tokens > 0.0) != (days > 0.0))
         return QD_FAIL(QD_USAGE,
-                       "plan: --tokens and --days go together: how many GPUs train so many tokens in so many days?");
+                       "plan: --tokens and --days need each other: how many GPUs train this many tokens in this many days?");
     QD_TRY(cli_needs(call, "most", "tokens"));
-    QD_TRY(cli_apart(call, "tokens", "gpus")); /* which it looks for */
+    QD_TRY(cli_apart(call, "tokens", "gpus")); /* --tokens searches for it */
     if (tokens > 0.0 && strcmp(qd_options_origin(o, "parallel.ranks"), "command line") == 0)
-        return QD_FAIL(QD_USAGE, "plan: --tokens looks for the number of GPUs: leave parallel.ranks out");
+        return QD_FAIL(QD_USAGE, "plan: --tokens searches for the number of GPUs: leave parallel.ranks out");
     QD_TRY(cli_apart(call, "tokens", "largest"));
     QD_TRY(cli_apart(call, "tokens", "against"));
     QD_TRY(cli_apart(call, "largest", "against"));
@@ -265,7 +265,7 @@ static qd_status run(cli_call *call)
         QD_TRY_DONE(qd_options_set(o, "parallel.ranks", number));
     }
     plan_keep_memory();
-    progress_watch("looking at layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
+    progress_watch("searching layouts of %s", qd_options_bool(o, "largest") ? "all presets" : "the model");
     QD_TRY_DONE(answer(call, &report));
     progress_watch_end();
     QD_TRY_DONE(qd_options_bool(o, "json") ? print_json(report) : print_plan(given, o, report));
@@ -282,15 +282,15 @@ done:
 
 static const qd_option own[] = {
     CLI_OPTION_CLUSTER,
-    {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "accelerators, in place of parallel.ranks of CONFIG; 0: those", NULL},
+    {"gpus", QD_OPTION_INT, "0", 0, 65536, NULL, "number of accelerators; 0: parallel.ranks of CONFIG", NULL},
     {"against", QD_OPTION_STRING, "", 0, 0, NULL,
-     "a layout to set beside the first choice, for example \"tp=8 pp=16 zero=1\": how far behind it is, and why", NULL},
+     "a layout to compare with the first choice, for example \"tp=8 pp=16 zero=1\": how much slower it is, and why", NULL},
     {"write", QD_OPTION_STRING, "", 0, 0, NULL, "writes the configuration with the first choice to this file", NULL},
-    {"tokens", QD_OPTION_FLOAT, "0", 0, 1e18, NULL, "how many GPUs train so many tokens in --days?", NULL},
+    {"tokens", QD_OPTION_FLOAT, "0", 0, 1e18, NULL, "finds how many GPUs train this many tokens in --days", NULL},
     {"days", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "see --tokens", NULL},
     {"most", QD_OPTION_INT, "16384", 1, 65536, NULL, "--tokens: the most GPUs to consider", NULL},
     {"largest", QD_OPTION_BOOL, "false", 0, 0, NULL,
-     "which is the largest preset that fits? It takes the place of model.preset", NULL},
+     "finds the largest preset that fits, instead of model.preset", NULL},
     CLI_OPTION_JSON,
 };
 
@@ -301,11 +301,10 @@ const cli_command cli_plan = {
     .details =
         "  quadrille plan --model llama3.1-8b --cluster h100 --gpus 64 --seq 8192 train.global_batch=128 "
         "train.precision=bf16\n\n"
-        "Axes, stage, micro-batch and recompute that are given stay as they are; the rest is searched for. In the table, MFU is the share\n"
-        "of the accelerators' peak that the model's own FLOPs take, vpp parallel.virtual_stages, tp in n pieces parallel.tp_overlap. "
-        "keys:\n"
-        "what the first choice changes in the configuration; --write keeps all of it as a file. A layout fits if it leaves\n"
-        "accelerator.reserve (4 %) of the memory free; where none does, plan looks for one with train.offload=optimizer.",
+        "Axes, ZeRO stage, micro-batch and recompute that are set stay fixed; the rest is searched for. In the table, MFU is the model's\n"
+        "FLOP/s over the accelerators' peak, vpp is parallel.virtual_stages, and tp in n pieces is parallel.tp_overlap. keys: what the\n"
+        "first choice changes in the configuration; --write saves all of it as a file. A layout fits if it leaves accelerator.reserve\n"
+        "(4 %) of the memory free; if none does, plan searches with train.offload=optimizer.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

@@ -1,3 +1,5 @@
+/* Progress lines on the terminal, a watch for work that reports no progress, and signals that stop
+ * a command cleanly. */
 #include "progress.h"
 
 #include "plan.h"
@@ -33,7 +35,7 @@ void progress_draw_first(FILE *file, double share, const char *const *texts, int
 {
     enum { BAR = 16 };
     char bar[4 * BAR + 1], left[32], rest[48] = "";
-    int columns = cli_columns(file); /* again each time: terminals are resized */
+    int columns = cli_columns(file); /* each time: the terminal may have been resized */
     if (seconds_left >= 0.0) {
         qd_text_seconds(seconds_left, left, sizeof left);
         snprintf(rest, sizeof rest, "  %s left", left);
@@ -74,8 +76,7 @@ void progress_clear(progress_line *line)
     line->open = false;
 }
 
-/* ---- a watch ---- */
-
+/* The state of progress_watch(). */
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t ended;
@@ -92,7 +93,7 @@ static void clear_and_end(int number)
 {
     ssize_t written = write(STDERR_FILENO, clear_line, sizeof clear_line - 1);
     (void)written;
-    raise(number); /* whose handler is the default again */
+    raise(number); /* SA_RESETHAND has restored the default action */
 }
 
 static void show_watch(void)
@@ -136,7 +137,7 @@ void progress_watch(const char *format, ...)
         sigset_t all, before;
         struct sigaction action = {.sa_handler = clear_and_end, .sa_flags = SA_RESETHAND};
         watch.begin = now();
-        /* Signals are for the thread that measures. */
+        /* Signals must be delivered to the thread that works. */
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         watch.shown = false;
@@ -166,8 +167,6 @@ void progress_watch_end(void)
     fflush(stderr);
 }
 
-/* ---- signals ---- */
-
 static void mark(int number)
 {
     (void)number;
@@ -176,7 +175,7 @@ static void mark(int number)
 
 void progress_catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = mark, .sa_flags = SA_RESETHAND}; /* a second one ends the program */
+    struct sigaction action = {.sa_handler = mark, .sa_flags = SA_RESETHAND}; /* a second signal kills the program */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
 }

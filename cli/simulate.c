@@ -1,4 +1,4 @@
-/* quadrille simulate: how long a step will take on a cluster, and why. */
+/* quadrille simulate: predicts step time, memory and communication on a cluster. */
 #include "plan.h"
 #include "progress.h"
 #include "simulate.h"
@@ -16,12 +16,12 @@ static void print_time(const qd_sim_report *r)
         const char *name;
         double seconds;
     } parts[] = {
-        {"products", r->product_seconds},
+        {"GEMMs", r->product_seconds},
         {"attention", r->attention_seconds},
-        {"kernels that move bytes", r->memory_seconds},
+        {"memory-bound kernels", r->memory_seconds},
         {"optimizer", r->optimizer_seconds},
         {"gaps between kernels", r->launch_seconds},
-        {"slowed by what runs beside it", slowed},
+        {"slowed by overlapped work", slowed},
         {"waiting for other stages", r->bubble_seconds},
         {"between steps, for the slowest rank", r->late_seconds},
     };
@@ -48,7 +48,7 @@ static void print_time(const qd_sim_report *r)
                unit, bar, 100.0 * r->exposed[i].value / r->step_seconds);
     }
     for (int i = 0; i < r->hidden_count; i++)
-        printf("  beside computation, over %-13s %9.3f %s\n", r->hidden[i].name, scale * r->hidden[i].value, unit);
+        printf("  overlapped, over %-21s %9.3f %s\n", r->hidden[i].name, scale * r->hidden[i].value, unit);
 }
 
 static void print_memory(const qd_sim_report *r)
@@ -63,7 +63,7 @@ static void print_memory(const qd_sim_report *r)
     }
     qd_text_bytes(r->host_bytes, amount, sizeof amount);
     if (r->host_bytes > 0)
-        printf("host     %s of host memory per rank beside that: optimizer state\n", amount);
+        printf("host     %s of host memory per rank in addition: optimizer state\n", amount);
 }
 
 static void print_report(const qd_sim_report *r)
@@ -86,8 +86,6 @@ static void print_report(const qd_sim_report *r)
     if (r->cost_per_step > 0.0)
         printf("cost     %.4g per step\n", r->cost_per_step);
 }
-
-/* ---- the scaling curve ---- */
 
 enum { MOST_POINTS = 24 };
 
@@ -118,7 +116,7 @@ static qd_status print_scaling(cli_call *call, bool json)
         qd_json_end(&w);
         return cli_print_json(&text);
     }
-    puts("communicating: what nothing hides. efficiency: tokens/s per GPU, over those of the first line");
+    puts("communicating: not overlapped. efficiency: tokens/s per GPU, relative to the first line");
     printf("%8s %10s %10s %10s %13s %11s\n", "GPUs", "step", "tokens/s", "computing", "communicating", "efficiency");
     double first = 0.0;
     for (int i = 0; i < count; i++) {
@@ -199,10 +197,10 @@ static const qd_option own[] = {
     CLI_OPTION_CLUSTER,
     CLI_OPTION_JSON,
     {"timeline", QD_OPTION_STRING, "", 0, 0, NULL,
-     "writes the step to this file in Perfetto's format, with the names of the trainer's trace", NULL},
+     "writes the step to this file as a Perfetto trace, with the names of the trainer's trace", NULL},
     {"report", QD_OPTION_STRING, "", 0, 0, NULL, "writes the step to this file as one HTML page", NULL},
-    {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, a line per stage", NULL},
-    {"scaling", QD_OPTION_INT, "0", 0, 65536, NULL, "shows the layout on more and more GPUs, up to this number", NULL},
+    {"draw", QD_OPTION_BOOL, "false", 0, 0, NULL, "draws the step, one line per stage", NULL},
+    {"scaling", QD_OPTION_INT, "0", 0, 65536, NULL, "simulates the layout on increasing numbers of GPUs, up to this one", NULL},
     {"strong", QD_OPTION_BOOL, "false", 0, 0, NULL, "--scaling: the global batch stays the same instead of growing with the GPUs", NULL},
 };
 
@@ -211,7 +209,7 @@ const cli_command cli_simulate = {
     .arguments = "[CONFIG] --cluster NAME|FILE [key=value …] [--json]",
     .summary = "Predicts the step time, memory and communication of a run on a cluster",
     .details = "  quadrille simulate --cluster h100 --model llama3-8b --ranks 64 --zero 1 --seq 8192 train.precision=bf16\n\n"
-               "Reads the step program that train interprets; needs no GPU.",
+               "Simulates the step program that train executes; needs no GPU.",
     CLI_OPTIONS(own),
     .configuration = true,
     .more = qd_cluster_table,

@@ -1,4 +1,4 @@
-/* A simulated step as an HTML report. */
+/* quadrille simulate --report: a simulated step as an HTML page. */
 #include "simulate.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static qd_report_figure *add_figure(page *p, const char *name, const char *unit,
     return f;
 }
 
-/* "dp 8.9 ms, tp 120 ms": what nothing hides, by axis. */
+/* "dp 8.9 ms, tp 120 ms": communication that is not overlapped, by axis. Returns the sum. */
 static double put_exposed(const qd_sim_report *r, char *text, size_t size)
 {
     double sum = 0.0;
@@ -103,7 +103,8 @@ static void fill(page *p, const qd_sim_report *r, qd_report *report)
                           .notes = p->notes, .note_count = r->loss_count, .memory = &p->memory};
 }
 
-/* The timeline goes through a trace, which is what reports of measured runs are made from too. */
+/* The timeline is written as a trace and read back: reports of measured runs use the same
+ * format. */
 qd_status simulate_write_report(const qd_simulation *simulation, const char *path)
 {
     page p = {0};

@@ -1,11 +1,9 @@
-/* quadrille tokenize: text becomes token shards. */
+/* quadrille tokenize: converts text to token shards. */
 #include "progress.h"
 
 #include <quadrille/data.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- what is shown while it runs ---- */
 
 static bool on_training(void *context, const char *phase, int64_t done, int64_t total)
 {
@@ -27,8 +25,6 @@ static bool on_progress(void *context, const qd_tokenize_progress *p)
     return !progress_stopped();
 }
 
-/* ---- the tokenizer ---- */
-
 static qd_status train(const cli_call *call, int threads, progress_line *line, qd_tokenizer **tokenizer)
 {
     qd_tokenizer_training t = qd_tokenizer_training_for_run((int32_t)qd_options_int(call->options, "train"));
@@ -48,21 +44,21 @@ static qd_status check_arguments(const cli_call *call)
     const qd_options *o = call->options;
     bool given = qd_options_string(o, "tokenizer")[0], trained = qd_options_int(o, "train") > 0;
     if (call->word_count < 1)
-        return QD_FAIL(QD_USAGE, "tokenize: name at least one text file or folder");
+        return QD_FAIL(QD_USAGE, "tokenize: give at least one text file or folder");
     if (!qd_options_string(o, "output")[0])
-        return QD_FAIL(QD_USAGE, "tokenize: name the folder for the shards with --output");
+        return QD_FAIL(QD_USAGE, "tokenize: set the folder for the shards with --output");
     if (given == trained)
-        return QD_FAIL(QD_USAGE, "tokenize: %s: --tokenizer FILE, --tokenizer bytes or --train ENTRIES would be right",
+        return QD_FAIL(QD_USAGE, "tokenize: %s: use one of --tokenizer FILE, --tokenizer bytes and --train ENTRIES",
                        given ? "two tokenizers are given" : "no tokenizer is given");
     if (trained && qd_options_int(o, "train") < 257)
         return QD_FAIL(QD_USAGE, "tokenize: --train %lld: a tokenizer needs more than 256 entries, one for each byte and the end "
                                  "of documents", (long long)qd_options_int(o, "train"));
     if (!trained && qd_options_string(o, "save")[0])
-        return QD_FAIL(QD_USAGE, "tokenize: --save keeps a tokenizer that --train makes: add --train, or leave it out");
+        return QD_FAIL(QD_USAGE, "tokenize: --save is for the tokenizer of --train: add --train, or leave out --save");
     return QD_OK;
 }
 
-/* bytes: *tokenizer stays NULL. */
+/* Sets up the encoder of the options. With --tokenizer bytes, *tokenizer stays NULL. */
 static qd_status make_encoder(const cli_call *call, int threads, progress_line *line, qd_tokenizer **tokenizer,
                               qd_text_encoder *encoder)
 {
@@ -77,8 +73,6 @@ static qd_status make_encoder(const cli_call *call, int threads, progress_line *
         QD_TRY(qd_tokenizer_save(*tokenizer, kept));
     return qd_text_encoder_create(*tokenizer, NULL, encoder);
 }
-
-/* ---- afterwards ---- */
 
 static qd_status print_json(const char *folder, const qd_text_encoder *encoder, const qd_tokenize_report *r)
 {
@@ -107,7 +101,7 @@ static void print_report(const char *folder, const qd_text_encoder *encoder, con
     qd_text_count((double)r->tokens, tokens, sizeof tokens);
     qd_text_bytes(r->shard_bytes, size, sizeof size);
     if (r->skipped > 0)
-        snprintf(skipped, sizeof skipped, ", %lld not taken", (long long)r->skipped);
+        snprintf(skipped, sizeof skipped, ", %lld skipped", (long long)r->skipped);
     printf("text     %s in %lld file%s, %lld document%s%s\n", bytes, (long long)r->files, r->files == 1 ? "" : "s",
            (long long)r->documents, r->documents == 1 ? "" : "s", skipped);
     printf("tokens   %s of a vocabulary of %lld, %.2f bytes of text each\n", tokens, (long long)encoder->vocab,
@@ -116,7 +110,7 @@ static void print_report(const char *folder, const qd_text_encoder *encoder, con
     printf("speed    %.1f MB/s\n", r->seconds > 0.0 ? (double)r->bytes * 1e-6 / r->seconds : 0.0);
 }
 
-/* The tokenizer goes with the shards: a run on them needs it to speak. */
+/* Saves the tokenizer with the shards: a run on them needs it to generate text. */
 static qd_status keep_tokenizer(const char *folder, const qd_tokenizer *tokenizer)
 {
     char *path = NULL;
@@ -166,14 +160,14 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"output", QD_OPTION_STRING, "", 0, 0, NULL, "folder for the shards; it is made, or must be empty", NULL},
+    {"output", QD_OPTION_STRING, "", 0, 0, NULL, "folder for the shards; created, or must be empty", NULL},
     {"tokenizer", QD_OPTION_STRING, "", 0, 0, NULL, "tokenizer.json or tiktoken file, or bytes", NULL},
     {"train", QD_OPTION_INT, "0", 0, 2147483647, NULL, "trains a tokenizer of this many entries on the text first", NULL},
-    {"save", QD_OPTION_STRING, "", 0, 0, NULL, "file that also keeps the trained tokenizer", NULL},
+    {"save", QD_OPTION_STRING, "", 0, 0, NULL, "file to which the trained tokenizer is also saved", NULL},
     {"separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
-    {"field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of the lines of .jsonl files that is the document", NULL},
-    {"shard-tokens", QD_OPTION_INT, "100M", 1, 1e12, NULL, "most tokens of one shard", NULL},
-    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "0: all cores", NULL},
+    {"field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of each line of a .jsonl file that is the document", NULL},
+    {"shard-tokens", QD_OPTION_INT, "100M", 1, 1e12, NULL, "largest number of tokens in a shard", NULL},
+    {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "threads; 0: all cores", NULL},
     CLI_OPTION_JSON,
 };
 
@@ -184,8 +178,8 @@ const cli_command cli_tokenize = {
     .summary = "Turns text files and folders into token shards to train on",
     .details = "  quadrille tokenize books/ --output tokens --train 8000\n"
                "  quadrille train data.path=tokens data.tokenizer=tokens/tokenizer.json model.vocab=8000\n\n"
-               "Uses all cores and a fixed amount of memory; the shards are the same for any number of threads. The folder appears\n"
-               "when it is complete, with the tokenizer beside the shards.",
+               "Uses all cores and a fixed amount of memory; the shards do not depend on the number of threads. The folder appears\n"
+               "when it is complete, with the tokenizer next to the shards.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -1,4 +1,4 @@
-/* quadrille train: the run is the library's; here is what the user sees of it. */
+/* quadrille train: what the user sees of a run; the run itself is qd_train(). */
 #include "curve.h"
 #include "plan.h"
 #include "progress.h"
@@ -12,11 +12,11 @@
 
 typedef struct view {
     const qd_options *options;
-    int columns; /* of the terminal; 0: none, lines are printed one below the other */
+    int columns; /* of the terminal; 0: not a terminal, each step is printed on its own line */
     int64_t log_every;
-    bool line_open; /* the progress line waits to be rewritten */
+    bool line_open; /* the cursor is on a progress line */
     double begin, shown; /* seconds: first step, last time the line was drawn */
-    int64_t first_step;  /* 1, or later in a run that goes on; 0: none yet */
+    int64_t first_step;  /* 1, or later in a resumed run; 0: none yet */
     double *losses;
     int64_t count, capacity;
 } view;
@@ -83,7 +83,7 @@ static void keep_loss(view *v, double loss)
     v->losses[v->count++] = loss;
 }
 
-/* A line in several lengths: MFU goes first, then the norm, then the speed. */
+/* A line in several lengths: shorter forms drop MFU, then the norm, then the speed. */
 enum { STEP_FORMS = 4, STEP_TEXT = 160 };
 typedef struct step_text {
     char forms[STEP_FORMS][STEP_TEXT];
@@ -93,7 +93,7 @@ typedef struct step_text {
 static void format_step(const qd_train_step *s, step_text *text)
 {
     char rate[32], head[96], norm[40], speed[48], mfu[32] = "";
-    /* Three digits, zeros at the end too, so that columns stay where they are; not "123." */
+    /* Three digits with trailing zeros, so that columns stay aligned; not "123." */
     snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "  norm %#.3g" : "  norm %.3g", s->grad_norm);
     qd_text_count(s->tokens_per_second, rate, sizeof rate);
     snprintf(speed, sizeof speed, "  %s tokens/s", rate);
@@ -137,8 +137,7 @@ static void on_step(void *context, const qd_train_step *s)
     }
 }
 
-
-/* Text that becomes tokens, on a terminal only. */
+/* Progress of tokenization, on a terminal only. */
 static void on_prepare(void *context, const char *what, int64_t done, int64_t total)
 {
     view *v = context;
@@ -160,7 +159,7 @@ static void on_note(void *context, const char *text)
     fflush(stdout);
 }
 
-/* Another rank than the one that prints the steps may tell it. */
+/* Under MPI the rank that reports a failure may not be the one that prints the steps. */
 static void on_failure(void *context, const char *message)
 {
     view *v = context;
@@ -201,7 +200,7 @@ static void on_end(void *context, const qd_train_end *e)
     fflush(stdout);
 }
 
-/* ---- --json: an object per line ---- */
+/* With --json, each line is an object. */
 
 static void put_line(qd_strbuf *line)
 {
@@ -264,11 +263,9 @@ static void on_end_json(void *context, const qd_train_end *e)
     put_line(&line);
 }
 
-/* ---- the command ---- */
-
 static qd_status run(cli_call *call)
 {
-    if (!call->config) /* with a CONFIG of their own users say what they want */
+    if (!call->config) /* a CONFIG replaces the saved configuration */
         QD_TRY(qd_train_resume_options(call->options));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
@@ -288,26 +285,27 @@ static qd_status run(cli_call *call)
                                     .on_end = on_end_json,
                                     .on_failure = cli_on_failure};
     qd_status status = qd_train(call->options, call->argv, qd_options_bool(call->options, "json") ? &json : &text);
-    signal(SIGPIPE, SIG_IGN); /* the run has ended in order; what is still to be written must not change how */
+    signal(SIGPIPE, SIG_IGN); /* the run has ended: a failed write must not change its exit status */
     close_line(&v);
     free(v.losses);
     return status;
 }
 
 static const qd_option own[] = {
-    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the lines of metrics.jsonl as they come, and an object with the outcome", NULL},
+    {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the lines of metrics.jsonl as they are written, and a final object",
+     NULL},
 };
 
 const cli_command cli_train = {
     .name = "train",
     .arguments = "[CONFIG] [key=value …] [--flag value …]",
-    .summary = "Trains a model, on local ranks or in the world that mpirun or srun made",
+    .summary = "Trains a model, on local ranks or on those of mpirun or srun",
     .details = "  quadrille train run.yaml --ranks 4 train.lr=1e-3\n"
                "  mpirun -n 4 quadrille train run.yaml\n\n"
-               "CONFIG is a YAML file with the keys below; what is given on the command line wins. With --dir, checkpoints\n"
-               "are written every 30 minutes (run.save_minutes, run.save_every), at the end, and when the run is stopped. Ctrl-C stops\n"
-               "it after the step that runs, a second one at once. SIGTERM, SIGUSR1, SIGHUP and SIGPIPE, to this process or any rank,\n"
-               "do so with exit status 75: start again with --resume. In containers: mpirun --allow-run-as-root --oversubscribe.",
+               "CONFIG is a YAML file with the keys below; the command line overrides it. With --dir, checkpoints are written every\n"
+               "30 minutes (run.save_minutes, run.save_every), at the end, and when the run is stopped. Ctrl-C stops the run after\n"
+               "the current step, a second Ctrl-C at once. SIGTERM, SIGUSR1, SIGHUP and SIGPIPE, to this process or any rank, stop it\n"
+               "with exit status 75: resume it with --resume. In containers: mpirun --allow-run-as-root --oversubscribe.",
     CLI_OPTIONS(own),
     .configuration = true,
     .run = run,

@@ -1,4 +1,4 @@
-/* quadrille verify: two layouts of one configuration, step by step. */
+/* quadrille verify: compares two layouts of one configuration, step by step. */
 #include "cli.h"
 
 #include <quadrille/verify.h>
@@ -32,7 +32,7 @@ static void print_report(const qd_verify_report *r, const char *against)
 {
     char eps[96] = "";
     if (r->eps > 0.0)
-        snprintf(eps, sizeof eps, "; train.eps %g in both, so that AdamW does not magnify rounding (--eps)", r->eps);
+        snprintf(eps, sizeof eps, "; train.eps %g in both, so that AdamW does not amplify rounding errors (--eps)", r->eps);
     cli_say("", 0, "%lld step%s against %s%s", (long long)r->steps, r->steps == 1 ? "" : "s", against, eps);
     printf("  loss       largest relative difference %.2e\n", r->worst_loss);
     printf("  gradients  %.2e%s%s\n", r->worst_gradient, r->worst_gradient_name[0] ? "  " : "", r->worst_gradient_name);
@@ -46,11 +46,11 @@ static qd_status run(cli_call *call)
     qd_options *against = NULL;
     qd_verify_report report = qd_verify_report_default();
     const char *words = qd_options_string(call->options, "against");
-    /* --steps means this comparison; train.steps of a file means its long run. */
+    /* --steps is the length of the comparison; train.steps of a file is that of the run. */
     bool given = strcmp(qd_options_origin(call->options, "train.steps"), "command line") == 0;
     int64_t steps = given ? qd_options_int(call->options, "train.steps") : STEPS;
     if (words[0] == '\0')
-        return QD_FAIL(QD_USAGE, "verify: say which layout to compare with, for example --against \"ranks=1 dp=1\"");
+        return QD_FAIL(QD_USAGE, "verify: set the layout to compare with, for example --against \"ranks=1 dp=1\"");
     QD_TRY(qd_options_copy(call->options, &against));
     qd_status status = cli_assign_words(against, words);
     if (status == QD_OK)
@@ -67,11 +67,11 @@ static qd_status run(cli_call *call)
 }
 
 static const qd_option own[] = {
-    {"against", QD_OPTION_STRING, "", 0, 0, NULL, "assignments that make the other layout, for example \"ranks=1 dp=1\"", NULL},
+    {"against", QD_OPTION_STRING, "", 0, 0, NULL, "assignments for the other layout, for example \"ranks=1 dp=1\"", NULL},
     {"tolerance", QD_OPTION_FLOAT, "1e-5", 0, 1, NULL, "largest relative difference that counts as equal", NULL},
     {"eps", QD_OPTION_FLOAT, "1e-3", 0, 1, NULL,
-     "AdamW takes at least this for train.eps in both runs: with the usual one it makes full steps of gradients that are rounding alone; "
-     "0: train.eps as it is",
+     "lower bound of train.eps in both runs: with the usual eps, AdamW makes full steps for gradients that are only rounding errors; "
+     "0: train.eps unchanged",
      NULL},
     CLI_OPTION_JSON,
 };
@@ -81,7 +81,7 @@ const cli_command cli_verify = {
     .arguments = "[CONFIG] [key=value …] --against \"key=value …\" [--steps N] [--tolerance T] [--eps E] [--json]",
     .summary = "Runs two layouts and compares loss, gradients and weights step by step",
     .details = "  quadrille verify run.yaml --ranks 4 --against \"ranks=1 dp=1\"\n\n"
-               "Ranks are threads of this process. Without --steps, 5 steps are compared. Exit status 1 when they differ by\n"
+               "Ranks are threads of this process. Without --steps, 5 steps are compared. The exit status is 1 if they differ by\n"
                "more than the tolerance.",
     CLI_OPTIONS(own),
     .configuration = true,

@@ -42,7 +42,7 @@ FORBIDDEN_CALLS = re.compile(
 STANDARD_STREAM = re.compile(r"\bf(?:printf|puts|write|flush|putc)\s*\([^;]*\b(stdout|stderr)\b")
 CALLS_ALLOWED = {
     "getenv": ("src/train/launch/launch.c", "src/train/run/cache_folder.c"),
-    # A rank that qd_train() has started ends there, instead of returning into the code of the program.
+    # A rank that qd_train() started exits there instead of returning into the caller.
     "_exit": ("src/train/launch/launch.c",),
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -4,9 +4,7 @@ an opening comment in every source file that says what it is, and none of the ph
 prose, messages and help.
 
 Tables, code blocks and lines that cannot be broken are excepted. Code spans are not searched for
-phrasings. PENDING lists what is still to be edited; remove an entry once its paths pass.
-Prints one line per offence and exits with 1 when there is any; `--pending` prints those of the
-pending paths too.
+phrasings. Prints one line per offence and exits with 1 when there is any.
 """
 import os
 import re
@@ -43,20 +41,6 @@ BANNED = [
     (r"\bcomput(e|es|ed|ing)( \w+)? again\b", "recompute"),
 ]
 PHRASES = re.compile("|".join(f"(?P<p{index}>{phrase})" for index, (phrase, _) in enumerate(BANNED)), re.IGNORECASE)
-
-# Rule -> paths, or folders that end in a slash, which have not been edited yet.
-PENDING = {
-    "columns": ["bench/", "cli/", "docs/STATUS.md", "docs/architecture.md", "examples/", "data/", "include/", "src/", "tests/",
-                "tools/"],
-    "opening": ["bench/", "cli/", "src/", "tests/"],
-    "phrases": ["bench/", "cli/", "docs/STATUS.md", "docs/architecture.md", "docs/configuration.md", "examples/", "data/", "include/",
-                "src/", "tests/", "tools/"],
-}
-
-
-def pending(rule, path):
-    return any(path == entry or entry.endswith("/") and path.startswith(entry) for entry in PENDING[rule])
-
 
 def prose_of_markdown(lines):
     """(number, line) of what is neither in a code block nor a row of a table."""
@@ -113,7 +97,7 @@ def opening_is_missing(lines):
 
 
 def offences(path, text):
-    """(rule, line, what) of one file."""
+    """(line, what) of one file."""
     kind = os.path.splitext(path)[1]
     lines = text.split("\n")
     if kind == ".md":
@@ -122,19 +106,18 @@ def offences(path, text):
     else:
         prose, tables = list(prose_of_source(lines, kind)), list(strings_of_source(lines, kind))
         if opening_is_missing(lines):
-            yield "opening", 1, "the file does not open with a comment that says what it is"
+            yield 1, "the file does not open with a comment that says what it is"
     for number, line in prose:
         if len(line) > COLUMNS and breakable(line):
-            yield "columns", number, f"{len(line)} columns, the most are {COLUMNS}"
+            yield number, f"{len(line)} columns, the most are {COLUMNS}"
     for number, line in prose + tables:
         for match in PHRASES.finditer(re.sub(r"`[^`]*`", "", line)):
-            yield "phrases", number, f'"{match.group()}": write {BANNED[int(match.lastgroup[1:])][1]}'
+            yield number, f'"{match.group()}": write {BANNED[int(match.lastgroup[1:])][1]}'
 
 
 def main():
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
-    show = "--pending" in sys.argv[1:]
-    count = found = later = 0
+    count = found = 0
     for path in sources(root):
         full = os.path.join(root, path)
         if not path.endswith((".md",) + SOURCES) or not os.path.exists(full) or path == "tools/check_language.py":
@@ -142,13 +125,10 @@ def main():
         count += 1
         with open(full, encoding="utf-8", newline="") as file:
             text = file.read()
-        for rule, line, what in offences(path, text):
-            postponed = pending(rule, path)
-            later += postponed
-            found += not postponed
-            if show or not postponed:
-                print(f"{path}:{line}: {what}")
-    print(f"language: {count} files, {found} offences; {later} in paths that are still to be edited")
+        for line, what in offences(path, text):
+            found += 1
+            print(f"{path}:{line}: {what}")
+    print(f"language: {count} files, {found} offences")
     return 1 if found else 0
 
 

@@ -1,4 +1,4 @@
-/* quadrille bench: measurements of this machine. */
+/* quadrille bench: selects one of the benchmarks and checks its options. */
 #include "bench/bench.h"
 
 #include <errno.h>
@@ -7,11 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The parts; `bench NAME` runs one. */
+/* The benchmarks; `bench NAME` runs one. */
 static const bench_part *const parts[] = {&bench_collectives, &bench_kernels, &bench_step,     &bench_simulator,
                                           &bench_plans,       &bench_machine, &bench_pipeline, NULL};
 
-/* The ranks of a measurement are this program again, under any launcher: by its real name. */
+/* Benchmarks start this program again as their ranks, by its real path, which works under any
+ * launcher. */
 static char program_path[PATH_MAX];
 
 qd_status bench_program(const char **path)
@@ -24,7 +25,7 @@ qd_status bench_program(const char **path)
     return QD_OK;
 }
 
-/* The option, as one of the words between blanks. */
+/* Whether the option is one of the blank-separated words of part->options. */
 static bool is_taken(const bench_part *part, const char *option)
 {
     size_t length = strlen(option);
@@ -34,7 +35,7 @@ static bool is_taken(const bench_part *part, const char *option)
     return false;
 }
 
-/* What a part would pass over is refused. */
+/* Rejects options and keys that the benchmark would ignore. */
 static qd_status check_arguments(const cli_call *call, const bench_part *part)
 {
     const qd_option_table table = qd_config_table();
@@ -50,7 +51,7 @@ static qd_status check_arguments(const cli_call *call, const bench_part *part)
     }
     for (int i = 0; part->keys && i < table.count; i++)
         if (qd_options_is_set(call->options, table.options[i].key) && strcmp(table.options[i].key, part->keys) != 0)
-            return QD_FAIL(QD_USAGE, "bench %s: %s has no meaning here", part->name, table.options[i].key);
+            return QD_FAIL(QD_USAGE, "bench %s: %s has no effect here", part->name, table.options[i].key);
     int most = part->keys ? 1 : 2;
     return call->word_count <= most ? QD_OK : QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", part->name, call->words[most]);
 }
@@ -67,15 +68,15 @@ static qd_status run(cli_call *call)
 {
     const char *name = call->word_count > 0 ? call->words[0] : "";
     char list[128] = "";
-    if (strcmp(name, bench_collectives_rank.name) == 0) /* what follows is not for people */
+    if (strcmp(name, bench_collectives_rank.name) == 0) /* internal: how collectives starts its ranks */
         return bench_collectives_rank.run(call);
     for (int i = 0; parts[i]; i++) {
         if (strcmp(parts[i]->name, name) == 0)
             return run_part(call, parts[i]);
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", list[0] ? ", " : "", parts[i]->name);
     }
-    return QD_FAIL(QD_USAGE, name[0] ? "bench: there is nothing called '%s' to measure; there is: %s"
-                                     : "bench: %ssay what to measure: %s", name, list);
+    return QD_FAIL(QD_USAGE, name[0] ? "bench: there is no benchmark '%s'; there are: %s"
+                                     : "bench: %sgive a benchmark: %s", name, list);
 }
 
 static const qd_option own[] = {
@@ -83,18 +84,18 @@ static const qd_option own[] = {
      "collectives: mpi also times the MPI library's own calls, in the same run; simulator: a file of published runs; plans: a file of "
      "published layouts",
      NULL},
-    {"write", QD_OPTION_STRING, "", 0, 0, NULL, "machine: the file; empty: standard output", NULL},
+    {"write", QD_OPTION_STRING, "", 0, 0, NULL, "machine: file to write; empty: standard output", NULL},
     {"core", QD_OPTION_BOOL, "false", 0, 0, NULL, "simulator: only the rows marked core", NULL},
     {"smallest", QD_OPTION_INT, "4", 4, 1e12, NULL, "collectives: bytes of the smallest message", NULL},
     {"largest", QD_OPTION_INT, "67108864", 4, 1e12, NULL, "collectives: bytes of the largest message", NULL},
     {"operation", QD_OPTION_ENUM, "all", 0, 0,
      "all|all-reduce|reduce-scatter|all-gather|all-to-all|broadcast|reduce|gather|scatter|send|barrier",
      "collectives: measures this one only", NULL},
-    {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "time to spend on each measurement, about", NULL},
+    {"seconds", QD_OPTION_FLOAT, "0.5", 0.001, 1000, NULL, "approximate time for each measurement", NULL},
     {"warm-up", QD_OPTION_INT, "2", 0, 1000, NULL, "step, pipeline, machine: steps before the clock starts", NULL},
-    {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, pipeline, machine: steps that are timed", NULL},
+    {"repeat", QD_OPTION_INT, "5", 1, 100000, NULL, "step, pipeline, machine: timed steps", NULL},
     {"in-turn", QD_OPTION_STRING, "", 0, 0, NULL,
-     "step: a further CONFIG, whose steps are taken in turn with these: how they compare on a machine whose speed moves", NULL},
+     "step: a second CONFIG, whose steps alternate with these, to compare both on a machine whose speed varies", NULL},
     CLI_OPTION_JSON,
 };
 

@@ -1,4 +1,4 @@
-/* quadrille bench collectives: ours, beside the MPI library's own calls. */
+/* quadrille bench collectives: our collectives, compared with those of the MPI library. */
 #include "bench/bench.h"
 #include "progress.h"
 
@@ -39,8 +39,8 @@ static void print_time(double seconds)
 static void print_legend(const char *mpi)
 {
     cli_explain(
-        "time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in any other. bus: bytes that each rank must "
-        "move, per second. copies alone: the operation's copies between ranks and nothing else; bare copies: as many bytes within a rank's "
+        "time: median of the slowest rank, in memory of qd_comm_alloc(); plain memory: in other memory. bus: bytes that each rank must "
+        "move, per second. copies alone: only the operation's copies between ranks; bare copies: the same number of bytes within a rank's "
         "own memory; neither for sums and below 64 KiB");
     if (mpi[0])
         cli_explain("ratio: time of %s over ours; above 1, ours is faster", mpi);
@@ -68,7 +68,7 @@ static void print_rows(const qd_bench_collectives_result *result, bool mpi)
     }
 }
 
-/* 2 and 4 ranks, unless the user names a number. */
+/* 2 and 4 ranks, unless the user sets a number. */
 static int rank_counts(const qd_options *options, int counts[2])
 {
     counts[0] = 2;

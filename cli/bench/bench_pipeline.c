@@ -1,4 +1,4 @@
-/* quadrille bench pipeline: bubbles of every schedule, from measured times. */
+/* quadrille bench pipeline: the bubble of each schedule, replayed with measured times. */
 #include "bench/bench.h"
 #include "progress.h"
 
@@ -10,8 +10,8 @@
 static const char *const schedules[] = {"gpipe", "1f1b", "interleaved", "zb_h1", "zb_v", "dualpipe_v"};
 enum { SCHEDULES = sizeof schedules / sizeof *schedules };
 
-/* What the table is about unless the user says otherwise: four uniform stages. A head and a token
- * table of 16 entries weigh next to nothing beside the blocks. */
+/* Defaults: four uniform stages. Head and embedding of 16 tokens are negligible compared with the
+ * blocks. */
 static qd_status set_defaults(qd_options *o)
 {
     static const char *const defaults[][2] = {{"model.layers", "16"},    {"model.hidden", "256"},       {"model.heads", "4"},
@@ -23,15 +23,15 @@ static qd_status set_defaults(qd_options *o)
     return QD_OK;
 }
 
-/* A schedule with the times of passes undisturbed, and its bubble with each action's own. */
+/* A schedule replayed with undisturbed times of the passes, and its bubble with each action's own
+ * time. */
 typedef struct measured {
     qd_bench_actions actions;
     qd_replay_report report;
     double single;
 } measured;
 
-/* What else the machine does often lasts for seconds: the steps of a schedule are not timed all in
- * one go. */
+/* Disturbances often last for seconds, so the steps of a schedule are timed in several rounds. */
 enum { ROUNDS = 3 };
 
 static qd_status measure(cli_call *call, bool one, measured *rows)
@@ -67,9 +67,9 @@ static void print_row(const measured *m)
 static void print_rows(const measured *rows, int count)
 {
     cli_explain(
-        "time: of a step whose actions take what they took here undisturbed. bubble: the share of it that ranks wait; textbook: with "
-        "uniform stages. uneven: how much longer the busiest rank computes than the mean. singly: the bubble with each action's own time. "
-        "in flight: micro-batches whose activations a rank holds");
+        "time: of a step with the undisturbed times of its actions. bubble: the fraction of it that ranks wait; textbook: with uniform "
+        "stages. uneven: how much longer the busiest rank computes than the mean. singly: the bubble with each action's own time. in "
+        "flight: micro-batches whose activations a rank holds");
     printf("%-12s %6s %8s  %11s %10s %9s %10s %10s   %s\n", "schedule", "stages", "micro-b.", "time", "bubble", "textbook", "uneven",
            "singly", "in flight, by rank");
     for (int i = 0; i < count; i++)

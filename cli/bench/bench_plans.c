@@ -1,4 +1,4 @@
-/* quadrille bench plans: published layouts beside the first choices of the planner. */
+/* quadrille bench plans: published layouts, compared with the planner's first choices. */
 #include "bench/bench.h"
 #include "plan.h"
 #include "progress.h"
@@ -25,8 +25,8 @@ static void print_row(const qd_plan_row *row, const qd_plan_report *r)
 {
     const qd_plan_choice *first = r->choices[0];
     printf("%s (%.0f s%s)\n", row->name, r->wall_seconds,
-           r->late      ? "; the clock ended the search"
-           : r->stopped ? "; not all layouts were looked at"
+           r->late      ? "; the search reached its time limit"
+           : r->stopped ? "; not all layouts were considered"
                         : "");
     if (r->nearest[0] != '\0')
         printf("model    %s\n", r->nearest);
@@ -55,7 +55,7 @@ static qd_status run(cli_call *call)
 {
     const char *path = qd_options_string(call->options, "against");
     if (strcmp(path, "none") == 0)
-        return QD_FAIL(QD_USAGE, "bench plans: say what to compare with: --against FILE, for example data/published/layouts.json");
+        return QD_FAIL(QD_USAGE, "bench plans: set what to compare with: --against FILE, for example data/published/layouts.json");
     bool json = qd_options_bool(call->options, "json");
     qd_strbuf text = {0};
     qd_json_writer w = qd_json_writer_on(&text);

@@ -1,4 +1,4 @@
-/* quadrille bench simulator: predictions against published runs. */
+/* quadrille bench simulator: predictions compared with published runs. */
 #include "bench/bench.h"
 #include "progress.h"
 
@@ -79,7 +79,7 @@ static qd_status run(cli_call *call)
 {
     const char *path = qd_options_string(call->options, "against");
     if (strcmp(path, "none") == 0)
-        return QD_FAIL(QD_USAGE, "bench simulator: say what to compare with: --against FILE, for example data/published/runs.json");
+        return QD_FAIL(QD_USAGE, "bench simulator: set what to compare with: --against FILE, for example data/published/runs.json");
     qd_sim_scores scores = qd_sim_scores_default();
     progress_watch("simulating the runs of %s", path);
     qd_status status = qd_simulate_published(path, qd_options_bool(call->options, "core"), &scores);

@@ -1,4 +1,4 @@
-/* quadrille bench kernels and bench step: where time goes, against measured ceilings. */
+/* quadrille bench kernels and bench step: profiles, compared with measured ceilings. */
 #include "bench/bench.h"
 #include "progress.h"
 
@@ -39,14 +39,14 @@ static void print_rows(const qd_bench_table *t, bool shares)
     printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, %.1f GB/s of copying\n", t->device, t->fma_flops * 1e-9,
            t->copy_bytes * 1e-9);
     if (shares)
-        printf("beside the steps: %.1f GFLOP/s of multiply-adds, which are the ceiling of products; that of other rows is copying\n\n",
+        printf("next to the steps: %.1f GFLOP/s of multiply-adds, the ceiling of GEMMs; the ceiling of other rows is copying\n\n",
                t->beside_flops * 1e-9);
     else
         cli_explain(
-            "time, rate: the best run. ceiling: products are held run by run against multiply-adds of the same threads right before and "
-            "after, about as long as the run; the median of these quotients. Other rows: the best run against copying; what stays in the "
-            "caches exceeds it. quiet: the median over runs beside which nobody else used our cores: multiply-adds and integer additions "
-            "had 85 %% of their best (5 at least). runs: quiet ones / all. Products are taken in turn");
+            "time, rate: the best run. ceiling: each GEMM run is compared with multiply-adds of the same threads right before and after "
+            "it, for about as long as the run; the median of these ratios. Other rows: the best run compared with copying; data that stays "
+            "in the caches exceeds it. quiet: the median over runs during which no other program used our cores: multiply-adds and "
+            "integer additions reached 85 %% of their best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else
@@ -122,7 +122,7 @@ static qd_status print_step_json(const qd_bench_step_result *r, const qd_bench_t
     return cli_print_json(&text);
 }
 
-/* The configuration of --in-turn; NULL: there is none. */
+/* Reads the configuration of --in-turn; *other stays NULL without it. */
 static qd_status read_other(cli_call *call, qd_options **other)
 {
     const char *path = qd_options_string(call->options, "in-turn");
@@ -153,7 +153,8 @@ static qd_status run_step(cli_call *call)
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share);
     if (r.over_other > 0.0)
-        printf("a step of the other configuration: %.3f s; ours takes %.3f of those in turn with it\n", r.other_seconds, r.over_other);
+        printf("a step of the other configuration: %.3f s; ours takes %.3f times the steps it alternates with\n", r.other_seconds,
+               r.over_other);
     printf("memory of rank 0: %.3f GiB planned, %.3f GiB allocated; workspace %.1f MiB (%s)", (double)r.planned_bytes * 0x1p-30,
            (double)r.allocated_bytes * 0x1p-30, (double)r.workspace_bytes * 0x1p-20, r.workspace);
     if (r.device_bytes > 0)

@@ -1,4 +1,6 @@
-/* Measurements that a program can make of this machine and print as it likes. */
+/* Benchmarks of this machine: collectives, kernels, training steps, rates for the simulator. The
+ * functions fill structs and print nothing. None of them is collective: each starts its own ranks.
+ * Run them on an idle machine. */
 #ifndef QUADRILLE_BENCH_H
 #define QUADRILLE_BENCH_H
 
@@ -12,93 +14,90 @@
 extern "C" {
 #endif
 
-/* ---- collectives ---- */
-
 typedef struct qd_bench_collectives_config {
     size_t size;
     int ranks;                             /* processes on this machine */
     bool against_mpi;                      /* also time the MPI library's own calls and our mpi backend, in one run */
-    int64_t smallest_bytes, largest_bytes; /* message sizes, in steps of four */
-    double seconds;                        /* time to spend on each size and operation, about, all sides together */
-    int operation;                         /* only this qd_coll_kind (send stands for receive too); -1: all */
-    /* The command, ended by NULL, that calls qd_bench_collectives_rank() with the arguments
+    int64_t smallest_bytes, largest_bytes; /* message sizes; each is four times the one before */
+    double seconds;                        /* approximate time per size and operation, over all variants */
+    int operation;                         /* only this qd_coll_kind (send includes receive); -1: all */
+    /* NULL-terminated command that calls qd_bench_collectives_rank() with the arguments that are
      * appended to it. */
     const char *const *rank_command;
 } qd_bench_collectives_config;
-/* 2 ranks, 4 B to 64 MiB, without MPI. */
+/* Sets the defaults: 2 ranks, 4 B to 64 MiB, without MPI. */
 QD_API void qd_bench_collectives_config_init(qd_bench_collectives_config *config, size_t size);
 QD_SIZED_DEFAULT_BY_INIT(qd_bench_collectives_config)
 
-/* Medians of the slowest rank, fp32, sums. bytes: of the whole message as in qd_coll_bytes();
- * all-to-all: of what a rank sends, its own block included. Messages that are cut in parts are
- * rounded so that all parts are equal and none is empty. The root of broadcast, reduce, gather and
- * scatter moves on by one rank from call to call, so that no call can run ahead of its receivers.
- * send: all ranks send to their right and receive from their left neighbour. Bus bandwidth is that
- * of NCCL's tests: bytes that each rank must move, per second. */
+/* Medians of the slowest rank, fp32 sums. `bytes` is the size of the whole message as in
+ * qd_coll_bytes(); for all-to-all, what one rank sends, including its own block. Sizes of messages
+ * that are split are rounded so that all parts are equal and none is empty. The root of broadcast,
+ * reduce, gather and scatter advances by one rank per call, so that no call can run ahead of its
+ * receivers. send: every rank sends to its right neighbour and receives from its left one. Bus
+ * bandwidth is defined as in nccl-tests: bytes that each rank must move, per second. */
 typedef struct qd_bench_collectives_row {
     qd_coll_kind kind;
     int ranks;
     int64_t bytes;
-    double local_seconds;       /* ours, backend local, in memory of qd_comm_alloc() */
-    double plain_seconds;       /* the same in ordinary memory */
-    double mpi_backend_seconds; /* ours, backend mpi; 0 without MPI */
-    double mpi_seconds;         /* the MPI library's own call, in ordinary memory or in that of MPI_Alloc_mem(), whichever
-                                   is faster; 0 without MPI */
-    double copy_seconds;        /* the operation's copies alone, shared evenly between the ranks, each by one system call
-                                   from a neighbour's memory; 0 for sums, below 64 KiB, or where that is not allowed */
-    double bare_seconds;        /* as many bytes as the copies alone, copied by each rank within its own memory, through the caches
-                                   or past them, whichever is faster; 0 for sums and below 64 KiB */
-    double ratio;               /* mpi_seconds / local_seconds: above 1, ours is faster; 0 without MPI */
+    double local_seconds;       /* backend local, buffers from qd_comm_alloc() */
+    double plain_seconds;       /* backend local, ordinary memory */
+    double mpi_backend_seconds; /* backend mpi; 0 without MPI */
+    double mpi_seconds;         /* the MPI library's own call, in ordinary memory or memory of MPI_Alloc_mem(), whichever is
+                                   faster; 0 without MPI */
+    double copy_seconds;        /* only the copies of the operation, split evenly between the ranks, each one system call that
+                                   reads a neighbour's memory; 0 for sums, below 64 KiB, or where that is not permitted */
+    double bare_seconds;        /* the same number of bytes, copied by each rank within its own memory, with cached or
+                                   non-temporal stores, whichever is faster; 0 for sums and below 64 KiB */
+    double ratio;               /* mpi_seconds / local_seconds: above 1, backend local is faster; 0 without MPI */
     double local_bandwidth, mpi_backend_bandwidth, mpi_bandwidth; /* bytes per second; 0 for a barrier */
 } qd_bench_collectives_row;
 
 typedef struct qd_bench_collectives_result {
     size_t size;
-    char mpi_version[128]; /* "Open MPI v4.1.4"; "" without */
-    qd_bench_collectives_row *rows;
+    char mpi_version[128]; /* "Open MPI v4.1.4"; "" without MPI */
+    qd_bench_collectives_row *rows; /* released by qd_bench_collectives_free() */
     int count;
 } qd_bench_collectives_result;
 QD_SIZED_DEFAULT(qd_bench_collectives_result)
 
-/* Starts the ranks (with mpirun if against_mpi) and waits for them. QD_UNSUPPORTED if against_mpi
- * and this build has no MPI. Prints nothing; what mpirun itself has to say goes to standard
- * error. */
+/* Starts the ranks (with mpirun if against_mpi), waits for them and fills `result`. Messages of
+ * mpirun itself go to standard error. QD_USAGE for sizes or ranks out of range; QD_UNSUPPORTED if
+ * against_mpi and this build has no MPI; QD_REMOTE if a rank failed. */
 QD_API qd_status qd_bench_collectives(const qd_bench_collectives_config *config, qd_bench_collectives_result *result);
+/* Frees the rows. */
 QD_API void qd_bench_collectives_free(qd_bench_collectives_result *result);
 
-/* One rank of the measurement; `arguments` are what was appended to rank_command. After a failure
- * in an MPI job this does not return: it ends the job. */
+/* Runs one rank of the benchmark; `arguments` are those appended to rank_command. After a failure
+ * in an MPI job it does not return: it aborts the job. */
 QD_API qd_status qd_bench_collectives_rank(int count, char *const *arguments);
 
-/* ---- kernels and the training step ---- */
-
-/* One line of a table of where time goes. */
+/* One row of a profile: a kernel, or a part of the step. */
 typedef struct qd_bench_row {
     char name[40], shape[64];
     double seconds;       /* kernels: best run; step: per step */
     double share;         /* step: of the step's time; kernels: 0 */
     double flops, bytes;  /* per second; 0 where it does not apply */
     double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable. Kernels: the
-                             median over runs, each held against the mean of multiply-adds timed right before and after it */
+                             median over runs, each relative to the mean FMA rate right before and after it */
     double quiet_share;   /* kernels: the same over the quiet runs; 0: there were fewer than 5 */
-    int runs, quiet_runs; /* kernels: all; those beside which multiply-adds and integer additions had 85 % of their best */
+    int runs, quiet_runs; /* kernels: all runs; those during which FMAs and integer additions reached 85 % of their best rate */
 } qd_bench_row;
 
 enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     size_t size;
-    char device[96];              /* instruction set, product library, threads */
+    char device[96];              /* instruction set, GEMM library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
-    /* step: the mean of fma_flops as measured right before and after each step and, with one rank,
-     * between its ops */
+    /* step: mean FMA rate measured right before and after each step and, with one rank, between its
+     * ops */
     double beside_flops;
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
 } qd_bench_table;
 QD_SIZED_DEFAULT(qd_bench_table)
 
-/* Kernels at the sizes of the configured model (default: GPT-2 124M), one micro-batch, with
- * run.threads threads. */
+/* Times the kernels at the shapes of the configured model (default: GPT-2 124M), one micro-batch,
+ * with run.threads threads. QD_USAGE for a configuration that cannot run. */
 QD_API qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_table *table);
 
 typedef struct qd_bench_step_result {
@@ -106,85 +105,86 @@ typedef struct qd_bench_step_result {
     int ranks, threads;                     /* threads per rank */
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
-    double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
-                             beside it, as in beside_flops */
-    double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, two steps held against the
-                                               two between them: medians. 0: there is none */
+    double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each relative to the rate
+                             measured next to it, as in beside_flops */
+    double other_seconds; /* median step time of the other configuration; 0: none */
+    double over_other;    /* our step time over the other's: median of two steps relative to the two between them; 0: none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
-    int64_t planned_bytes, allocated_bytes; /* of rank 0: the accountant's figure, and what was taken from the device */
-    int64_t host_planned_bytes, host_allocated_bytes; /* the same in host memory: optimizer state that train.offload keeps there */
-    int64_t workspace_bytes;                /* beside it: held for kernels and libraries */
-    int64_t device_bytes;                   /* accelerators: in use on rank 0's, by all its ranks and the driver */
-    char workspace[160];                    /* what the workspace is, by name */
-    int64_t dispatch_bytes;                 /* per step, sent to experts of other ranks and back, all ranks together */
-    int64_t across_bytes, across_flat_bytes; /* of these between nodes (parallel.nodes); what flat dispatch would have sent there */
+    int64_t planned_bytes, allocated_bytes; /* of rank 0: as planned, and as allocated on the device */
+    int64_t host_planned_bytes, host_allocated_bytes; /* the same for host memory: optimizer state of train.offload */
+    int64_t workspace_bytes;                /* in addition: workspaces of kernels and libraries */
+    int64_t device_bytes;                   /* accelerators: in use on rank 0's device, by all its ranks and the driver */
+    char workspace[160];                    /* the parts of the workspace, by name */
+    int64_t dispatch_bytes;                 /* per step, sent to experts of other ranks and back, sum over ranks */
+    int64_t across_bytes, across_flat_bytes; /* the part between nodes (parallel.nodes); what flat dispatch would send there */
 } qd_bench_step_result;
 QD_SIZED_DEFAULT(qd_bench_step_result)
 
-/* Steps of the configured run on random tokens, ranks as threads of this process. in_turn: another
- * configuration on the same kind of device, whose steps are taken in turn with these, so that both
- * see the same machine; NULL: none. table: where the time of a step goes. */
+/* Times steps of the configured run on random tokens, with ranks as threads of this process.
+ * in_turn: another configuration on the same kind of device, whose steps alternate with these, so
+ * that both see the same machine conditions; NULL: none. table: the time of a step by part.
+ * QD_USAGE for a configuration that cannot run. */
 QD_API qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, int warm_up, int steps, qd_bench_step_result *result,
                                qd_bench_table *table);
 
-/* ---- the machine ---- */
-
-/* (m, n) over k takes 2 m n k (1 + half_m / m + half_n / n + half_k / k) / flops. */
+/* Cost of a GEMM: (m, n) over k takes 2 m n k (1 + half_m / m + half_n / n + half_k / k) / flops
+ * seconds. */
 typedef struct qd_bench_product {
     double flops, half_m, half_n, half_k;
 } qd_bench_product;
-/* A rank's part: seconds, and bytes that it moves per second. */
+/* Cost of a collective for one rank: latency in seconds, bytes that the rank moves per second. */
 typedef struct qd_bench_exchange {
     double latency, bandwidth;
 } qd_bench_exchange;
 
-/* What ranks on this machine's cores reach: rates are per core, with a rank of one thread on
- * each. */
+/* Rates that ranks reach on this machine's cores: per core, with a one-thread rank on each. */
 typedef struct qd_bench_machine {
     size_t size;
     int cores;
-    double peak;                   /* FLOPs per second of multiply-adds, all cores */
-    double step_seconds;           /* of the step that was taken apart */
-    qd_bench_product product[3];   /* y = x Wᵀ, dx = dy W, dW += dyᵀ x */
-    double attention[2];           /* FLOPs per second, forward and backward */
-    double part[2];                /* the same: keys of a part of attention (cp) at which it takes twice as long per FLOP */
-    double stream, update;         /* bytes per second of kernels between products, and of the optimizer */
-    double together[3];            /* products, attention, the rest: one rank on all cores, over the sum of the rates */
+    double peak;                   /* FLOP/s of multiply-adds, all cores */
+    double step_seconds;           /* of the profiled step */
+    qd_bench_product product[3];   /* GEMMs: y = x Wᵀ, dx = dy W, dW += dyᵀ x */
+    double attention[2];           /* FLOP/s, forward and backward */
+    double part[2];                /* forward and backward: keys per part of attention (cp) at which a FLOP takes twice as long */
+    double stream, update;         /* bytes per second of the memory-bound kernels, and of the optimizer */
+    double together[3];            /* GEMMs, attention, the rest: rate of one rank on all cores over the sum of the cores' rates */
     qd_bench_exchange exchange[4]; /* all-reduce, all-gather, reduce-scatter, message */
-    /* seconds by which products take longer when ranks meet after each: with a core to each rank,
-     * with two ranks to a core */
+    /* Extra seconds per GEMM when ranks synchronize after each: with one rank per core, with two
+     * ranks per core. */
     double meeting, meeting_crowd;
-    double late[3]; /* how much longer it takes than the computing alone: a step of one rank; a step with a rank per core (which wait for
-                                      the last); products of two ranks per core, which take turns */
+    /* Extra time, relative to computing alone: a step of one rank; a step with one rank per core,
+     * which wait for the slowest; GEMMs of two ranks per core, which share it. */
+    double late[3];
 } qd_bench_machine;
 QD_SIZED_DEFAULT(qd_bench_machine)
 
-/* Steps of the configured model with a rank on each core and with one rank on all of them; products
- * around its shapes, also with two ranks on each core; exchanges: all in turn, and medians over the
- * steps. Ranks are threads of this process. */
+/* Measures the rates above. Interleaves steps of the configured model with one rank per core and
+ * with one rank on all cores, GEMMs around its shapes, also with two ranks per core, and
+ * collectives, and takes medians over the steps. Ranks are threads of this process. QD_USAGE for
+ * more than QD_BENCH_MACHINE_STEPS steps, QD_UNSUPPORTED if run.device is not cpu. */
 enum { QD_BENCH_MACHINE_STEPS = 100 };
 QD_API qd_status qd_bench_measure_machine(const qd_options *options, int warm_up, int steps, qd_bench_machine *machine);
 
-/* ---- actions ---- */
-
-/* CPU seconds that the thread of a rank spends in each action of its program that computes; 0 for
- * the others. Starts from its default. */
+/* CPU seconds that a rank's thread spends in each compute action of its program; 0 for other
+ * actions. Initialize with qd_bench_actions_default(). */
 typedef struct qd_bench_actions {
     size_t size;
     int ranks, steps;
     int *counts;      /* per rank: actions */
-    /* per rank and action: the pass of the module undisturbed, a tenth of all its times being
-     * shorter (micro-batches x steps) */
+    /* per rank and action: undisturbed time of the module's pass, the 10th percentile over all
+     * micro-batches and steps */
     double **pass;
-    double **single;  /* the action for itself: median over steps */
+    double **single;  /* the time of this action alone: median over steps */
     double **samples; /* per rank: steps x actions */
 } qd_bench_actions;
 QD_SIZED_DEFAULT(qd_bench_actions)
 
-/* Steps of the configured run on random tokens, ranks as threads of this process with one compute
- * thread each; added to what `actions` has of the same run, so that measurements can be spread over
- * time. `actions` is freed by the caller, also after a failure. */
+/* Times the actions of the configured run on random tokens, with ranks as threads of this process,
+ * one compute thread each. Adds to earlier measurements of the same run in `actions`, so that they
+ * can be spread over time; QD_USAGE if those are of another program. The caller frees `actions`,
+ * also after a failure. */
 QD_API qd_status qd_bench_measure_actions(const qd_options *options, int warm_up, int steps, qd_bench_actions *actions);
+/* Frees what `actions` points to. */
 QD_API void qd_bench_actions_free(qd_bench_actions *actions);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Models to and from Hugging Face folders. */
+/* Conversion of models from and to Hugging Face folders. */
 #ifndef QUADRILLE_CONVERT_H
 #define QUADRILLE_CONVERT_H
 
@@ -12,13 +12,13 @@
 extern "C" {
 #endif
 
-/* By default all is zero, which means what is said of 0. */
+/* The default of every member is zero. */
 typedef struct qd_convert_options {
     size_t size;
     const char *from; /* a Hugging Face folder (config.json, safetensors, tokenizer.json), a run folder or a checkpoint */
-    const char *to;   /* a new folder: a run folder from the first, a Hugging Face folder from the others */
+    const char *to;   /* folder to create: a run folder (import), or a Hugging Face folder (export) */
     qd_dtype dtype;   /* export: fp32, bf16 or fp16 */
-    int64_t shard_bytes; /* export: a file ends before it grows beyond this; 0: one file */
+    int64_t shard_bytes; /* export: largest size of a file (a tensor is never split); 0: one file */
     int64_t seq;         /* import: data.seq of the run; 0: the model's positions, at most 2048 */
 } qd_convert_options;
 QD_SIZED_DEFAULT(qd_convert_options)
@@ -30,15 +30,16 @@ typedef struct qd_convert_report {
     int64_t parameters;
     int64_t step;      /* export: of the checkpoint */
     int64_t bytes;     /* of the tensors written */
-    int files;         /* that hold them */
-    bool tokenizer;    /* tokenizer.json was taken along */
-    qd_strbuf notes;   /* what the user should know, a line each; the caller frees it, after a failure too */
+    int files;         /* into which they were written */
+    bool tokenizer;    /* tokenizer.json was copied */
+    qd_strbuf notes;   /* notes for the user, one per line; the caller frees them, also after a failure */
 } qd_convert_report;
 QD_SIZED_DEFAULT(qd_convert_report)
 
-/* Works tensor by tensor: memory for the largest, not for the model. The folder appears when it is
- * complete. QD_USAGE names tensors that are missing, unknown or of another shape, QD_UNSUPPORTED
- * what the other side has no place for. */
+/* Imports a Hugging Face folder or exports a run. Not collective. Needs memory for the largest
+ * tensor, not for the model. The folder appears when it is complete. QD_USAGE names tensors that
+ * are missing, unknown or of the wrong shape; QD_UNSUPPORTED names what the target format cannot
+ * express. */
 QD_API qd_status qd_convert(const qd_convert_options *options, qd_convert_report *report);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Which functions the shared libraries export. Objects are compiled with hidden visibility, and the
- * functions declared with QD_API are the interface; everything else stays inside. */
+/* QD_API marks the functions that the shared libraries export. All other symbols are hidden:
+ * objects are compiled with hidden visibility. */
 #ifndef QUADRILLE_EXPORT_H
 #define QUADRILLE_EXPORT_H
 

@@ -1,4 +1,4 @@
-/* Text from a trained model. */
+/* Text generation with a trained model. */
 #ifndef QUADRILLE_GENERATE_H
 #define QUADRILLE_GENERATE_H
 
@@ -14,9 +14,9 @@ extern "C" {
 #endif
 
 typedef enum qd_generate_end {
-    QD_GENERATE_TOKENS,   /* as many as were asked for */
+    QD_GENERATE_TOKENS,   /* the requested number of tokens was generated */
     QD_GENERATE_DOCUMENT, /* the model ended the document */
-    QD_GENERATE_STOPPED   /* on_text said so */
+    QD_GENERATE_STOPPED   /* on_text returned false */
 } qd_generate_end;
 
 typedef struct qd_generate_report {
@@ -24,43 +24,45 @@ typedef struct qd_generate_report {
     int64_t step;           /* of the checkpoint */
     int64_t context;        /* tokens the model sees at once */
     int64_t prompt_tokens;
-    bool prompt_cut;        /* it was longer than the context: only its end was read */
-    char start[64];         /* with an empty prompt: the token it starts from, as text; else "" */
+    bool prompt_cut;        /* the prompt was longer than the context: only its end was used */
+    char start[64];         /* with an empty prompt: the text of the token it starts from; else "" */
     int64_t tokens;         /* generated */
-    int64_t slides;         /* how often the context was full and went on from its last half */
+    int64_t slides;         /* how often the context was full and continued from its last half */
     qd_generate_end end;
     char warning[1024];     /* "", or which damaged checkpoints were skipped and which one is used */
-    double prompt_seconds, seconds; /* to read the prompt, and to generate */
+    double prompt_seconds, seconds; /* time to process the prompt, and to generate */
 } qd_generate_report;
 QD_SIZED_DEFAULT(qd_generate_report)
 
 typedef struct qd_generate_options {
     size_t size;
-    const char *model; /* a run folder (its newest sound checkpoint counts) or a checkpoint */
+    const char *model; /* a checkpoint, or a run folder: its newest valid checkpoint */
     const char *prompt;
     size_t prompt_length;
     int64_t tokens;     /* at most */
-    double temperature; /* 0: always the likeliest token */
-    int top_k;          /* only the k likeliest; 0: all */
-    double top_p;       /* only the likeliest that together reach this share; 1: all */
-    uint64_t seed;      /* equal seeds, equal text */
-    int64_t context;    /* 0: the longest the model was trained for */
+    double temperature; /* 0: always the most likely token */
+    int top_k;          /* sample from the k most likely tokens; 0: all */
+    double top_p;       /* sample from the most likely tokens whose probabilities reach this sum; 1: all */
+    uint64_t seed;      /* equal seeds give equal text */
+    int64_t context;    /* tokens; 0: the length the model was trained with */
     const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;        /* 0: all cores */
-    /* May be NULL. Before the first token: what is known by then. */
+    /* May be NULL. Called before the first token with what is known by then. */
     void (*on_start)(void *context, const qd_generate_report *report);
-    /* May be NULL. Text as it comes, in whole UTF-8 characters; false stops. */
+    /* May be NULL. Called with text as it is generated, in whole UTF-8 characters; returning false
+     * stops. */
     bool (*on_text)(void *context, const char *text, size_t length);
     void *callback_context;
 } qd_generate_options;
 
-/* 200 tokens, temperature 0.8, the rest 0 or all. */
+/* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */
 QD_API void qd_generate_options_init(qd_generate_options *options, size_t size);
 QD_SIZED_DEFAULT_BY_INIT(qd_generate_options)
 
-/* An empty prompt starts from the token that ends documents, if the tokenizer has one, else from a
- * line end. When the context is full, its last half is read anew and the text goes on. Not
- * collective. */
+/* Generates text that continues the prompt. Not collective. An empty prompt starts from the
+ * end-of-document token if the tokenizer has one, else from a line end. When the context is full,
+ * its last half is processed again and generation continues from there. QD_USAGE for options out of
+ * range or a model without a valid checkpoint. */
 QD_API qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report);
 
 #ifdef __cplusplus

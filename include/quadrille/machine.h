@@ -1,4 +1,5 @@
-/* What this machine offers to a run. */
+/* Hardware and software of this machine, as far as a run depends on them. Nothing here is
+ * collective. */
 #ifndef QUADRILLE_MACHINE_H
 #define QUADRILLE_MACHINE_H
 
@@ -17,36 +18,35 @@ enum { QD_MACHINE_GPUS = 16 };
 typedef struct qd_machine {
     size_t size;
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
-    char isa[32];              /* instruction set of our kernels: "avx512" */
-    char products[64];         /* what computes matrix products: "packed kernels" */
+    char isa[32];              /* instruction set of the kernels: "avx512" */
+    char products[64];         /* GEMM implementation: "packed kernels" */
     int cores, cores_allowed;  /* of the machine; those this process may use */
     int64_t memory_bytes, memory_available_bytes;
-    int64_t memory_limit_bytes; /* of the control group; 0: none */
+    int64_t memory_limit_bytes; /* of the cgroup; 0: none */
     int64_t shared_bytes, shared_free_bytes; /* /dev/shm; 0: none */
     char huge_pages[32];       /* transparent: "always", "madvise", "never"; "" when unknown */
     bool mpi_built;
-    double fma_flops;          /* per second: fp32 multiply-adds of one core, measured */
-    double product_flops;      /* per second: fp32 matrix products on one core, measured */
-    int gpu_count;             /* that this process sees; the first QD_MACHINE_GPUS are described */
+    double fma_flops;          /* measured FLOP/s of fp32 multiply-adds on one core */
+    double product_flops;      /* measured FLOP/s of fp32 GEMMs on one core */
+    int gpu_count;             /* visible to this process; `gpus` describes the first QD_MACHINE_GPUS */
     struct {
         char name[96]; /* "NVIDIA H200, sm_90" */
         int64_t bytes, free_bytes;
     } gpus[QD_MACHINE_GPUS];
     char gpu_libraries[224];   /* "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.14.0, NCCL 2.28.3" */
-    char gpu_reason[256];      /* why there is none */
+    char gpu_reason[256];      /* why gpu_count is 0 */
 } qd_machine;
 QD_SIZED_DEFAULT(qd_machine)
 
-/* Takes about 0.2 s. */
+/* Fills `machine`. Takes about 0.2 s, mostly for the measurements. */
 QD_API qd_status qd_machine_look(qd_machine *machine);
 
-/* Bytes of memory that a run could take now: what is free, within what the control groups of this
- * process still allow; 0: unknown. *swap (NULL: not asked for): what could be swapped out beyond
- * that. */
+/* Bytes of memory that a run could allocate now: free memory, within the limits of this process's
+ * cgroups; 0: unknown. *swap (may be NULL): what could be swapped out in addition. */
 QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
-/* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may
- * not use all cores, scaled to all. */
+/* Measures the fp32 FLOP/s of multiply-adds of all cores at once, in about 20 ms. If this process
+ * may not use all cores, the result is scaled to all of them. */
 QD_API qd_status qd_machine_peak(double *flops);
 
 #ifdef __cplusplus

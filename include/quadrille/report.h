@@ -1,10 +1,9 @@
-/* The report: one HTML page, complete in itself, that shows a run: figures, curves, memory by kind
- * and rank, timelines of all ranks. It is made from the folder of a run, or from a description in
- * memory, which is how simulated runs are shown.
+/* The HTML report of a run: one self-contained page with figures, curves, memory by kind and rank,
+ * and timelines of all ranks. It is made from a run folder, or from a description in memory, as for
+ * simulated runs.
  *
- * A description borrows everything it points to; nothing of it is kept after a call. Texts are
- * UTF-8 and may be NULL where nothing is to be said. Nothing here is collective, and nothing needs
- * a device. */
+ * A description borrows everything it points to, for the duration of a call. Strings are UTF-8 and
+ * may be NULL. Nothing here is collective or needs a device. */
 #ifndef QUADRILLE_REPORT_H
 #define QUADRILLE_REPORT_H
 
@@ -17,32 +16,31 @@
 extern "C" {
 #endif
 
-/* A figure of the summary on top. */
+/* A figure in the summary at the top. */
 typedef struct qd_report_figure {
     const char *name;  /* "final loss" */
-    const char *value; /* "3.2140", as it is to be read */
+    const char *value; /* "3.2140", as displayed */
     const char *unit;  /* "nats per token" */
-    const char *note;  /* smaller, below: "median of 300 steps" */
+    const char *note;  /* in small type below: "median of 300 steps" */
 } qd_report_figure;
 
-/* A curve. Series of one chart are drawn on the same axes; the first of them gives these their
- * names. */
+/* A curve. Series of one chart share its axes, which the first series labels. */
 typedef struct qd_report_series {
     const char *chart;  /* the heading: "loss" */
-    const char *name;   /* of this curve among those of the chart: "training" */
+    const char *name;   /* of this curve in the chart: "training" */
     const char *x_name; /* "step", "GPUs" */
     const char *unit;   /* of y: "tokens/s", "s", "B" (bytes) or "" */
-    const double *x, *y; /* [count]; x does not decrease; a y that is not finite leaves a gap */
+    const double *x, *y; /* [count]; x must not decrease; a y that is not finite leaves a gap */
     int64_t count;
     bool log_x, log_y;
 } qd_report_series;
 
-/* Memory of one rank, or of ranks that are alike. */
+/* Memory of one rank, or of identical ranks. */
 typedef struct qd_report_memory_rank {
     const char *label;      /* "rank 3", "ranks 0 to 127" */
-    const int64_t *planned; /* [kinds]: the accountant's lines at the rank's peak */
-    int64_t allocated;      /* measured: all that the trainer took from the device; -1: not measured */
-    int64_t resident;       /* measured from outside: peak of the process the rank is in; -1: not measured */
+    const int64_t *planned; /* [kinds]: planned bytes at the rank's memory peak */
+    int64_t allocated;      /* measured: bytes that the trainer allocated on the device; -1: not measured */
+    int64_t resident;       /* measured by the system: peak resident size of the rank's process; -1: not measured */
 } qd_report_memory_rank;
 
 typedef struct qd_report_memory {
@@ -55,29 +53,29 @@ typedef struct qd_report_memory {
 } qd_report_memory;
 QD_SIZED_DEFAULT(qd_report_memory)
 
-/* What ran when. Names are those of the step program's actions, so that timelines can be compared
- * line by line. */
+/* An action on a timeline. Names are those of the step program's actions, so that timelines can be
+ * compared row by row. */
 typedef struct qd_report_event {
     int32_t rank;   /* as in the timeline's ranks */
     int32_t stream; /* index in the timeline's streams */
     const char *name;   /* "forward block.3", as in trace.json */
-    const char *kind;   /* "forward": the action's kind, decides the colour */
+    const char *kind;   /* "forward": the kind of the action, which sets the colour */
     const char *module; /* "block.3" */
-    const char *group;  /* of communication: "dp", "dp×cp", "tp"; NULL: it is none */
+    const char *group;  /* communication: "dp", "dp×cp", "tp"; NULL: no communication */
     int64_t step;
     int32_t microbatch; /* -1: none */
-    int64_t bytes;      /* communication, as in the program: what all ranks of the world together send, if all do as this one
-                           does; 0: nothing to say */
-    double flops;       /* 0: nothing to say */
+    int64_t bytes;      /* communication, as in the program: sum over the ranks of the world if each sends as much as this
+                           one; 0: unknown */
+    double flops;       /* 0: unknown */
     double begin, end;  /* seconds; the page counts from the earliest */
-    double waited;      /* communication inside an action that computes: seconds at its end for which that stood still */
+    double waited;      /* communication inside a compute action: seconds at its end during which computation was stalled */
 } qd_report_event;
 
 typedef struct qd_report_rank {
     int32_t rank;
     const char *label;  /* "rank 3"; NULL: "rank N" */
     const char *place;  /* in the mesh: "pp 0 · dp 3" */
-    int64_t stands_for; /* ranks that do the same and are drawn once; 1: only itself */
+    int64_t stands_for; /* number of identical ranks drawn as this one; 1: only itself */
 } qd_report_rank;
 
 typedef struct qd_report_timeline {
@@ -89,7 +87,7 @@ typedef struct qd_report_timeline {
     int stream_count;
     const qd_report_event *events; /* in any order */
     int64_t event_count;
-    int64_t world; /* ranks that an event's bytes are the sum of; 0: the sum of stands_for */
+    int64_t world; /* number of ranks over which the bytes of an event are summed; 0: the sum of stands_for */
 } qd_report_timeline;
 QD_SIZED_DEFAULT(qd_report_timeline)
 
@@ -104,26 +102,31 @@ typedef struct qd_report {
     const qd_report_series *series;
     int series_count;
     const qd_report_memory *memory; /* NULL: none */
-    /* NULL: none. Both: drawn above each other on one time scale, with a table by action name. */
+    /* NULL: none. Both: drawn one above the other on one time scale, with a table by action
+     * name. */
     const qd_report_timeline *measured, *simulated;
-    const char *config; /* the configuration, shown folded at the end */
+    const char *config; /* the configuration, collapsed at the end of the page */
 } qd_report;
 QD_SIZED_DEFAULT(qd_report)
 
-/* Appends the page to `html`. QD_USAGE for a description that contradicts itself, such as an event
- * of an unknown rank. */
+/* Appends the page to `html`. QD_USAGE for an inconsistent description, such as an event of an
+ * unknown rank. */
 QD_API qd_status qd_report_render(const qd_report *report, qd_strbuf *html);
-/* Writes it to a file, which is old or new and never half. */
+/* Writes the page to a file atomically. QD_IO if it cannot be written; otherwise as
+ * qd_report_render(). */
 QD_API qd_status qd_report_write(const qd_report *report, const char *path);
 
-/* The report of a run's folder. simulated: a second trace in the format of trace.json, or NULL.
- * path: where the page goes; NULL: report.html in the folder. *written, if not NULL, is the path,
- * to be freed with free(). */
+/* Writes the report of a run folder. simulated: a second trace in the format of trace.json, or
+ * NULL. path: the file to write; NULL: report.html in the folder. written: NULL, or receives the
+ * path, which the caller frees with free(). QD_USAGE if the folder is not a run folder. */
 QD_API qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written);
 
-/* A trace in the format of trace.json as a timeline, which belongs to the object. */
+/* A trace that was read from a file. */
 typedef struct qd_report_trace qd_report_trace;
+/* Reads a file in the format of trace.json; the caller owns *trace. name: of the timeline. QD_USAGE
+ * for another format. */
 QD_API qd_status qd_report_trace_load(const char *path, const char *name, qd_report_trace **trace);
+/* The trace as a timeline, which belongs to it. */
 QD_API const qd_report_timeline *qd_report_trace_timeline(const qd_report_trace *trace);
 QD_API void qd_report_trace_destroy(qd_report_trace *trace); /* NULL is legal */
 

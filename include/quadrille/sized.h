@@ -1,30 +1,30 @@
-/* How the structs of this interface grow without breaking programs that were compiled before.
+/* Binary compatibility: how the structs of this interface grow without breaking compiled programs.
  *
- * 1. A struct that the caller allocates, options in or a report out, begins with `size`: its sizeof
- *    in the program. NAME_default() sets it, together with the defaults:
+ * 1. A struct that the caller allocates, for options in or a report out, begins with `size`, its
+ *    sizeof in the program. NAME_default() sets it, together with the defaults:
  *
  *        qd_generate_options options = qd_generate_options_default();
  *        qd_generate_report report = qd_generate_report_default();
  *
- *    The library reads and writes that many bytes and no more. New members come last. An older
- *    program gets the default of an option that it does not have, and is not given figures that it
- *    does not know. A newer program works with an older library as long as it leaves the options
- *    that the library does not know at zero; else it gets QD_UNSUPPORTED. A size that was not set
- *    is QD_USAGE.
+ *    The library reads and writes exactly that many bytes. New members are added at the end. An
+ *    older program gets the defaults of options that it does not have, and does not receive figures
+ *    that it does not know. A newer program works with an older library if it leaves options that
+ *    the library does not know at zero; otherwise it gets QD_UNSUPPORTED. A size that is not set is
+ *    QD_USAGE.
  *
- * 2. A struct that the library allocates and hands out through a const pointer (arguments of
- *    callbacks, qd_simulation_report(), qd_session_summary()) gets new members at its end, too.
+ * 2. A struct that the library allocates and returns through a const pointer (arguments of
+ *    callbacks, qd_simulation_report(), qd_session_summary()) also gets new members at its end.
  *
- * 3. Elements of arrays, structs inside of others, and structs that are passed by value do not
- *    change: qd_option, qd_strbuf, qd_tokens, qd_json_writer, qd_comm_where, qd_segment,
- *    qd_document_rule and the rows of reports. Additions come as another array or struct. */
+ * 3. Array elements, nested structs and structs passed by value do not change: qd_option,
+ *    qd_strbuf, qd_tokens, qd_json_writer, qd_comm_where, qd_segment, qd_document_rule and the rows
+ *    of reports. Additions come as another array or struct. */
 #ifndef QUADRILLE_SIZED_H
 #define QUADRILLE_SIZED_H
 
 #include <stddef.h>
 #include <string.h>
 
-/* NAME_default(): zero, apart from the size. */
+/* Defines NAME_default(): all zero except the size. */
 #define QD_SIZED_DEFAULT(name)              \
     static inline name name##_default(void) \
     {                                       \
@@ -34,7 +34,7 @@
         return value;                       \
     }
 
-/* NAME_default(): as the library's NAME_init() fills the first `size` bytes. */
+/* Defines NAME_default() by NAME_init() of the library, which fills the first `size` bytes. */
 #define QD_SIZED_DEFAULT_BY_INIT(name)      \
     static inline name name##_default(void) \
     {                                       \

@@ -1,8 +1,12 @@
 /* Status codes and the thread-local error record.
  *
- * Every function that can fail returns qd_status. The library never prints and never exits: the
- * first failure writes a message that names the file, key or rank and says what would be right, and
- * each caller that passes it on adds its place (QD_TRY), so that the whole path can be shown. */
+ * Every function that can fail returns qd_status. The library never prints and never exits. The
+ * first failure records a message that names the file, key or rank and the remedy; each caller that
+ * passes it on adds a frame to the trace (QD_TRY).
+ *
+ * Headers list the failures that are specific to a function. In addition, any function may return
+ * QD_NO_MEMORY, one that reads or writes files QD_IO, or QD_USAGE for a file that is missing or not
+ * accessible, and one that takes a sized struct QD_USAGE or QD_UNSUPPORTED (sized.h). */
 #ifndef QUADRILLE_STATUS_H
 #define QUADRILLE_STATUS_H
 
@@ -26,8 +30,8 @@ extern "C" {
     X(NOT_FINITE, "not a finite number")                                                                    \
     X(DIFFERENT, "results differ")      /* verify: two layouts disagree */                                  \
     X(INTERRUPTED, "interrupted")                                                                           \
-    X(STOPPED, "stopped with a checkpoint to go on from") /* a scheduler asked for it: exit status 75 */    \
-    X(BUSY, "in use by another run")    /* nothing is wrong; the same call succeeds later: exit status 75 */  \
+    X(STOPPED, "stopped, with a checkpoint to resume from") /* on request of a scheduler: exit status 75 */ \
+    X(BUSY, "in use by another run")    /* not an error of the caller: retry later; exit status 75 */       \
     X(SYSTEM, "a library or system call failed")
 
 typedef enum qd_status {
@@ -36,25 +40,24 @@ typedef enum qd_status {
 #undef QD_STATUS_ENUM
 } qd_status;
 
-/* One line for a code, for example "out of memory". Never NULL. */
+/* Describes a code, for example "out of memory". Static, never NULL. */
 QD_API const char *qd_status_text(qd_status status);
 
-/* The message of this thread's last failure; "" when there was none. Valid until the next
- * failure. */
+/* The message of this thread's last failure; "" if there was none. Valid until the next failure. */
 QD_API const char *qd_error_message(void);
 
-/* The places the failure passed through, innermost first, one per line; "" when there was none. */
+/* The call path of that failure, innermost frame first, one per line; "" if there was none. */
 QD_API const char *qd_error_trace(void);
 
-/* Forgets this thread's failure. */
+/* Clears this thread's error record. */
 QD_API void qd_error_clear(void);
 
-/* Records a failure with a printf-style message and returns `status`. Replaces an earlier
- * record. */
+/* Records a failure with a printf-style message, replacing an earlier record, and returns
+ * `status`. */
 QD_API qd_status qd_fail_at(const char *file, int line, const char *function, qd_status status, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
 
-/* Puts printf-style context before the current message ("run.yaml: …: "); returns `status`. */
+/* Prefixes the current message with printf-style context ("run.yaml: …: ") and returns `status`. */
 QD_API qd_status qd_error_prefix(qd_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Adds a frame to the trace. Used by QD_TRY. */

@@ -1,8 +1,8 @@
-/* Byte-level byte-pair encoding: text to tokens and back, training of vocabularies, and the two
- * common file formats.
+/* Byte-level byte-pair encoding: encoding and decoding, training of vocabularies, and the file
+ * formats of Hugging Face and tiktoken. Nothing here is collective.
  *
- * A tokenizer never changes after it was made, so any number of threads may share one. Each thread
- * encodes with an encoder of its own, which keeps the words it has seen. */
+ * A tokenizer is immutable, so threads may share one. Each thread needs its own encoder, which
+ * caches the words it has seen. */
 #ifndef QUADRILLE_TOKENIZER_H
 #define QUADRILLE_TOKENIZER_H
 
@@ -21,118 +21,122 @@ extern "C" {
 typedef struct qd_tokenizer qd_tokenizer;
 typedef struct qd_encoder qd_encoder;
 
-/* Reads a Hugging Face tokenizer.json, or a tiktoken file (lines of base64 token and rank). A
- * tiktoken file does not say how text is cut and which special tokens there are: `encoding` names
- * it, one of gpt2, r50k_base, cl100k_base, o200k_base and llama3; NULL guesses from the number of
- * ranks. For a tokenizer.json `encoding` must be NULL. What a file asks for and this library does
- * not do is refused by the name of the field. QD_USAGE for everything wrong with the file. */
+/* Reads a Hugging Face tokenizer.json, or a tiktoken file (lines of base64 token and rank); the
+ * caller owns *tokenizer. A tiktoken file does not contain the split pattern and the special
+ * tokens: `encoding` selects them, one of gpt2, r50k_base, cl100k_base, o200k_base and llama3; NULL
+ * guesses from the number of ranks. For a tokenizer.json, `encoding` must be NULL. QD_USAGE for an
+ * invalid file and for features that are not supported; the message names the field. */
 QD_API qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer);
-/* The same from memory; `name` stands in messages. */
+/* The same from memory; messages use `name` as the file name. */
 QD_API qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t length, const char *encoding,
                                         qd_tokenizer **tokenizer);
 QD_API void qd_tokenizer_destroy(qd_tokenizer *tokenizer); /* NULL is legal */
 
-/* Writes a tokenizer.json that `tokenizers` reads and that encodes the same. */
+/* Writes a tokenizer.json that the package `tokenizers` reads and that gives the same tokens; the
+ * second function appends it to `out`. QD_UNSUPPORTED if the format cannot express the
+ * tokenizer. */
 QD_API qd_status qd_tokenizer_save(const qd_tokenizer *tokenizer, const char *path);
 QD_API qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out);
 
-/* One more than the highest id: the rows of an embedding. Some ids below may stand for nothing. */
+/* The highest id plus 1: the rows of an embedding. Some ids below it may be unused. */
 QD_API int32_t qd_tokenizer_size(const qd_tokenizer *tokenizer);
-/* Id of an added or special token by its text, or -1. */
+/* The id of an added or special token by its text; -1: none. */
 QD_API int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content);
-/* The bytes of a token, not ended by '\0'; NULL when the id stands for nothing. */
+/* The bytes of a token, owned by the tokenizer, not NUL-terminated; NULL for an unused id. */
 QD_API const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length);
+/* Whether the token is a special one. */
 QD_API bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
-/* The token that the file's post-processor puts before a text, number `index` of them from 0; -1:
- * no more. A text that a model is to go on with begins with these (Llama 3: <|begin_of_text|>). */
+/* Token number `index`, from 0, of those that the file's post-processor puts before a text; -1: no
+ * more. A prompt starts with them (Llama 3: <|begin_of_text|>). */
 QD_API int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
 
-/* What becomes of text that is not UTF-8. */
+/* How invalid UTF-8 is encoded. */
 typedef enum qd_broken_text {
-    /* The bytes stay and decoding gives them back. Text is cut as if each broken part were one
-     * U+FFFD. */
+    /* The bytes are kept, and decoding restores them. Text is split as if each invalid part were
+     * one U+FFFD. */
     QD_BROKEN_KEEP,
-    /* Each broken part becomes U+FFFD before anything else, as in Python's bytes.decode("utf-8",
-     * "replace"): what tiktoken and tokenizers see when they are given such a string. */
+    /* Each invalid part is replaced by U+FFFD first, as by Python's bytes.decode("utf-8",
+     * "replace"): this is what tiktoken and tokenizers get for such a string. */
     QD_BROKEN_REPLACE,
-    /* As tiktoken's Encoding._encode_bytes: from the first broken byte on (and from the last word
-     * before it) the text is not cut but merged as one piece. Special tokens are ordinary text in a
-     * text that is broken. */
+    /* As tiktoken's Encoding._encode_bytes: from the last word before the first invalid byte on,
+     * the text is not split but merged as one piece. Special tokens are then ordinary text. */
     QD_BROKEN_TIKTOKEN
 } qd_broken_text;
 
-/* What becomes of special tokens that stand in the text. Added tokens that are not special are
- * always found. */
+/* How special tokens in the text are encoded. Added tokens that are not special are always
+ * recognized. */
 typedef enum qd_special_policy {
-    QD_SPECIAL_TEXT,  /* ordinary text: right for text that others wrote */
-    QD_SPECIAL_ALLOW, /* become their ids */
-    QD_SPECIAL_REFUSE /* QD_USAGE with the token and its place */
+    QD_SPECIAL_TEXT,  /* as ordinary text: the right choice for untrusted text */
+    QD_SPECIAL_ALLOW, /* as their ids */
+    QD_SPECIAL_REFUSE /* not at all: QD_USAGE with the token and its position */
 } qd_special_policy;
 
 typedef struct qd_encode_options {
     size_t size;
     qd_special_policy special;
-    const char *const *allowed; /* become their ids under TEXT and REFUSE too */
+    const char *const *allowed; /* special tokens that are encoded as their ids under TEXT and REFUSE too */
     size_t allowed_count;
     qd_broken_text broken;
-    bool frame; /* put the tokens before and after that the file's post-processor asks for */
+    bool frame; /* add the tokens of the file's post-processor before and after the text */
 } qd_encode_options;
-/* TEXT, KEEP, no frame. */
+/* Sets the defaults: TEXT, KEEP, no frame. */
 QD_API void qd_encode_options_init(qd_encode_options *options, size_t size);
 QD_SIZED_DEFAULT_BY_INIT(qd_encode_options)
 
-/* Growing list of tokens. Start with {0}. */
+/* A growing list of tokens, initialized with {0}. */
 typedef struct qd_tokens {
     int32_t *ids;
     size_t count, capacity;
 } qd_tokens;
+/* Frees the ids. */
 QD_API void qd_tokens_free(qd_tokens *tokens);
 
+/* Makes an encoder for one thread, owned by the caller; the tokenizer must outlive it. */
 QD_API qd_status qd_encoder_create(const qd_tokenizer *tokenizer, qd_encoder **encoder);
 QD_API void qd_encoder_destroy(qd_encoder *encoder); /* NULL is legal */
-/* Appends the tokens of `text` to *tokens. options NULL: the default. The work grows as n log n at
- * most. */
+/* Appends the tokens of `text` to *tokens, in O(n log n). options NULL: the defaults. QD_USAGE for
+ * a special token under QD_SPECIAL_REFUSE, an unknown one in `allowed`, or QD_BROKEN_TIKTOKEN with
+ * a tokenizer that is not from a tiktoken file. */
 QD_API qd_status qd_encoder_encode(qd_encoder *encoder, const char *text, size_t length, const qd_encode_options *options,
                                    qd_tokens *tokens);
 
-/* A place at or before `at` (below the length of the text) where the text may be cut: both parts
- * encoded one after the other give the tokens of the whole. 0: there is none. Lets long texts be
- * encoded in parts and by several threads. */
+/* A position at or before `at` (below the length of the text) where the text may be
+ * split: the tokens of both parts are the tokens of the whole. 0: none. For encoding long texts in
+ * parts and in several threads. */
 QD_API size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at);
 
 /* Appends the bytes of the tokens: exactly what was encoded, except for text replaced under
- * QD_BROKEN_REPLACE. QD_USAGE names the first id that stands for nothing. */
+ * QD_BROKEN_REPLACE. skip_special: without special tokens. QD_USAGE names the first unused id. */
 QD_API qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
                                      qd_strbuf *text);
 
 typedef struct qd_tokenizer_training {
     size_t size;
-    /* Text files and folders, taken as `quadrille tokenize` takes them (data.path in
-     * docs/formats.md). */
+    /* Text files and folders, read as by `quadrille tokenize` (data.path in docs/formats.md). */
     const char *const *paths;
     size_t path_count;
-    int32_t vocab;           /* entries wanted, special tokens included */
-    int64_t min_frequency;   /* a pair seen less often is not merged */
-    int32_t max_token;       /* bytes of a token stay below this; 0: no limit */
+    int32_t vocab;           /* requested entries, including special tokens */
+    int64_t min_frequency;   /* pairs that occur less often are not merged */
+    int32_t max_token;       /* tokens are shorter than this many bytes; 0: no limit */
     const char *pattern;     /* gpt2, cl100k, o200k, llama3, qwen2, or a regular expression */
-    bool all_bytes;          /* every byte gets a token; else only those that the text holds */
-    bool whole_files;        /* text is cut across line ends as in encoding; else line by line as `tokenizers` trains files */
-    const char *field;       /* of .jsonl files only this member of each line is text; NULL: they are text like any other */
-    const char *separator;   /* lines of other files that equal it are passed over; NULL or "": none */
+    bool all_bytes;          /* every byte gets a token; otherwise only those in the text */
+    bool whole_files;        /* split text across line ends, as in encoding; otherwise line by line, as `tokenizers` trains */
+    const char *field;       /* .jsonl files: only this member of each line is text; NULL: the whole file is text */
+    const char *separator;   /* other files: lines that equal it are skipped; NULL or "": none */
     qd_broken_text broken;   /* KEEP or REPLACE */
-    const char *const *special;
+    const char *const *special; /* special tokens to add */
     size_t special_count;
     int threads;             /* 0: all cores */
-    /* May be NULL. Called from the calling thread, now and then: bytes read, then merges found.
-     * false: it ends, QD_INTERRUPTED. */
+    /* May be NULL. Called now and then on the calling thread, with bytes read, then merges found;
+     * returning false ends the call with QD_INTERRUPTED. */
     bool (*progress)(void *context, const char *phase, int64_t done, int64_t total);
     void *progress_context;
 } qd_tokenizer_training;
-/* 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */
+/* Sets the defaults: 32000 entries, every pair, gpt2, all bytes, line by line, KEEP, all cores. */
 QD_API void qd_tokenizer_training_init(qd_tokenizer_training *training, size_t size);
 QD_SIZED_DEFAULT_BY_INIT(qd_tokenizer_training)
-/* What `quadrille train` and `quadrille tokenize` use, so that the same text gives the same
- * tokenizer: pairs seen twice, whole files, the member "text" of .jsonl files, and
+/* Sets the values of `quadrille train` and `quadrille tokenize`, so that the same text gives the
+ * same tokenizer: pairs that occur twice, whole files, the member "text" of .jsonl files, and
  * <|endoftext|>. */
 QD_API void qd_tokenizer_training_init_for_run(qd_tokenizer_training *training, size_t size, int32_t vocab);
 static inline qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
@@ -142,8 +146,9 @@ static inline qd_tokenizer_training qd_tokenizer_training_for_run(int32_t vocab)
     return training;
 }
 
-/* Learns the merges that the package `tokenizers` learns from the same text with the same settings.
- * The same result with any number of threads. */
+/* Trains a tokenizer, owned by the caller. It learns the merges that the package `tokenizers`
+ * learns from the same text and settings, with any number of threads. QD_USAGE for bad settings or
+ * text that cannot be read. */
 QD_API qd_status qd_tokenizer_train(const qd_tokenizer_training *training, qd_tokenizer **tokenizer);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* Element types and the words for collective operations, shared by every part. */
+/* Element types, and kinds and costs of collective operations, shared by all parts of the library.
+ * No function here fails or is collective. */
 #ifndef QUADRILLE_TYPES_H
 #define QUADRILLE_TYPES_H
 
@@ -13,6 +14,7 @@ extern "C" {
 
 typedef enum qd_dtype { QD_F32, QD_BF16, QD_F16, QD_I32, QD_I64, QD_F64, QD_U8, QD_DTYPE_COUNT } qd_dtype;
 
+/* Bytes of an element, and the name of a type. */
 QD_API size_t qd_dtype_size(qd_dtype dtype);
 QD_API const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "int64", "fp64", "uint8" */
 
@@ -35,33 +37,35 @@ typedef enum qd_coll_kind {
     QD_COLL_BARRIER,
     QD_COLL_KIND_COUNT
 } qd_coll_kind;
-enum { QD_COLL_KIND_MOST = 16 }; /* of arrays by kind: later versions may have as many */
+enum { QD_COLL_KIND_MOST = 16 }; /* length of arrays indexed by kind, with capacity for later versions */
 QD_API const char *qd_coll_kind_name(qd_coll_kind kind); /* "all-reduce", "send", … */
 
-/* Payload bytes that cross from one rank to another, summed over the ranks of the group, when
- * `kind` moves `counts[i]` elements for rank i (equal counts: all the same). This is the one
- * statement of "who moves what": the backends choose their algorithm with qd_coll_direct() and
- * qd_coll_split() and count what they copy; the step program carries the figure of qd_coll_bytes();
- * a test compares the two.
+/* Payload bytes sent from rank to rank by an operation, summed over the group. This is the only
+ * definition of the traffic of an operation: step programs carry this figure, backends choose their
+ * algorithm with qd_coll_direct() and qd_coll_split() and count what they copy, and a test compares
+ * the two.
  *
- * `count` is: all-reduce, broadcast, reduce: the elements of the whole message; reduce-scatter: the
- * elements of the whole input; all-gather: of the whole output; gather, scatter: of the whole
- * message at the root; send, recv: of the message (counted at the receiver). All-to-all: use the
- * sum of all off-diagonal counts as `count`. */
+ * `count` is the number of elements of
+ * - all-reduce, broadcast, reduce: the whole message
+ * - reduce-scatter: the whole input
+ * - all-gather: the whole output
+ * - gather, scatter: the whole message at the root
+ * - send, recv: the message, counted at the receiver
+ * - all-to-all: all off-diagonal blocks */
 QD_API int64_t qd_coll_bytes(qd_coll_kind kind, int64_t count, qd_dtype dtype, int group_size);
 
-/* Small all-reduces are summed by every rank from all inputs (one exchange, no second phase);
- * larger ones are cut in one slice per rank, summed by its owner and handed out. The order of
- * summation is the same in both. */
+/* Whether an all-reduce of this size is direct: every rank sums all inputs, in one phase. Larger
+ * ones are split into one slice per rank, which its owner sums and sends to all. The summation
+ * order is the same in both. */
 QD_API bool qd_coll_direct(int64_t bytes, int group_size);
 
-/* Small reduces are summed by the root from all inputs; larger ones are cut in one slice per rank,
- * summed by its owner and gathered at the root, so that all ranks sum. The order of summation is
- * the same in both. */
+/* Whether a reduce of this size is split into one slice per rank, which its owner sums and sends to
+ * the root. Smaller ones are summed by the root from all inputs. The summation order is the same in
+ * both. */
 QD_API bool qd_coll_split(int64_t bytes);
 
-/* Slice of `count` elements that coordinate `index` of `parts` owns: the first count % parts slices
- * are one longer. */
+/* The slice of `count` elements that part `index` of `parts` owns: the first count % parts slices
+ * are one element longer. */
 QD_API void qd_slice(int64_t count, int parts, int index, int64_t *offset, int64_t *length);
 
 #ifdef __cplusplus

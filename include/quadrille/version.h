@@ -1,5 +1,5 @@
-/* The version of the library: of the headers a program was compiled with, and of the library it
- * runs with. The build reads the numbers from here. */
+/* Versions of the headers that a program was compiled with, and of the library that it runs with.
+ * The build reads the numbers from here. */
 #ifndef QUADRILLE_VERSION_H
 #define QUADRILLE_VERSION_H
 
@@ -14,7 +14,7 @@ extern "C" {
 #define QD_VERSION_PATCH 0
 #define QD_VERSION "0.1.0"
 
-/* QD_VERSION of the library that is loaded. Programs may compare it with their own. */
+/* QD_VERSION of the loaded library, for comparison with that of the program. Static. */
 QD_API const char *qd_version(void);
 
 #ifdef __cplusplus

@@ -25,7 +25,7 @@ class Plan(program.ProgramTest):
         lines = self.lines(*QUICK)
         self.assertRegex(lines[0], r"^llama3\.1-8b, 8\.03 B parameters, on 64 x NVIDIA H100 SXM 80 GB: \d+ layouts fit, \d+ do not, "
                                    r"\d+ cannot be built \(\d+\.\d s\)$")
-        self.assertRegex(lines[1], r"^     layout +step +MFU +memory  beside the first it$")
+        self.assertRegex(lines[1], r"^     layout +step +MFU +memory  compared with the first it$")
         self.assertRegex(lines[2], r"^  1  dp 64, zero 1, micro-batch 1 +1\.\d{3} s +\d\d\.\d % +\d\d\.\d GiB$")
         self.assertRegex(lines[3], r"^  2  dp 64, zero 3, .* GiB  \w.*$")
         self.assertEqual(len({line.index(" GiB") for line in lines[2:6]}), 1)  # columns stay columns
@@ -71,7 +71,7 @@ class Plan(program.ProgramTest):
             (["--gpus", "8", "--cluster", "nothing"], 2, ["there is no cluster 'nothing'", "h100"]),
             (["--gpus", "8", "--tokens", "1e12", "--days", "3"], 2, ["--tokens and --gpus do not go together"]),
             (["--largest", "--against", "tp=2"], 2, ["--largest and --against"]),
-            (["--most", "8"], 2, ["--most says nothing without --tokens"]),
+            (["--most", "8"], 2, ["--most has no effect without --tokens"]),
             (["--tokens", "1e12", "--days", "1", "--most", "3"], 2, ["--most is 3"]),
             (["--tokens", "1e12", "--days", "1", "--most", "8", "--tp", "1", "--pp", "1"], 2, ["8 of them come closest, with "]),
         ]
@@ -79,7 +79,7 @@ class Plan(program.ProgramTest):
             with self.subTest(more):
                 self.one_line(self.run_program("plan", *RUN, *more), status, *parts)
         for more, part in [(["--scaling", "64", "--draw"], "--scaling and --draw"),
-                           (["--strong"], "--strong says nothing without --scaling"),
+                           (["--strong"], "--strong has no effect without --scaling"),
                            (["--scaling", "4", "--tp", "8"], "at least 8"), (["--json", "--draw"], "--draw and --json")]:
             with self.subTest(more):
                 self.one_line(self.run_program(*STEP, *more), 2, part)

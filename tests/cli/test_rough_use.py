@@ -169,7 +169,7 @@ class RoughUse(program.ProgramTest):
 
     def test_measurements_refuse_what_they_would_pass_over(self):
         cases = [(["step", "--smallest", "16"], "--smallest is for collectives"), (["machine", "--json"], "--json is for collectives, "),
-                 (["simulator", "model.layers=3"], "model.layers has no meaning here"), (["collectives", "--tp", "2"], "parallel.tp"),
+                 (["simulator", "model.layers=3"], "model.layers has no effect here"), (["collectives", "--tp", "2"], "parallel.tp"),
                  (["plans", "run.yaml"], "'run.yaml' is one argument too many"), (["step", "a.yaml", "b.yaml"], "'b.yaml'"),
                  (["collectives", "--smallest", "4096", "--largest", "16"], "sizes are 4096 to 16")]
         for arguments, part in cases:

@@ -1,6 +1,7 @@
 /* Every number of an op, and every buffer and type of an action, that a run reads and that decides
  * about gradients is held by the proof: changed on all ranks alike, so that communication still
- * matches, each is refused. `reads` says what a run reads of each kind of op (src/nn, src/parallel). */
+ * matches, each is refused. `reads` says what a run reads of each kind of op (src/nn,
+ * src/parallel). */
 #include "support/layout.h"
 
 #include "spec/proof/proof.h"
