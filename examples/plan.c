@@ -1,5 +1,5 @@
-/* Which layout trains a model fastest on a cluster that is not here? Prints the best ones and writes
- * the first as a configuration for `quadrille train`:
+/* Which layout trains a model fastest on a cluster that is not here? Prints the best ones and
+ * writes the first as a configuration for `quadrille train`:
  *
  *     cc plan.c $(pkg-config --cflags --libs quadrille-plan) -o plan
  *     ./plan h100 plan.yaml parallel.ranks=64 model.preset=llama3.1-8b

@@ -15,7 +15,8 @@ typedef struct layout_model {
     int heads, experts; /* experts 0: none */
 } layout_model;
 
-/* One small model per combination of biases and rotary scaling that a family of transformers has. */
+/* One small model per combination of biases and rotary scaling that a family of transformers
+ * has. */
 extern const layout_model layout_families[];
 enum { LAYOUT_FAMILIES = 6 };
 
