@@ -44,6 +44,7 @@ LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "ro
 
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 LINEAR = {"type": "linear", "factor": 2.5}
+YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.25, "truncate": True, "original_max_seq": 18}
 
 
 def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
@@ -79,6 +80,9 @@ CASES = {
     "llama-mlp-bias": {**LLAMA, **dims(2, 32, 4, 2, 8, 40, 307, 16, 16), "tied": True, "mlp_bias": True},
     "llama-biases": {**LLAMA, **dims(2, 24, 2, 2, 10, 40, 307, 16, 16), "tied": True, "qkv_bias": True, "out_bias": True,
                      "mlp_bias": True},
+    "qwen2-yarn": {**QWEN2, **dims(2, 32, 2, 1, 16, 40, 307, 18, 72), "tied": True, "rope_base": 100.0, "rope_scaling": YARN},
+    "llama-yarn": {**LLAMA, **dims(2, 32, 2, 1, 12, 48, 307, 18, 72), "tied": True, "rope_base": 100.0,
+                   "rope_scaling": {**YARN, "truncate": False, "attention_factor": 1.25, "beta_fast": 3.0, "beta_slow": 0.5}},
 }
 
 
@@ -126,6 +130,14 @@ def rope_frequencies(c):
     s = c["rope_scaling"]
     if s is None or s["type"] == "linear":
         return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
+    if s["type"] == "yarn":
+        index = lambda turns: c["head_dim"] * math.log(s["original_max_seq"] / (turns * 2 * math.pi)) / (2 * math.log(c["rope_base"]))
+        low, high = index(s["beta_fast"]), index(s["beta_slow"])
+        low, high = (math.floor(low), math.ceil(high)) if s["truncate"] else (low, high)
+        low, high = max(low, 0), min(high, c["head_dim"] - 1)
+        ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(half)]
+        assert low < high and any(0 < x < 1 for x in ramp), "the case must exercise the blend"
+        return torch.tensor([f / s["factor"] * x + f * (1 - x) for f, x in zip(freq, ramp)], dtype=torch.float64)
     out, regimes = [], set()
     for f in freq:
         wavelength = 2 * math.pi / f
@@ -140,6 +152,12 @@ def rope_frequencies(c):
         out.append(keep * f + (1 - keep) * f / s["factor"])
     assert len(regimes) == 3, "the case must exercise all three regimes of the scaling"
     return torch.tensor(out, dtype=torch.float64)
+
+
+def rope_scale(c):
+    """YaRN multiplies rotated queries and keys by its attention factor."""
+    s = c["rope_scaling"]
+    return 1.0 if not s or s["type"] != "yarn" else s.get("attention_factor") or 0.1 * math.log(s["factor"]) + 1.0
 
 
 def rotate(x, cos, sin):
@@ -175,7 +193,7 @@ def loss_of(c, p, tokens, targets, doc_start):
         x = x + p["embed.positions.weight"][: c["seq"]]
     else:
         angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c))
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        cos, sin = (rope_scale(c) * angle.cos()).to(x.dtype), (rope_scale(c) * angle.sin()).to(x.dtype)
     mask = visible(c, doc_start)
     for i in range(c["layers"]):
         block = f"block.{i}."
@@ -392,6 +410,9 @@ def hf_model(c):
     s = c["rope_scaling"]
     if s and s["type"] == "linear":
         rope.update(rope_type="linear", factor=s["factor"])
+    elif s and s["type"] == "yarn":
+        rope.update({"rope_type": "yarn", "original_max_position_embeddings": s["original_max_seq"],
+                     **{key: s[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor") if key in s}})
     elif s:
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])

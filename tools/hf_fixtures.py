@@ -25,6 +25,8 @@ LLAMA = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 40, "num_hidd
 SCALING = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 16}
 ONE_KEY = {**LLAMA, "vocab_size": 307, "num_key_value_heads": 1}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
+        "beta_slow": 0.25, "mscale": 2.0, "mscale_all_dim": 0.5}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
 # name: class, configuration, dtype on disk, file size, whether a tokenizer is included
@@ -65,9 +67,11 @@ MODELS = {
                                                                      moe_intermediate_size=12, attention_bias=True),
                                  torch.float32, None, False),
     "llama-linear": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, rope_parameters=LINEAR), torch.float32, None, False),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**{**LLAMA, "hidden_size": 32, "intermediate_size": 24}, tie_word_embeddings=True,
+                                                 rope_parameters=YARN), torch.float32, None, False),
     "llama-mlp-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, mlp_bias=True, tie_word_embeddings=True), torch.float32, None, False),
 }
-DENSE = ("qwen2", "qwen2-tied", "mistral", "mistral-window", "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
+DENSE = ("qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window", "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
 WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced", "qwen3-moe-attention-bias", *DENSE)
 
 

@@ -229,19 +229,48 @@ static double needed(reader *s, const char *where, const char *key, const char *
     return number(s, key, option_of(ours)->least, ours);
 }
 
-static void read_llama3(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
+static void read_original(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
 {
     static const char original[] = "original_max_position_embeddings", ours[] = "model.rope_original_seq";
-    rope->scaling = QD_ROPE_LLAMA3;
-    rope->factor = needed(s, where, "factor", "model.rope_factor");
-    rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
-    rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");
     /* transformers uses the model's positions if the original training length is not given. */
     int64_t outside = size_of(r, original, positions, ours);
     rope->original_seq = size_of(s, original, outside, ours);
     if (given(r, original) && rope->original_seq != outside)
         REFUSE(s, QD_USAGE, "%s: '%s' is %lld, and %lld inside '%s': keep the correct one", FILE_OF(r), original,
                (long long)outside, (long long)rope->original_seq, where);
+}
+
+static void read_llama3(reader *s, const char *where, qd_rope *rope)
+{
+    rope->scaling = QD_ROPE_LLAMA3;
+    rope->low_factor = needed(s, where, "low_freq_factor", "model.rope_low_factor");
+    rope->high_factor = needed(s, where, "high_freq_factor", "model.rope_high_factor");
+}
+
+/* A number for which null and 0 stand for the default. */
+static double optional(reader *s, const char *key, double otherwise, const char *ours)
+{
+    double value = member(s, key) ? other_number(s, key, 0.0) : 0.0;
+    return value == 0.0 ? otherwise : number(s, key, otherwise, ours);
+}
+
+static void read_yarn(reader *s, qd_rope *rope)
+{
+    rope->scaling = QD_ROPE_YARN;
+    rope->beta_fast = optional(s, "beta_fast", 32.0, "model.rope_beta_fast");
+    rope->beta_slow = optional(s, "beta_slow", 1.0, "model.rope_beta_slow");
+    rope->truncate = flag(s, "truncate", true);
+    double one = member(s, "mscale") ? other_number(s, "mscale", 0.0) : 0.0;
+    double all = member(s, "mscale_all_dim") ? other_number(s, "mscale_all_dim", 0.0) : 0.0;
+    if (member(s, "attention_factor")) {
+        rope->attention_factor = number(s, "attention_factor", 0.0, "model.rope_attention_factor");
+        if (!(rope->attention_factor > 0.0))
+            REFUSE(s, QD_USAGE, "%s: 'attention_factor' is %g: it must be above 0", FILE_OF(s), rope->attention_factor);
+    } else if (one != 0.0 && all != 0.0) {
+        rope->attention_factor = (0.1 * one * log(rope->factor) + 1.0) / (0.1 * all * log(rope->factor) + 1.0);
+        if (!(rope->attention_factor > 0.0 && rope->attention_factor <= option_of("model.rope_attention_factor")->most))
+            REFUSE(s, QD_USAGE, "%s: 'mscale' and 'mscale_all_dim' give an attention factor of %g", FILE_OF(s), rope->attention_factor);
+    }
 }
 
 /* Newer folders store base and scaling in rope_parameters, older ones in rope_theta and
@@ -268,15 +297,20 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
     if (part != 1.0)
         REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
                FILE_OF(r), part);
-    if (strcmp(kind, "llama3") == 0) {
-        read_llama3(r, &s, where, positions, rope);
-    } else if (strcmp(kind, "linear") == 0) {
-        rope->scaling = QD_ROPE_LINEAR;
+    const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0;
+    if (llama3 || yarn || linear)
         rope->factor = needed(&s, where, "factor", "model.rope_factor");
-    } else if (strcmp(kind, "default") != 0) {
-        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear' and 'llama3' can be imported", FILE_OF(r), where,
-               kind);
-    }
+    else if (strcmp(kind, "default") != 0)
+        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'llama3' and 'yarn' can be imported",
+               FILE_OF(r), where, kind);
+    if (linear)
+        rope->scaling = QD_ROPE_LINEAR;
+    if (llama3)
+        read_llama3(&s, where, rope);
+    if (yarn)
+        read_yarn(&s, rope);
+    if (llama3 || yarn)
+        read_original(r, &s, where, positions, rope);
     if (r->status == QD_OK)
         r->status = s.status;
 }

@@ -106,14 +106,22 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
         qd_json_put_null(w, "sliding_window");
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
+    static const char *const types[] = {[QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear", [QD_ROPE_YARN] = "yarn"};
     qd_json_object_begin(w, "rope_scaling");
-    qd_json_put_string(w, "rope_type", m->rope.scaling == QD_ROPE_LLAMA3 ? "llama3" : "linear");
+    qd_json_put_string(w, "rope_type", types[m->rope.scaling]);
     qd_json_put_real(w, "factor", m->rope.factor);
     if (m->rope.scaling == QD_ROPE_LLAMA3) {
         qd_json_put_real(w, "low_freq_factor", m->rope.low_factor);
         qd_json_put_real(w, "high_freq_factor", m->rope.high_factor);
-        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
+    } else if (m->rope.scaling == QD_ROPE_YARN) {
+        qd_json_put_real(w, "beta_fast", m->rope.beta_fast);
+        qd_json_put_real(w, "beta_slow", m->rope.beta_slow);
+        qd_json_put_bool(w, "truncate", m->rope.truncate);
+        if (m->rope.attention_factor > 0.0)
+            qd_json_put_real(w, "attention_factor", m->rope.attention_factor);
     }
+    if (m->rope.scaling != QD_ROPE_LINEAR)
+        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
     qd_json_end(w);
 }
 

@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#define TWO_PI 6.283185307179586
+
 static qd_status need_positive(const char *key, int64_t value)
 {
     if (value < 1)
@@ -44,6 +46,8 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.rope_factor is %g: it must be at least 1", m->rope.factor);
     if (m->rope.scaling == QD_ROPE_LLAMA3 && !(m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
         return QD_FAIL(QD_USAGE, "model.rope_scaling=llama3 needs rope_high_factor > rope_low_factor and rope_original_seq >= 1");
+    if (m->rope.scaling == QD_ROPE_YARN && !(m->rope.beta_fast >= m->rope.beta_slow && m->rope.beta_slow > 0.0 && m->rope.original_seq > 0))
+        return QD_FAIL(QD_USAGE, "model.rope_scaling=yarn needs rope_beta_fast >= rope_beta_slow and rope_original_seq >= 1");
     if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
         return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions and SwiGLU, and neither biases, norms of "
                                  "queries and keys nor experts: set model.hf_type=derived");
@@ -97,30 +101,54 @@ double qd_model_flops_per_token(const qd_model *m, int64_t seq)
     return 6.0 * weights + attention;
 }
 
+static double llama3_frequency(const qd_rope *r, double frequency)
+{
+    double wavelength = TWO_PI / frequency, original = (double)r->original_seq;
+    if (wavelength > original / r->low_factor)
+        return frequency / r->factor;
+    if (wavelength < original / r->high_factor)
+        return frequency;
+    double blend = (original / wavelength - r->low_factor) / (r->high_factor - r->low_factor);
+    return (1.0 - blend) * frequency / r->factor + blend * frequency;
+}
+
+/* The index, as a real number, of the frequency that turns so many times in original_seq tokens. */
+static double index_of_turns(const qd_model *m, double turns)
+{
+    return m->head_dim * log((double)m->rope.original_seq / (turns * TWO_PI)) / (2.0 * log(m->rope.base));
+}
+
+static double yarn_frequency(const qd_model *m, int i, double frequency)
+{
+    const qd_rope *r = &m->rope;
+    double low = index_of_turns(m, r->beta_fast), high = index_of_turns(m, r->beta_slow);
+    low = fmax(r->truncate ? floor(low) : low, 0.0);
+    high = fmin(r->truncate ? ceil(high) : high, m->head_dim - 1.0);
+    if (low == high)
+        high += 0.001;
+    double divided = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
+    return frequency / r->factor * divided + frequency * (1.0 - divided);
+}
+
 void qd_rope_table(const qd_model *m, int64_t seq, float *table)
 {
-    const double two_pi = 6.283185307179586;
+    const qd_rope *r = &m->rope;
+    double scale = 1.0;
     int half = m->head_dim / 2;
+    if (r->scaling == QD_ROPE_YARN)
+        scale = r->attention_factor > 0.0 ? r->attention_factor : 0.1 * log(r->factor) + 1.0;
     for (int i = 0; i < half; i++) {
-        double frequency = pow(m->rope.base, -2.0 * i / m->head_dim);
-        if (m->rope.scaling == QD_ROPE_LINEAR) {
-            frequency /= m->rope.factor;
-        } else if (m->rope.scaling == QD_ROPE_LLAMA3) {
-            double wavelength = two_pi / frequency;
-            double low = (double)m->rope.original_seq / m->rope.low_factor;
-            double high = (double)m->rope.original_seq / m->rope.high_factor;
-            if (wavelength > low) {
-                frequency /= m->rope.factor;
-            } else if (wavelength >= high) {
-                double blend =
-                    ((double)m->rope.original_seq / wavelength - m->rope.low_factor) / (m->rope.high_factor - m->rope.low_factor);
-                frequency = (1.0 - blend) * frequency / m->rope.factor + blend * frequency;
-            }
-        }
+        double frequency = pow(r->base, -2.0 * i / m->head_dim);
+        if (r->scaling == QD_ROPE_LINEAR)
+            frequency /= r->factor;
+        else if (r->scaling == QD_ROPE_LLAMA3)
+            frequency = llama3_frequency(r, frequency);
+        else if (r->scaling == QD_ROPE_YARN)
+            frequency = yarn_frequency(m, i, frequency);
         for (int64_t t = 0; t < seq; t++) {
             double angle = (double)t * frequency;
-            table[(t * half + i) * 2 + 0] = (float)cos(angle);
-            table[(t * half + i) * 2 + 1] = (float)sin(angle);
+            table[(t * half + i) * 2 + 0] = (float)(scale * cos(angle));
+            table[(t * half + i) * 2 + 1] = (float)(scale * sin(angle));
         }
     }
 }

@@ -13,7 +13,7 @@ typedef enum qd_arch { QD_ARCHS(QD_ARCH_ENUMERATOR) QD_ARCH_COUNT } qd_arch;
 /* The words of these enums are in fields.h, in the same order. */
 typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS } qd_norm_kind;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
-typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR } qd_rope_scaling;
+typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN } qd_rope_scaling;
 typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL } qd_hf_type;
 typedef enum qd_router_kind { QD_ROUTER_SOFTMAX, QD_ROUTER_SIGMOID } qd_router_kind;
 typedef enum qd_balance { QD_BALANCE_SEQUENCE, QD_BALANCE_BATCH } qd_balance;
@@ -62,7 +62,7 @@ int qd_moe_group_best(const qd_moe *moe);
  * attention, the convention of most published figures. */
 double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 
-/* Rotary angles: table (seq, head_dim/2, 2) = cosine, sine. */
+/* Rotary angles: table (seq, head_dim/2, 2) = cosine, sine, times the attention factor of yarn. */
 void qd_rope_table(const qd_model *model, int64_t seq, float *table);
 
 /* Compares all fields that apply to either model; the name is ignored. */

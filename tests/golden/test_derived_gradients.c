@@ -49,6 +49,7 @@ static const struct {
     {LLAMA "model.activation=gelu model.mlp_bias=true ", NULL, false, false},
     {LLAMA "model.rope_scaling=linear model.rope_factor=3 model.kv_heads=1 model.qkv_bias=true model.tied=true ", NULL, false, false},
     {LLAMA "model.mlp_bias=true model.qkv_bias=true ", NULL, true, false},
+    {LLAMA "model.rope_scaling=yarn model.rope_original_seq=8 model.rope_attention_factor=1.5 ", NULL, false, false},
     {GPT2, NULL, false, false},
     {GPT2 "model.activation=gelu model.tied=false model.dropout=0.2 ", NULL, true, false},
     {GPT2 "model.activation=swiglu model.qkv_bias=false model.head_dim=10 ", NULL, false, false},

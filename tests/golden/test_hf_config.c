@@ -167,6 +167,10 @@ static void test_types(void **state)
         {"qwen2", ""},
         {"qwen2", "\"tie_word_embeddings\": true, \"head_dim\": 64, \"sliding_window\": 512"},
         {"qwen2", "\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 1e6}"},
+        {"qwen2", "\"max_position_embeddings\": 131072, \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, "
+                  "\"original_max_position_embeddings\": 32768}"},
+        {"llama", "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4.0, \"beta_fast\": 16, \"beta_slow\": 2, "
+                  "\"truncate\": false, \"attention_factor\": 1.25}"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
     };
@@ -228,6 +232,12 @@ static void test_rope(void **state)
     assert_int_equal(m.rope.original_seq, 64);
     m = accepted(state, "qwen2", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 4.0}");
     assert_true(m.rope.scaling == QD_ROPE_LINEAR && m.rope.factor == 4.0 && m.rope.base == 1e4);
+    m = accepted(state, "qwen2", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"beta_fast\": null, "
+                                 "\"attention_factor\": null}");
+    assert_true(m.rope.scaling == QD_ROPE_YARN && m.rope.factor == 4.0 && m.rope.beta_fast == 32.0 && m.rope.beta_slow == 1.0);
+    assert_true(m.rope.original_seq == 32768 && m.rope.attention_factor == 0.0 && m.rope.truncate);
+    m = accepted(state, "llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"mscale\": 2.0, \"mscale_all_dim\": 0.5}");
+    assert_true(fabs(m.rope.attention_factor - (0.2 * log(4.0) + 1.0) / (0.05 * log(4.0) + 1.0)) < 1e-15);
 }
 
 static void test_rope_refused(void **state)
@@ -247,7 +257,11 @@ static void test_rope_refused(void **state)
         {"\"rope_scaling\": {\"type\": \"linear\"}", "factor"},
         {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}", "factor"},
         {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}", "dynamic"},
-        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}", "yarn"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2.0}", "longrope"},
+        {"\"rope_scaling\": {\"type\": \"yarn\"}", "factor"},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 1, \"beta_slow\": 32}", "rope_beta_fast"},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"attention_factor\": 0.0}", "attention_factor"},
+        {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"truncate\": 1}", "truncate"},
         {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0}", "high_freq_factor"},
         {"\"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": \"8k\"}", "original_max_position_embeddings"},
         {"\"original_max_position_embeddings\": 64, \"rope_scaling\": {" LLAMA3 ", \"original_max_position_embeddings\": 32}",

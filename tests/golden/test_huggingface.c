@@ -30,7 +30,7 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "mixtral",         "qwen3",               "qwen3-moe",           "qwen3-moe-mixed",
                                     "qwen3-moe-balanced", "qwen3-moe-attention-bias", "qwen2",     "qwen2-tied",
                                     "mistral",         "mistral-window",      "qwen3-attention-bias", "llama-linear",
-                                    "llama-mlp-bias"};
+                                    "llama-mlp-bias",  "qwen2-yarn"};
 enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 12 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
@@ -135,7 +135,7 @@ static void test_export(void **state)
  * to be added. */
 static void test_same_tensors(void **state)
 {
-    static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18};
+    static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
         qd_convert_report report = qd_convert_report_default();
         qd_safetensors *theirs, *ours;

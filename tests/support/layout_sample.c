@@ -13,7 +13,8 @@ const layout_model layout_families[] = {
     {SIZES "model.kv_heads=2 model.qkv_bias=true model.tied=true data.seq=15 ", 4, 0},                         /* Qwen2 */
     {SIZES "model.kv_heads=1 model.head_dim=12 model.hf_type=mistral data.seq=13 " LINEAR, 4, 0},              /* Mistral */
     {SIZES "model.kv_heads=1 data.seq=15 model.tied=true " ATTENTION_BIAS LINEAR, 4, 0},                       /* Llama, attention_bias */
-    {SIZES "model.kv_heads=2 model.mlp_bias=true data.seq=13 ", 4, 0},                                         /* Llama, mlp_bias */
+    {SIZES "model.kv_heads=2 model.mlp_bias=true data.seq=13 model.rope_scaling=yarn model.rope_original_seq=8 ", 4,
+     0}, /* Llama, mlp_bias */
     {SIZES "model.kv_heads=2 model.head_dim=6 model.qk_norm=true data.seq=15 " ATTENTION_BIAS LINEAR, 4, 0},   /* Qwen3, attention_bias */
     {SIZES "model.kv_heads=4 model.qk_norm=true data.seq=13 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 " ATTENTION_BIAS,
      4, 8}, /* Qwen3-MoE, attention_bias */
