@@ -73,7 +73,8 @@ typedef struct qd_bench_row {
     double share;         /* step: of the step's time; kernels: 0 */
     double flops, bytes;  /* per second; 0 where it does not apply */
     double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable. Kernels: the
-                             median over runs, each held against the mean of multiply-adds timed right before and after it */
+                             median over runs, each held against the mean of multiply-adds timed right before and after it.
+                             GEMMs that use bf16 dot products: of that rate times dot_flops / fma_flops */
     double quiet_share;   /* kernels: the same over the quiet runs; 0: there were fewer than 5 */
     int runs, quiet_runs; /* kernels: all; those beside which multiply-adds and integer additions had 85 % of their best */
 } qd_bench_row;
@@ -82,6 +83,7 @@ enum { QD_BENCH_ROWS = 64 };
 typedef struct qd_bench_table {
     char device[96];              /* instruction set, product library, threads */
     double fma_flops, copy_bytes; /* measured ceilings of this machine with these threads, per second: the best of many runs */
+    double dot_flops;             /* the same of bf16 dot products; 0: GEMMs of bf16 operands compute in fp32 */
     /* step: the mean of fma_flops as measured right before and after each step and, with one rank,
      * between its ops */
     double beside_flops;
@@ -99,7 +101,8 @@ typedef struct qd_bench_step_result {
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
     double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each held against the rate
-                             beside it, as in beside_flops */
+                             beside it, as in beside_flops. If GEMMs use bf16 dot products: of that rate times dot_flops / fma_flops */
+    bool uses_dots;       /* GEMMs of this step use bf16 dot products */
     double other_seconds, over_other;       /* of the other configuration's steps; how many of them ours takes, two steps held against the
                                                two between them: medians. 0: there is none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */

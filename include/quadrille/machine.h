@@ -4,6 +4,7 @@
 
 #include <quadrille/export.h>
 #include <quadrille/status.h>
+#include <quadrille/types.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -15,7 +16,7 @@ enum { QD_MACHINE_GPUS = 16 };
 
 typedef struct qd_machine {
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
-    char isa[32];              /* instruction set of our kernels: "avx512" */
+    char isa[32];              /* instruction set of our kernels: "avx512bf16" */
     char products[64];         /* what computes matrix products: "packed kernels" */
     int cores, cores_allowed;  /* of the machine; those this process may use */
     int64_t memory_bytes, memory_available_bytes;
@@ -25,6 +26,8 @@ typedef struct qd_machine {
     bool mpi_built;
     double fma_flops;          /* per second: fp32 multiply-adds of one core, measured */
     double product_flops;      /* per second: fp32 matrix products on one core, measured */
+    double dot_flops;          /* per second: bf16 dot products of one core, measured; 0: GEMMs of bf16 operands compute in fp32 */
+    double bf16_product_flops; /* per second: bf16 matrix products on one core, measured */
     int gpu_count;             /* that this process sees; the first QD_MACHINE_GPUS are described */
     struct {
         char name[96]; /* "NVIDIA H200, sm_90" */
@@ -42,9 +45,10 @@ QD_API qd_status qd_machine_look(qd_machine *machine);
  * that. */
 QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
-/* fp32 FLOP/s of multiply-adds of all cores at once, measured in some 20 ms. Where this process may
- * not use all cores, scaled to all. */
-QD_API qd_status qd_machine_peak(double *flops);
+/* FLOP/s of all cores at once, measured in some 20 ms: of bf16 dot products if dtype is bf16 and the
+ * kernels use them, otherwise of fp32 multiply-adds. Where this process may not use all cores,
+ * scaled to all. */
+QD_API qd_status qd_machine_peak(qd_dtype dtype, double *flops);
 
 #ifdef __cplusplus
 }

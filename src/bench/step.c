@@ -53,6 +53,7 @@ qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_t
     if (status != QD_OK)
         return status;
     table->fma_flops = bench.ceiling.fma_flops;
+    table->dot_flops = bench.ceiling.dot_flops;
     table->copy_bytes = bench.ceiling.copy_bytes;
     for (int i = 0; i < bench.count && i < QD_BENCH_ROWS; i++) {
         const qd_kernel_bench_row *from = &bench.rows[i];
@@ -79,10 +80,10 @@ static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argu
     qd_ceiling mine, *sum = argument;
     QD_TRY(qd_comm_barrier(world, NULL));
     QD_TRY(qd_device_measure_ceiling(qd_trainer_device(trainer), 0.5, &mine));
-    double both[2] = {mine.fma_flops, mine.copy_bytes};
-    QD_TRY(qd_comm_all_reduce(world, both, both, 2, QD_F64, QD_SUM, NULL));
+    double all[3] = {mine.fma_flops, mine.dot_flops, mine.copy_bytes};
+    QD_TRY(qd_comm_all_reduce(world, all, all, 3, QD_F64, QD_SUM, NULL));
     if (qd_comm_rank(world) == 0)
-        *sum = (qd_ceiling){both[0], both[1]};
+        *sum = (qd_ceiling){.fma_flops = all[0], .dot_flops = all[1], .copy_bytes = all[2]};
     return QD_OK;
 }
 
@@ -105,7 +106,7 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
 }
 
 /* mean: of the steps' times, as the rows are means too. */
-static void add_row(qd_bench_step_result *r, double mean, const char *name, double seconds, double flops, double bytes)
+static void add_row(qd_bench_step_result *r, double mean, const char *name, double seconds, double flops, double bytes, bool dots)
 {
     if (seconds <= 0.0 || r->table.count == QD_BENCH_ROWS)
         return;
@@ -114,11 +115,18 @@ static void add_row(qd_bench_step_result *r, double mean, const char *name, doub
     snprintf(row->name, sizeof row->name, "%s", name);
     if (flops > 0.0) {
         row->flops = flops / seconds;
-        row->ceiling_share = row->flops / (r->table.beside_flops / r->ranks);
+        row->ceiling_share = row->flops / (r->table.beside_flops / r->ranks * (dots ? r->table.dot_flops / r->table.fma_flops : 1.0));
     } else if (bytes > 0.0) {
         row->bytes = bytes / seconds;
         row->ceiling_share = row->bytes / (r->table.copy_bytes / r->ranks);
     }
+}
+
+/* Attention multiplies in fp32. */
+static bool is_attention(qd_op_kind kind)
+{
+    return kind == QD_OP_ATTENTION || kind == QD_OP_ATTENTION_CACHED || kind == QD_OP_ATTENTION_GRAD || kind == QD_OP_ATTENTION_PART ||
+           kind == QD_OP_ATTENTION_PART_GRAD;
 }
 
 /* Rank 0's time: ops first, then the actions that are not modules, then what no line explains.
@@ -128,7 +136,7 @@ static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profil
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
         add_row(r, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
-                (double)p->ops.bytes[kind] * per);
+                (double)p->ops.bytes[kind] * per, r->uses_dots && !is_attention((qd_op_kind)kind));
         explained += p->ops.seconds[kind] * per;
     }
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {
@@ -138,11 +146,11 @@ static void fill_rows(qd_bench_step_result *r, double mean, const qd_step_profil
         bool copies = beside && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
         snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", beside the rest" : "");
-        add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0);
+        add_row(r, mean, name, p->action_seconds[kind] * per, 0.0, 0.0, false);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
-    add_row(r, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0);
-    add_row(r, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0);
+    add_row(r, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0, false);
+    add_row(r, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0, false);
 }
 
 static int by_value(const void *a, const void *b)
@@ -383,12 +391,16 @@ qd_status qd_bench_step(const qd_options *options, const qd_options *in_turn, in
     const qd_program *program = qd_team_program(team);
     result->ranks = config.world;
     result->table.fma_flops = ceiling.fma_flops;
+    result->table.dot_flops = ceiling.dot_flops;
     result->table.copy_bytes = ceiling.copy_bytes;
+    result->uses_dots = ceiling.dot_flops > 0.0 && config.strategy.activation == QD_BF16;
     result->threads = qd_device_get_caps(device)->threads;
     describe_device(device, result->table.device, sizeof result->table.device);
     result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
     result->ceiling_share *= qd_program_flops(program) * config.world;
+    if (result->uses_dots)
+        result->ceiling_share *= ceiling.fma_flops / ceiling.dot_flops;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
     fill_rows(result, mean, profile, steps, !on_host && config.strategy.overlap);
 done:
