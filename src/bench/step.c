@@ -30,6 +30,7 @@ qd_status qd_bench_kernels(const qd_options *options, double seconds, qd_bench_t
     QD_TRY(qd_config_resolve(options, 0, &c));
     qd_device_config config = qd_device_config_default();
     config.threads = c.threads > 0 ? c.threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    config.isa = c.kernels;
     qd_device *device = NULL;
     qd_kernel_bench bench;
     qd_kernel_bench_config kernels = qd_kernel_bench_config_default();
