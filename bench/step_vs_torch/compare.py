@@ -30,7 +30,7 @@ def ours(o, case, ranks, threads, folder, text):
     run = tempfile.mkdtemp(dir=folder)
     name, preset, vocab, seq, batch = case
     subprocess.run([o.quadrille, "train", f"model.preset={preset}", f"model.vocab={vocab}", f"data.path={text}", "data.tokenizer=bytes", f"data.seq={seq}",
-                    f"train.global_batch={batch}", f"train.steps={o.warm_up + o.steps}", f"parallel.ranks={ranks}",
+                    f"train.global_batch={batch}", f"train.steps={o.warm_up + o.steps}", f"parallel.ranks={ranks}", f"train.precision={o.precision}",
                     f"run.threads={threads}", f"run.dir={run}"], check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
     return statistics.median(line["step_seconds"] for line in lines[o.warm_up:])
@@ -41,7 +41,7 @@ def theirs(o, case, ranks, threads, compiled, port):
     command = [o.torch, os.path.join(ROOT, "bench", "step_vs_torch", "torch_step.py"), "--models",
                os.path.join(ROOT, "data", "models.json"), "--model", preset, "--vocab", str(vocab), "--seq", str(seq), "--batch",
                str(batch // ranks), "--steps", str(o.steps), "--warm-up", str(o.warm_up), "--threads", str(threads), "--ranks",
-               str(ranks), "--port", str(port)] + (["--compile"] if compiled else [])
+               str(ranks), "--port", str(port), "--precision", o.precision] + (["--compile"] if compiled else [])
     env = dict(os.environ, OMP_NUM_THREADS=str(threads))
     procs = [subprocess.Popen(command + ["--rank", str(r)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
              for r in range(ranks)]
@@ -57,6 +57,7 @@ def main():
     a.add_argument("--quadrille", default=os.path.join(ROOT, "build", "release", "bin", "quadrille"))
     a.add_argument("--steps", type=int, default=5)
     a.add_argument("--warm-up", type=int, default=2)
+    a.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: train.precision=bf16 against autocast")
     a.add_argument("--json", action="store_true")
     every = [f"{key}:{ranks}x{threads}" for key in CASES for ranks, threads in LAYOUTS]
     a.add_argument("--case", choices=every, action="append", help="only this model, ranks and threads; may be repeated")

@@ -125,6 +125,7 @@ def main():
     a.add_argument("--ranks", type=int, default=1)
     a.add_argument("--port", type=int, default=29555)
     a.add_argument("--compile", action="store_true")
+    a.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
     a.add_argument("--sharded", action="store_true", help="FSDP2 instead of DistributedDataParallel")
     o = a.parse_args()
     torch.set_num_threads(o.threads)
@@ -149,7 +150,8 @@ def main():
     for step in range(o.warm_up + o.steps):
         text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
         begin = time.perf_counter()
-        loss = model(text[:, :-1], text[:, 1:])
+        with torch.autocast("cpu", torch.bfloat16, enabled=o.precision == "bf16"):
+            loss = model(text[:, :-1], text[:, 1:])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

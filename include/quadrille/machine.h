@@ -6,6 +6,7 @@
 #include <quadrille/export.h>
 #include <quadrille/sized.h>
 #include <quadrille/status.h>
+#include <quadrille/types.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,7 +19,7 @@ enum { QD_MACHINE_GPUS = 16 };
 typedef struct qd_machine {
     size_t size;
     char cpu[128];             /* "Intel(R) Xeon(R) …"; "" when unknown */
-    char isa[32];              /* instruction set of the kernels: "avx512" */
+    char isa[32];              /* instruction set of the kernels: "avx512bf16" */
     char products[64];         /* GEMM implementation: "packed kernels" */
     int cores, cores_allowed;  /* of the machine; those this process may use */
     int64_t memory_bytes, memory_available_bytes;
@@ -28,6 +29,8 @@ typedef struct qd_machine {
     bool mpi_built;
     double fma_flops;          /* measured FLOP/s of fp32 multiply-adds on one core */
     double product_flops;      /* measured FLOP/s of fp32 GEMMs on one core */
+    double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: GEMMs of bf16 operands compute in fp32 */
+    double bf16_product_flops; /* measured FLOP/s of bf16 GEMMs on one core */
     int gpu_count;             /* visible to this process; `gpus` describes the first QD_MACHINE_GPUS */
     struct {
         char name[96]; /* "NVIDIA H200, sm_90" */
@@ -45,9 +48,10 @@ QD_API qd_status qd_machine_look(qd_machine *machine);
  * cgroups; 0: unknown. *swap (may be NULL): what could be swapped out in addition. */
 QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
-/* Measures the fp32 FLOP/s of multiply-adds of all cores at once, in about 20 ms. If this process
- * may not use all cores, the result is scaled to all of them. */
-QD_API qd_status qd_machine_peak(double *flops);
+/* Measures the FLOP/s of all cores at once, in about 20 ms: of bf16 dot products if dtype is bf16
+ * and the kernels use them, otherwise of fp32 multiply-adds. If this process may not use all cores,
+ * the result is scaled to all of them. */
+QD_API qd_status qd_machine_peak(qd_dtype dtype, double *flops);
 
 #ifdef __cplusplus
 }

@@ -21,6 +21,7 @@ typedef struct context {
     qd_kernel_bench *bench;
     struct product *products[QD_KERNEL_BENCH_ROWS]; /* of each compute-bound row */
     double best_adds;                               /* additions per second, the best measurement */
+    double gemm_rate; /* peak rate of the instructions that GEMMs use over that of multiply-adds */
     int64_t rows;
     void *buffer[BUFFERS];
     int64_t bytes[BUFFERS];
@@ -80,6 +81,7 @@ typedef struct product {
         qd_attention_args attention;
     } args;
     double flops; /* of a run */
+    double rate;  /* peak rate of the instructions it uses over that of multiply-adds */
     double spent; /* seconds, including looks */
     int look;     /* iterations of the loop of multiply-adds */
     int count;
@@ -89,7 +91,7 @@ typedef struct product {
 
 static double share_of(const product *p, int i)
 {
-    return p->flops / p->seconds[i] / (0.5 * (p->fma[i][0] + p->fma[i][1]));
+    return p->flops / p->seconds[i] / (0.5 * (p->fma[i][0] + p->fma[i][1]) * p->rate);
 }
 
 /* Whether no other program was on our cores before and after the run: the machine was near its
@@ -127,7 +129,7 @@ static qd_status time_call(const context *c, call what, double *seconds)
 static qd_status time_product(const context *c, const product *p, double *seconds)
 {
     double flops;
-    return p->what.args ? time_call(c, p->what, seconds) : qd_device_run_tiles(c->device, &flops, seconds);
+    return p->what.args ? time_call(c, p->what, seconds) : qd_device_run_tiles(c->device, c->config->dtype, &flops, seconds);
 }
 
 static qd_status look_at_fma(context *c, int runs, double *rate)
@@ -232,6 +234,7 @@ static qd_status add_product(context *c, const char *kernel, const char *shape, 
     if (!p)
         return QD_FAIL(QD_NO_MEMORY, "bench: no memory for the times of %d runs", RUNS_MOST);
     p->flops = flops;
+    p->rate = 1.0;
     return QD_OK;
 }
 
@@ -239,6 +242,7 @@ static qd_status add_matmul(context *c, const char *kernel, const char *shape, q
 {
     product *p;
     QD_TRY(add_product(c, kernel, shape, 2.0 * (double)args.m * (double)args.n * (double)args.k, &p));
+    p->rate = c->gemm_rate;
     p->args.matmul = args;
     p->what = (call){CALL_matmul, &p->args.matmul};
     return QD_OK;
@@ -266,8 +270,12 @@ static qd_status add_tiles(context *c)
 {
     double flops, seconds;
     product *p;
-    QD_TRY(qd_device_run_tiles(c->device, &flops, &seconds));
-    return flops > 0.0 ? add_product(c, "register tiles", "panels in the L2 cache", flops, &p) : QD_OK;
+    QD_TRY(qd_device_run_tiles(c->device, c->config->dtype, &flops, &seconds));
+    if (flops <= 0.0)
+        return QD_OK;
+    QD_TRY(add_product(c, "register tiles", "panels in the L2 cache", flops, &p));
+    p->rate = c->gemm_rate;
+    return QD_OK;
 }
 
 /* Forward, input gradient and weight gradient of a layer (rows, in) -> (rows, out). */
@@ -447,6 +455,7 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
                  .config = config, .bench = bench, .rows = config->batch * config->seq};
     int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
     QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
+    c.gemm_rate = config->dtype == QD_BF16 && bench->ceiling.dot_flops > 0.0 ? bench->ceiling.dot_flops / bench->ceiling.fma_flops : 1.0;
     QD_TRY_DONE(take_buffers(&c));
     QD_TRY_DONE(add_tiles(&c));
     QD_TRY_DONE(add_linear(&c, "qkv", qkv, config->channels));

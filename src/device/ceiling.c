@@ -15,17 +15,27 @@ static int64_t copy_bytes(const qd_device *device)
     return device->caps.host_memory ? (int64_t)128 << 20 : (int64_t)2 << 30;
 }
 
-qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
+static qd_status measure(qd_device *device, qd_status (*run)(qd_stream *stream, double *flops), int runs, double *best)
 {
     qd_stream *stream = qd_device_compute_stream(device);
-    *fma_flops = 0.0;
-    for (int i = 0; i < runs; i++) {
+    *best = 0.0;
+    for (int i = 0; run && i < runs; i++) {
         double flops = 0, start = qd_clock_now();
-        QD_TRY(device->ops->run_fma(stream, &flops));
+        QD_TRY(run(stream, &flops));
         QD_TRY(qd_stream_wait(stream));
-        *fma_flops = fmax(*fma_flops, flops / (qd_clock_now() - start));
+        *best = fmax(*best, flops / (qd_clock_now() - start));
     }
     return QD_OK;
+}
+
+qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops)
+{
+    return measure(device, device->ops->run_fma, runs, fma_flops);
+}
+
+qd_status qd_device_measure_dots(qd_device *device, int runs, double *dot_flops)
+{
+    return measure(device, device->ops->run_dots, runs, dot_flops);
 }
 
 qd_status qd_device_average_fma(qd_device *device, int runs, double *fma_flops)
@@ -51,10 +61,10 @@ qd_status qd_device_measure_adds(qd_device *device, double *adds)
     return QD_OK;
 }
 
-qd_status qd_device_run_tiles(qd_device *device, double *flops, double *seconds)
+qd_status qd_device_run_tiles(qd_device *device, qd_dtype dtype, double *flops, double *seconds)
 {
     *flops = *seconds = 0.0;
-    return device->ops->run_tiles ? device->ops->run_tiles(qd_device_compute_stream(device), flops, seconds) : QD_OK;
+    return device->ops->run_tiles ? device->ops->run_tiles(qd_device_compute_stream(device), dtype, flops, seconds) : QD_OK;
 }
 
 qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceiling *ceiling)
@@ -71,6 +81,8 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
         double flops;
         QD_TRY_DONE(qd_device_measure_fma(device, FMA_RUNS, &flops));
         ceiling->fma_flops = fmax(ceiling->fma_flops, flops);
+        QD_TRY_DONE(qd_device_measure_dots(device, FMA_RUNS, &flops));
+        ceiling->dot_flops = fmax(ceiling->dot_flops, flops);
         double start = qd_clock_now();
         QD_TRY_DONE(qd_copy(stream, to, from, bytes));
         QD_TRY_DONE(qd_stream_wait(stream));

@@ -6,6 +6,7 @@
 
 typedef struct qd_ceiling {
     double fma_flops;  /* fp32 FLOP/s of multiply-adds in registers, on all compute threads */
+    double dot_flops;  /* the same of bf16 dot products; 0 where GEMMs of bf16 operands do not use them */
     double copy_bytes; /* bytes/s read plus written by a copy between buffers far larger than the caches */
 } qd_ceiling;
 
@@ -15,6 +16,9 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
 
 /* fma_flops only, the best of `runs` runs of about a millisecond each. Allocates nothing. */
 qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops);
+
+/* dot_flops only, measured as qd_device_measure_fma measures. */
+qd_status qd_device_measure_dots(qd_device *device, int runs, double *dot_flops);
 
 /* The current fma_flops: the mean over `runs` consecutive runs. */
 qd_status qd_device_average_fma(qd_device *device, int runs, double *fma_flops);
@@ -27,7 +31,7 @@ qd_status qd_device_measure_adds(qd_device *device, double *adds);
 
 /* Multiplies packed panels that stay in each core's L2 cache, as a GEMM does between its accesses
  * to memory, and returns FLOPs and time: the upper bound for a GEMM if packing and memory access
- * cost nothing. 0 FLOPs on devices that do not measure it. */
-qd_status qd_device_run_tiles(qd_device *device, double *flops, double *seconds);
+ * cost nothing. dtype: of both operands. 0 FLOPs on devices that do not measure it. */
+qd_status qd_device_run_tiles(qd_device *device, qd_dtype dtype, double *flops, double *seconds);
 
 #endif

@@ -8,10 +8,10 @@
 static const struct {
     const char *kind;
     qd_status (*create)(const qd_device_config *config, qd_device **device);
-    qd_status (*look)(int ordinal, qd_device_info *info); /* this and the next: accelerators only */
-    qd_status (*exists)(int ordinal);
+    qd_status (*look)(int ordinal, qd_device_info *info); /* accelerators only */
+    qd_status (*exists)(int ordinal, const char *isa);
 } backends[] = {
-    {"cpu", qd_cpu_device_create, NULL, NULL},
+    {"cpu", qd_cpu_device_create, NULL, qd_cpu_device_exists},
     {"cuda", qd_cuda_device_create, qd_cuda_device_look, qd_cuda_device_exists},
 };
 
@@ -42,11 +42,11 @@ qd_status qd_device_look(const char *kind, int ordinal, qd_device_info *info)
     return QD_FAIL(QD_UNSUPPORTED, "'%s' is not a kind of accelerator", kind);
 }
 
-qd_status qd_device_exists(const char *kind, int ordinal)
+qd_status qd_device_exists(const char *kind, int ordinal, const char *isa)
 {
     for (size_t i = 0; i < sizeof backends / sizeof *backends; i++)
         if (strcmp(kind, backends[i].kind) == 0)
-            return backends[i].exists ? backends[i].exists(ordinal) : QD_OK;
+            return backends[i].exists(ordinal, isa);
     return QD_FAIL(QD_UNSUPPORTED, "device '%s': this build has no such device; it has: cpu, cuda", kind);
 }
 

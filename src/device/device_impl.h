@@ -34,7 +34,8 @@ typedef struct qd_device_ops {
     qd_status (*make_current)(qd_device *device);
     void *(*native)(qd_stream *stream);
     qd_status (*run_fma)(qd_stream *stream, double *flops); /* required; keeps all multiply-add units busy and returns the FLOPs */
-    qd_status (*run_tiles)(qd_stream *stream, double *flops, double *seconds); /* optional; see qd_device_run_tiles */
+    qd_status (*run_dots)(qd_stream *stream, double *flops); /* optional; with bf16 dot products, 0 FLOPs if GEMMs do not use them */
+    qd_status (*run_tiles)(qd_stream *stream, qd_dtype dtype, double *flops, double *seconds); /* optional; see qd_device_run_tiles */
     qd_status (*run_adds)(qd_stream *stream, double *adds);                    /* optional; see qd_device_measure_adds */
 } qd_device_ops;
 
@@ -57,6 +58,7 @@ struct qd_device {
 
 /* Constructors, one per backend, listed in the registry of device.c. */
 qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **device);
+qd_status qd_cpu_device_exists(int ordinal, const char *isa);
 /* In builds without CUDA: QD_UNSUPPORTED, with what was missing. */
 qd_status qd_cuda_device_create(const qd_device_config *config, qd_device **device);
 

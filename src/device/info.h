@@ -16,11 +16,12 @@ typedef struct qd_device_info {
 qd_status qd_device_look(const char *kind, int ordinal, qd_device_info *info);
 
 /* Checks that the device exists without creating a context on it, which would take memory: ranks
- * ask before they know which device they get. Any kind of device; ordinal -1: any one will do. */
-qd_status qd_device_exists(const char *kind, int ordinal);
+ * ask before they know which device they get. Any kind of device; ordinal -1: any one will do. isa:
+ * as in qd_device_config. */
+qd_status qd_device_exists(const char *kind, int ordinal, const char *isa);
 
 /* The CUDA implementation; builds without CUDA return QD_UNSUPPORTED. */
 qd_status qd_cuda_device_look(int ordinal, qd_device_info *info);
-qd_status qd_cuda_device_exists(int ordinal);
+qd_status qd_cuda_device_exists(int ordinal, const char *isa);
 
 #endif

@@ -2,6 +2,7 @@
 ctest: timeout 240
 """
 import os
+import platform
 import sys
 import unittest
 
@@ -108,6 +109,11 @@ class Errors(program.ProgramTest):
 
     def test_backend_without_its_launcher(self):
         self.refuse(self.small("run.backend=mpi", "parallel.ranks=2"), "2")
+
+    def test_kernels_of_another_machine(self):
+        other = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+        self.refuse(self.small(f"run.kernels={other}"), "run.kernels", other, "auto")
+        self.refuse(self.small("run.device=cuda", "run.kernels=generic"), "run.kernels=generic", "run.device=cpu")
 
     def test_debug_shows_the_place(self):
         result = self.run_program(*self.small("train.global_batch=9", "parallel.ranks=2", "--debug"))

@@ -175,6 +175,18 @@ class Outputs(program.ProgramTest):
         self.assertGreater(shares, 0.5)
         self.assertLess(shares, 1.5)
 
+    def test_kernels(self):
+        """run.kernels decides what computes; doctor and bench name it and the ceilings of its instructions."""
+        machine = self.json_of("doctor", "--json")
+        self.assertGreater(machine["bf16_product_flops"], 0)
+        self.assertEqual(machine["dot_flops"] > 0, machine["isa"] == "avx512bf16")
+        for kernels in dict.fromkeys((machine["isa"], "neon" if machine["isa"] == "neon" else "generic")):
+            pinned = (*program.SMALL, "train.precision=bf16", f"run.kernels={kernels}", "--json")
+            for report in (self.json_of("bench", "kernels", *pinned, "--seconds", "0.001"),
+                           self.json_of("bench", "step", *pinned, "--warm-up", "1", "--repeat", "1")):
+                self.assertTrue(report["device"].startswith(f"cpu {kernels},"), report["device"])
+                self.assertEqual(report["dot_flops"] > 0, kernels == "avx512bf16")
+
     def test_plain_characters(self):
         arguments = self.small("train.steps=6", "run.log_every=2")
         plain = self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout

@@ -3,6 +3,7 @@ this or another layout.
 """
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -178,6 +179,8 @@ class Resume(program.ProgramTest):
         self.assertEqual(len(notes()), 2)
         other = self.write("other.txt", "the quick brown fox jumps over the lazy dog\n" * 500)
         self.assertRegex(" ".join(notes(f"data.path={other}")), r"data.path was \S*text.txt\S* and is \S*other.txt\S*: samples differ")
+        slow = "neon" if platform.machine() in ("aarch64", "arm64") else "generic"
+        self.assertRegex(" ".join(notes(f"run.kernels={slow}")), f"run.kernels was auto and is {slow}")
         self.assertRegex(" ".join(notes("model.dropout=0.1", "train.precision=bf16")),
                          "model.dropout was 0 and is 0.1 .*train.precision was fp32 and is bf16 .*train.grad_dtype was fp32 and is bf16")
 

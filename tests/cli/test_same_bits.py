@@ -2,6 +2,7 @@
 ctest: timeout 240
 ctest: processors 2
 """
+import json
 import os
 import sys
 import unittest
@@ -39,6 +40,22 @@ class SameBits(program.ProgramTest):
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "3"]
             self.assertEqual(self.run_into("muon-mpi", "train.optimizer=muon", "parallel.zero=3", launcher=launcher), first)
             self.assertEqual(self.run_into("muon-mpi-whole", "train.optimizer=muon", launcher=launcher), first)
+
+    def test_kernels(self):
+        """bf16 GEMMs of different instruction sets may differ; within one, nothing changes a bit."""
+        best = json.loads(self.ok(self.run_program("doctor", "--json")).stdout)["isa"]
+        both = ("train.precision=bf16", "parallel.ranks=2")
+        chosen = self.run_into("chosen", *both)
+        for kernels in dict.fromkeys((best, "neon" if best == "neon" else "generic")):
+            pinned = (*both, f"run.kernels={kernels}")
+            first = self.run_into(f"{kernels}-1", *pinned, "run.threads=1")
+            if kernels == best:
+                self.assertEqual(first, chosen)
+            self.assertEqual(self.run_into(f"{kernels}-3", *pinned, "run.threads=3"), first)
+            self.assertEqual(self.run_into(f"{kernels}-zero", *pinned, "parallel.zero=3", "--ranks-as", "threads"), first)
+            if program.MPIRUN:
+                launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
+                self.assertEqual(self.run_into(f"{kernels}-mpi", *pinned, launcher=launcher), first)
 
     def test_tensor_parallel(self):
         layout = ("parallel.ranks=4", "parallel.tp=2")

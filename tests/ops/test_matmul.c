@@ -1,8 +1,13 @@
 /* GEMM: all transposes, strides, types, bias and accumulation, sizes around the edges of tiles. */
 #include "device/aligned_gemm.h"
+#include "device/cpu/gemm/matmul_impl.h"
 #include "support/ops.h"
 
+#include "base/half.h"
+
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { CUT = -1 };
 
@@ -122,6 +127,21 @@ static const matmul_case cases[] = {
     {540, 530, 500, true, false, true, false, F, F, F, 1}, /* b packed with non-temporal stores */
     {540, 530, 500, true, false, false, true, F, H, H, 0},
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more rows than one thread's workspace holds */
+    /* dot products of pairs: odd k, which ends in half a pair; rows at odd places; blocks of
+     * pairs */
+    {1, 1, 1, false, false, false, false, H, H, F, 0},
+    {9, 50, 2, true, true, true, true, H, H, H, 1},
+    {5, 7, 3, false, false, false, true, H, H, F, 1},
+    {3, 4, 0, false, true, false, true, H, H, H, 1},
+    {17, 49, 64, false, true, true, true, H, H, F, 1}, /* a read in place, rows 65 elements apart */
+    {17, 49, 65, false, true, true, false, H, H, F, 0},
+    {23, 97, 65, false, false, false, true, H, H, H, 1},
+    {23, 97, 65, true, true, true, true, H, H, H, 1},
+    {40, 49, 31, true, true, false, false, H, H, F, 1},
+    {40, 100, 2051, true, false, true, true, H, H, F, 3}, /* two blocks of pairs */
+    {41, 53, 2053, false, true, true, true, H, H, H, 1},  /* sums kept between the blocks, then rounded */
+    {41, 53, 2100, false, false, false, true, H, H, H, 0},
+    {130, 47, 4099, true, true, true, false, H, H, H, 1},
     {19, 23, 29, false, true, false, true, F, H, F, 0},
     {19, 23, 29, true, true, false, false, H, F, H, 1},
     /* a head's logits, their input gradient and their weight gradient, for a vocabulary of odd
@@ -134,16 +154,97 @@ static const matmul_case cases[] = {
     {259, 40, 24, true, false, false, false, H, H, F, CUT},
     {257, 40, 24, true, true, false, false, H, H, F, CUT},
 };
-#define FORWARD(m, n, k) {m, n, k, false, true, false, true, F, F, F, 0}
-#define INPUT_GRADIENT(m, n, k) {m, k, n, false, false, false, false, F, F, F, 0}
-#define WEIGHT_GRADIENT(m, n, k) {n, k, m, true, false, true, false, F, F, F, 0}
-#define LAYER(m, n, k) FORWARD(m, n, k), INPUT_GRADIENT(m, n, k), WEIGHT_GRADIENT(m, n, k)
+#define FORWARD(m, n, k, t) {m, n, k, false, true, false, true, t, t, t, 0}
+#define INPUT_GRADIENT(m, n, k, t) {m, k, n, false, false, false, false, t, t, t, 0}
+#define WEIGHT_GRADIENT(m, n, k, t) {n, k, m, true, false, true, false, t, t, F, 0}
+#define LAYER(m, n, k, t) FORWARD(m, n, k, t), INPUT_GRADIENT(m, n, k, t), WEIGHT_GRADIENT(m, n, k, t)
 static const matmul_case speed_cases[] = {
-    LAYER(1024, 2304, 768), LAYER(1024, 768, 768), LAYER(1024, 3072, 768), LAYER(1024, 768, 3072),
-    LAYER(4096, 2304, 768), LAYER(4096, 3072, 768), LAYER(4096, 768, 3072), LAYER(1024, 50257, 768),
-    {1024, 3072, 768, false, true, false, true, H, H, H, 0},
-    {3072, 768, 1024, true, false, true, false, H, H, F, 0},
+    LAYER(1024, 2304, 768, F), LAYER(1024, 768, 768, F), LAYER(1024, 3072, 768, F), LAYER(1024, 768, 3072, F),
+    LAYER(4096, 2304, 768, F), LAYER(4096, 3072, 768, F), LAYER(4096, 768, 3072, F), LAYER(1024, 50257, 768, F),
+    LAYER(1024, 2304, 768, H), LAYER(1024, 768, 768, H), LAYER(1024, 3072, 768, H), LAYER(1024, 768, 3072, H),
+    LAYER(1024, 50304, 768, H), FORWARD(1, 768, 768, H), FORWARD(4, 3072, 768, H), FORWARD(16, 768, 768, H), LAYER(64, 64, 64, H),
+    LAYER(128, 32, 128, H),
+    FORWARD(1, 768, 768, F), FORWARD(4, 3072, 768, F), FORWARD(16, 768, 768, F), LAYER(64, 64, 64, F), LAYER(128, 32, 128, F),
 };
+
+/* What dot products compute, bit by bit: in each block of k, two multiply-adds per pair, each
+ * rounded to nearest, the second element first; then the blocks in ascending order. */
+static float dot_model(const uint16_t *a, const uint16_t *b, int64_t k)
+{
+    const int64_t steps = (k + 1) / 2, block = qd_gemm_k_block(steps);
+    float all = 0.0f;
+    for (int64_t first = 0; first < steps; first += block) {
+        float sum = 0.0f;
+        for (int64_t p = first; p < first + block && p < steps; p++) {
+            if (2 * p + 1 < k)
+                sum = fmaf(qd_bf16_to_f32(a[2 * p + 1]), qd_bf16_to_f32(b[2 * p + 1]), sum);
+            sum = fmaf(qd_bf16_to_f32(a[2 * p]), qd_bf16_to_f32(b[2 * p]), sum);
+        }
+        all = first ? all + sum : sum;
+    }
+    return all;
+}
+
+/* The device whose bf16 GEMMs use dot products; skips the test without one. */
+static qd_device *device_with_dots(void)
+{
+    qd_device *device = ops_cpu("avx512bf16");
+    if (!device) {
+        printf("skipped: this processor has no AVX512-BF16\n");
+        skip();
+    }
+    return device;
+}
+
+static void dots_round_as_documented(void **state)
+{
+    (void)state;
+    enum { M = 11, N = 50, K = 2 * QD_GEMM_KC + 101 };
+    static uint16_t a[M * K], b[N * K];
+    static float c[M * N];
+    qd_device *device = device_with_dots();
+    for (int i = 0; i < M * K; i++)
+        a[i] = qd_f32_to_bf16((float)ops_normal());
+    for (int i = 0; i < N * K; i++)
+        b[i] = qd_f32_to_bf16((float)ops_normal());
+    for (int64_t k = 1; k <= K; k += k < 4 ? 1 : k < K - 1000 ? 523 : K - k > 0 ? K - k : 1) {
+        qd_matmul_args args = {.a = a, .b = b, .c = c, .m = M, .n = N, .k = k, .lda = K, .ldb = K, .ldc = N, .trans_b = true,
+                               .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_F32};
+        ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
+        for (int i = 0; i < M * N; i++) {
+            float expected = dot_model(a + i / N * K, b + i % N * K, k);
+            if (memcmp(&c[i], &expected, sizeof expected) != 0)
+                fail_msg("k = %lld: element %d is %a, its model %a", (long long)k, i, c[i], expected);
+        }
+    }
+}
+
+/* Subnormal operands and results count as 0. Infinities and NaN spread as elsewhere. */
+static void dots_flush_subnormals(void **state)
+{
+    (void)state;
+    static const struct {
+        uint16_t a, b;
+        float expected;
+    } known[] = {
+        {0x0040, 0x7f00, 0.0f}, /* 2^-127 * 2^127 */
+        {0x7f00, 0x8001, 0.0f},
+        {0x0100, 0x3e00, 0.0f},         /* 2^-125 * 2^-3 */
+        {0x0080, 0x3f80, 0x1p-126f},    /* the least normal number remains */
+        {0x7f80, 0x3f80, INFINITY},
+        {0x7f80, 0x0000, NAN},
+        {0x7fc0, 0x3f80, NAN},
+    };
+    qd_device *device = device_with_dots();
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        float c = 1.0f;
+        qd_matmul_args args = {.a = &known[i].a, .b = &known[i].b, .c = &c, .m = 1, .n = 1, .k = 1, .lda = 1, .ldb = 1, .ldc = 1,
+                               .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_F32};
+        ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
+        if (isnan(known[i].expected) ? !isnan(c) : c != known[i].expected)
+            fail_msg("%04x * %04x is %a instead of %a", known[i].a, known[i].b, c, known[i].expected);
+    }
+}
 
 static void refuses_bad_arguments(void **state)
 {
@@ -205,6 +306,7 @@ static const ops_op op = {
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains)};
-    return ops_main(argc, argv, &op, 1, more, 2);
+    const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
+                                      cmocka_unit_test(dots_round_as_documented), cmocka_unit_test(dots_flush_subnormals)};
+    return ops_main(argc, argv, &op, 1, more, 4);
 }

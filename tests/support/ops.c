@@ -16,8 +16,8 @@ enum { GUARD = 256, SAMPLES = QD_TEST_SANITIZED ? 1 : 10, THREAD_MOST = 3 };
 /* "best": the CPU device without a name, which chooses the best instruction set; that choice is
  * tested with one case per kernel, the cases themselves run on the same kernels by name. "cuda":
  * the first GPU, in deterministic mode. */
-static const char *const isas[] = {"best", "avx512", "avx2", "neon", "generic", "cuda"};
-const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"avx512", "avx2", "neon", "generic"};
+static const char *const isas[] = {"best", "avx512bf16", "avx512", "avx2", "neon", "generic", "cuda"};
+const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"avx512bf16", "avx512", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
 static qd_device *kept[ISA_COUNT][THREAD_MOST + 1];
 
@@ -74,6 +74,8 @@ static bool isa_available(const char *isa)
     bool available = create_device(isa, 1, &device) == QD_OK;
     if (!available && strcmp(isa, "cuda") == 0)
         printf("skipped: no CUDA device: %s\n", qd_error_message());
+    else if (!available && strstr(qd_error_message(), "this machine"))
+        printf("skipped: %s: %s\n", isa, qd_error_message());
     qd_device_destroy(device);
     qd_error_clear();
     return available;

@@ -27,6 +27,8 @@ static const qd_kernels kernels = {
 static bool machine_has(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
+    if (isa == QD_CPU_avx512bf16)
+        return __builtin_cpu_supports("avx512bf16") && machine_has(QD_CPU_avx512);
     if (isa == QD_CPU_avx512)
         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -39,19 +41,41 @@ static bool machine_has(qd_cpu_isa isa)
     return true;
 }
 
+/* Whether an instruction set is chosen without being named. Cores of AMD start as many dot products
+ * of bf16 pairs per cycle as multiply-adds, which doubles the rate; those of Intel half as many,
+ * which gains nothing. The choice decides bits, so it follows the processor and not a
+ * measurement. */
+static bool machine_gains(qd_cpu_isa isa)
+{
+#if defined(__x86_64__)
+    if (isa == QD_CPU_avx512bf16)
+        return __builtin_cpu_is("amd");
+#endif
+    (void)isa;
+    return true;
+}
+
 static qd_status choose_isa(const char *wanted, qd_cpu_isa *isa)
 {
     for (int i = 0; i < QD_CPU_ISA_COUNT; i++) {
-        if (wanted && strcmp(wanted, isa_names[i]) != 0)
+        if (wanted ? strcmp(wanted, isa_names[i]) != 0 : !machine_gains((qd_cpu_isa)i))
             continue;
         if (machine_has((qd_cpu_isa)i)) {
             *isa = (qd_cpu_isa)i;
             return QD_OK;
         }
         if (wanted)
-            return QD_FAIL(QD_UNSUPPORTED, "cpu device: this machine does not support the instruction set '%s'", wanted);
+            return QD_FAIL(QD_UNSUPPORTED,
+                           "run.kernels: this machine does not support the instruction set '%s'; auto uses the best it has", wanted);
     }
-    return QD_FAIL(QD_UNSUPPORTED, "cpu device: this build has no kernels for the instruction set '%s'", wanted);
+    return QD_FAIL(QD_UNSUPPORTED, "run.kernels: this build has no kernels for '%s'; auto uses the best it has", wanted);
+}
+
+qd_status qd_cpu_device_exists(int ordinal, const char *wanted)
+{
+    (void)ordinal;
+    qd_cpu_isa isa;
+    return choose_isa(wanted, &isa);
 }
 
 static qd_status cpu_alloc(qd_device *device, int64_t bytes, void **address)
@@ -211,6 +235,7 @@ static const qd_device_ops ops = {
     .event_done = cpu_event_done,
     .event_seconds = cpu_event_seconds,
     .run_fma = qd_cpu_run_fma,
+    .run_dots = qd_cpu_run_dots,
     .run_tiles = qd_cpu_run_tiles,
     .run_adds = qd_cpu_run_adds,
 };
@@ -227,6 +252,9 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
     if (!cpu)
         return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
     cpu->isa = isa;
+#if defined(__x86_64__)
+    cpu->dots = isa == QD_CPU_avx512bf16;
+#endif
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;
     cpu->base.kernels = &kernels;

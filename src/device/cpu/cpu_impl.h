@@ -12,9 +12,10 @@
 #include "device/arguments_impl.h"
 #include "device/device_impl.h"
 
-/* Best first. The build compiles every *_isa.c for each of these. */
+/* Best first. The build compiles every *_isa.c for each of these, except avx512bf16: that is avx512
+ * whose GEMMs of bf16 operands use dot products (qd_cpu.dots). */
 #if defined(__x86_64__)
-#define QD_CPU_ISA_LIST(X) X(avx512) X(avx2) X(generic)
+#define QD_CPU_ISA_LIST(X) X(avx512bf16) X(avx512) X(avx2) X(generic)
 #elif defined(__aarch64__)
 #define QD_CPU_ISA_LIST(X) X(neon)
 #else
@@ -37,6 +38,7 @@ typedef struct qd_cpu {
     qd_stream stream;
     qd_pool *pool;
     qd_cpu_isa isa;
+    bool dots;       /* GEMMs of bf16 operands use dot products of pairs instead of fp32 multiply-adds */
     char *workspace; /* (threads, QD_CPU_WORKSPACE_BYTES) */
 } qd_cpu;
 
@@ -62,7 +64,7 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
     QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
     static inline const type *name##_for(const qd_cpu *cpu)                                                 \
     {                                                                                                       \
-        return cpu->isa == QD_CPU_avx512 ? &name##_avx512                                                   \
+        return cpu->isa <= QD_CPU_avx512 ? &name##_avx512                                                   \
                : cpu->isa == QD_CPU_avx2 ? &name##_avx2                                                     \
                                          : &name##_generic;                                                 \
     }
@@ -91,9 +93,10 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 QD_KERNEL_TABLE(QD_CPU_KERNEL)
 #undef QD_CPU_KERNEL
 
-/* qd_device_ops.run_fma, run_tiles and run_adds (gemm/ceiling.c). */
+/* qd_device_ops.run_fma, run_dots, run_tiles and run_adds (gemm/ceiling.c). */
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
-qd_status qd_cpu_run_tiles(qd_stream *stream, double *flops, double *seconds);
+qd_status qd_cpu_run_dots(qd_stream *stream, double *flops);
+qd_status qd_cpu_run_tiles(qd_stream *stream, qd_dtype dtype, double *flops, double *seconds);
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds);
 
 /* base + index elements of dtype (fp32 or bf16). */

@@ -61,10 +61,11 @@ void __tsan_write_range(void *to, long bytes);
 #define __tsan_write_range(to, bytes) ((void)(to), (void)(bytes))
 #endif
 
-QD_INLINE void show_reads(const float *from, int64_t rows, int64_t stride, int64_t count)
+/* stride: bytes */
+QD_INLINE void show_reads(const void *from, int64_t rows, int64_t stride, int64_t count)
 {
     for (int64_t r = 0; r < rows; r++)
-        __tsan_read_range((void *)(uintptr_t)(from + r * stride), (long)(count * (int64_t)sizeof *from));
+        __tsan_read_range((void *)((uintptr_t)from + (uintptr_t)(r * stride)), (long)(count * (int64_t)sizeof(float)));
 }
 
 QD_INLINE void show_writes(float *to, int64_t rows, int64_t stride, int64_t count)
@@ -107,11 +108,17 @@ QD_INLINE vf vf_add_product(vf sum, vf_factor x, vf y)
 #endif
 }
 
-QD_INLINE vf vf_load(const float *p)
+/* From memory of any type and alignment. */
+QD_INLINE vf vf_load_bits(const void *p)
 {
     vf v;
     memcpy(&v, p, sizeof v);
     return v;
+}
+
+QD_INLINE vf vf_load(const float *p)
+{
+    return vf_load_bits(p);
 }
 
 QD_INLINE void vf_store(float *p, vf v)

@@ -22,8 +22,9 @@ qd_status qd_cuda_device_look(int ordinal, qd_device_info *info)
     return absent();
 }
 
-qd_status qd_cuda_device_exists(int ordinal)
+qd_status qd_cuda_device_exists(int ordinal, const char *isa)
 {
+    (void)isa;
     (void)ordinal;
     return absent();
 }

@@ -23,8 +23,9 @@ static qd_status check_ordinal(int ordinal, int count)
     return QD_FAIL(QD_USAGE, "GPU %d; this machine has 0 .. %d", ordinal, count - 1);
 }
 
-qd_status qd_cuda_device_exists(int ordinal)
+qd_status qd_cuda_device_exists(int ordinal, const char *isa)
 {
+    (void)isa;
     int count = 0;
     qd_status status = count_gpus(&count);
     if (status == QD_OK && ordinal >= 0)

@@ -157,6 +157,9 @@ static const qd_option options_table[] = {
      "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replace an existing run in run.dir", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "device that computes the model", "device"},
+    {"run.kernels", QD_OPTION_ENUM, "auto", 0, 0, "auto|avx512bf16|avx512|avx2|neon|generic",
+     "cpu: instruction set of the kernels; results are bit-identical within one, not between two; auto: the fastest that the machine has",
+     NULL},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,
      "cuda: GPU that all local ranks use; -1: rank r of a machine uses GPU r modulo the number of GPUs", NULL},
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
@@ -429,6 +432,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
+    c->kernels = qd_options_enum(o, "run.kernels") == 0 ? NULL : qd_options_string(o, "run.kernels");
+    if (c->kernels && strcmp(c->device, "cpu") != 0)
+        return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);
     c->gpu = (int)qd_options_int(o, "run.gpu");
     c->tuning = qd_options_string(o, "run.tuning");
     c->tuning_seconds = qd_options_float(o, "run.tuning_seconds");

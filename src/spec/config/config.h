@@ -32,6 +32,7 @@ typedef struct qd_config {
     uint64_t seed;
     qd_data_config data;
     const char *run_dir, *device, *backend, *tuning; /* strings belong to the options */
+    const char *kernels; /* instruction set that the CPU's kernels are pinned to; NULL: the machine's best */
     double tuning_seconds;
     int gpu;            /* GPU that all local ranks use; -1: one each, modulo the number of GPUs */
     bool deterministic;

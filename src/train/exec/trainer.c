@@ -267,6 +267,7 @@ static qd_status build(qd_trainer *t, bool drawn)
     device.ordinal = t->config.gpu >= 0 ? t->config.gpu : where.local_rank;
     device.share = t->config.gpu < 0;
     device.deterministic = t->config.deterministic;
+    device.isa = t->config.kernels;
     QD_TRY(qd_arena_create(&t->arena));
     QD_TRY(qd_config_build(&t->config, rank, t->arena, &t->program));
     QD_TRY(check_host(t, where.local_ranks));

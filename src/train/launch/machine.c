@@ -153,7 +153,7 @@ int64_t qd_machine_free_memory(int64_t *swap)
 }
 
 /* The best of several GEMMs: the library's peak, whatever else the machine is doing. */
-static qd_status time_products(qd_device *device, double *flops)
+static qd_status time_products(qd_device *device, qd_dtype dtype, double *flops)
 {
     enum { N = 384, LEAST = 3 }; /* under a millisecond each: some run undisturbed on a busy machine */
     const int64_t bytes = (int64_t)N * N * 4;
@@ -162,7 +162,7 @@ static qd_status time_products(qd_device *device, double *flops)
     qd_stream *stream = qd_device_compute_stream(device);
     qd_matmul_args args = {
         .a = memory, .b = memory + bytes, .c = memory + 2 * bytes, .m = N, .n = N, .k = N, .lda = N, .ldb = N, .ldc = N,
-        .a_dtype = QD_F32, .b_dtype = QD_F32, .c_dtype = QD_F32,
+        .a_dtype = dtype, .b_dtype = dtype, .c_dtype = QD_F32,
     };
     qd_status status = QD_OK;
     double best = 0.0, until = qd_clock_now() + 0.15;
@@ -192,7 +192,11 @@ static qd_status look_at_kernels(qd_machine *m)
     snprintf(m->products, sizeof m->products, "%s", caps->blas);
     qd_status status = qd_device_measure_fma(device, FMA_RUNS, &m->fma_flops);
     if (status == QD_OK)
-        status = time_products(device, &m->product_flops);
+        status = qd_device_measure_dots(device, FMA_RUNS, &m->dot_flops);
+    if (status == QD_OK)
+        status = time_products(device, QD_F32, &m->product_flops);
+    if (status == QD_OK)
+        status = time_products(device, QD_BF16, &m->bf16_product_flops);
     qd_device_destroy(device);
     return status;
 }
@@ -229,7 +233,7 @@ qd_status qd_machine_look(qd_machine *machine)
     return status;
 }
 
-qd_status qd_machine_peak(double *flops)
+qd_status qd_machine_peak(qd_dtype dtype, double *flops)
 {
     qd_machine m = {0};
     qd_device_config config = qd_device_config_default();
@@ -237,7 +241,12 @@ qd_status qd_machine_peak(double *flops)
     look_at_cores(&m);
     config.threads = m.cores_allowed;
     QD_TRY(qd_device_create("cpu", &config, &device));
+    double dots = 0.0;
     qd_status status = qd_device_measure_fma(device, FMA_RUNS, flops);
+    if (status == QD_OK && dtype == QD_BF16)
+        status = qd_device_measure_dots(device, FMA_RUNS, &dots);
+    if (dots > 0.0)
+        *flops = dots;
     *flops *= (double)m.cores / m.cores_allowed;
     qd_device_destroy(device);
     return status;

@@ -55,6 +55,6 @@ static qd_status check_memory(const qd_config *c, const qd_check_report *plan, i
 qd_status qd_run_machine_check(const qd_config *c, const qd_check_report *plan, int local_ranks, qd_machine_warning warning)
 {
     warning[0] = '\0';
-    QD_TRY(qd_device_exists(c->device, c->gpu));
+    QD_TRY(qd_device_exists(c->device, c->gpu, c->kernels));
     return strcmp(c->device, "cpu") == 0 ? check_memory(c, plan, local_ranks, warning) : QD_OK;
 }

@@ -70,7 +70,8 @@ static bool is_compared(const char *key)
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(key, others[i]) == 0)
             return false;
-    return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0;
+    return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0 ||
+           strcmp(key, "run.kernels") == 0;
 }
 
 /* Writes a note if a setting has changed. */

@@ -1,4 +1,5 @@
-/* Loops that measure the throughput of multiply-adds, and how many instructions a core issues. */
+/* Loops that measure the throughput of multiply-adds and dot products, and how many instructions a
+ * core issues. */
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 
@@ -30,6 +31,27 @@ static float fma_loop(int64_t steps)
     return vf_sum(all);
 }
 
+#if defined(__x86_64__) && QD_VF == 16
+/* Called only where the processor has AVX512-BF16, for which this file is not compiled. */
+static float dot_loop(int64_t steps)
+{
+    vf sum[CHAINS], x = vf_set(0.25f), all = {0}; /* pairs (0, 0.25) */
+#pragma GCC unroll 24
+    for (int i = 0; i < CHAINS; i++)
+        sum[i] = vf_set((float)i);
+    for (int64_t s = 0; s < steps; s++)
+#pragma GCC unroll 24
+        for (int i = 0; i < CHAINS; i++)
+            __asm__("vdpbf16ps %1, %1, %0" : "+v"(sum[i]) : "v"(x));
+#pragma GCC unroll 24
+    for (int i = 0; i < CHAINS; i++)
+        all += sum[i];
+    return vf_sum(all);
+}
+#else
+#define dot_loop NULL
+#endif
+
 enum { ADD_CHAINS = 8, ADDS = 4 }; /* chains, and additions to each in a step */
 
 static int64_t add_loop(int64_t steps)
@@ -50,4 +72,5 @@ static int64_t add_loop(int64_t steps)
 }
 
 const qd_cpu_ceiling QD_ISA_NAME(qd_cpu_ceiling) = {
-    .flops_per_step = 2 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS, .fma = fma_loop, .add = add_loop};
+    .flops_per_step = 2 * CHAINS * QD_VF, .dot_flops_per_step = 4 * CHAINS * QD_VF, .adds_per_step = ADD_CHAINS * ADDS,
+    .fma = fma_loop, .dot = dot_loop, .add = add_loop};

@@ -1,14 +1,16 @@
 /* GEMM: a register tile of MR x NR is accumulated along a panel of op(a) and a panel of op(b),
- * which are as wide as the tile. Panels of b are (kc, NR), packed: transposed, converted to fp32
- * and padded as needed. Panels of a are
- *   by rows     (MR, kc): row stride `lda` if read in place, kc if converted to fp32
+ * which are as wide as the tile. A panel has 32 bits for each line and step of k: a float, or a
+ * pair of bf16 elements for dot products (qd_gemm_block.pairs). Panels of b are (kc, NR), packed:
+ * transposed, converted and padded as needed. Panels of a are
+ *   by rows     (MR, kc): row stride `lda` if read in place, kc if packed
  *   by columns  (kc, MR), packed, if a is stored transposed
- * Single elements of a are broadcast, so both orders are equally fast, and a is packed only if it
- * is transposed or not fp32.
+ * Single steps of a are broadcast, so both orders are equally fast, and a is packed only where
+ * qd_gemm_direct does not hold.
  *
  * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending
  * order, each block summed in ascending k. This holds for every position, so results are
- * bit-identical however c is split. */
+ * bit-identical however c is split. A dot product is two fused multiply-adds, the pair's second
+ * element first, with subnormal operands and results flushed to 0. */
 #include "device/cpu/gemm/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
 #include "device/cpu/vec_math.h"
@@ -30,6 +32,11 @@ _Static_assert(MR % QD_VF == 0 || MR * 2 == QD_VF, "panels of a are whole or hal
 #if QD_VF >= 8
 typedef float half __attribute__((vector_size(QD_VF * 2)));
 #endif
+
+QD_INLINE int64_t smaller(int64_t x, int64_t y)
+{
+    return x < y ? x : y;
+}
 
 /* Padded by a cache line, so that the same position in several panels maps to different cache
  * sets. */
@@ -66,9 +73,47 @@ QD_INLINE void put_lanes(float *to, int width, int64_t kc, vf lanes)
 #endif
 }
 
-QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
+/* The 32 bits of a panel: a float, a bf16 element widened to a float, or two bf16 elements that
+ * follow each other in k. */
+typedef enum slot { FLOATS, WIDENED, PAIRS } slot;
+
+QD_INLINE slot slot_of(const qd_gemm_block *g, qd_dtype dtype)
 {
-    return (const char *)x + i * (dtype == QD_F32 ? 4 : 2);
+    return g->pairs ? PAIRS : dtype == QD_F32 ? FLOATS : WIDENED;
+}
+
+QD_INLINE const char *element(const void *x, int64_t i, slot kind)
+{
+    return (const char *)x + i * (kind == FLOATS ? 4 : 2);
+}
+
+/* QD_VF steps of one line, which starts at element `at`. */
+QD_INLINE vf load_steps(const void *x, int64_t at, slot kind)
+{
+    return kind == PAIRS ? vf_load_bits(element(x, at, kind)) : vf_load_as(x, at, kind == FLOATS ? QD_F32 : QD_BF16);
+}
+
+/* The same from `count` elements, where fewer are left; 0 beyond them. */
+QD_INLINE vf load_last_steps(const void *x, int64_t at, int64_t count, slot kind)
+{
+    vf bits = {0};
+    if (kind != PAIRS)
+        return vf_load_n_as(x, at, (int)count, kind == FLOATS ? QD_F32 : QD_BF16);
+    memcpy(&bits, element(x, at, kind), (size_t)count * 2);
+    return bits;
+}
+
+/* One step of the first n of QD_VF lines. A pair's second element is `stride` elements after the
+ * first, or 0 if it is beyond the end of k. */
+QD_INLINE vf load_lines(const void *x, int64_t at, int64_t stride, bool second, int n, slot kind)
+{
+    if (kind != PAIRS)
+        return n == QD_VF ? load_steps(x, at, kind) : load_last_steps(x, at, n, kind);
+    vh low = {0}, high = {0};
+    memcpy(&low, element(x, at, kind), n == QD_VF ? sizeof low : (size_t)n * 2);
+    if (second)
+        memcpy(&high, element(x, at + stride, kind), n == QD_VF ? sizeof high : (size_t)n * 2);
+    return (vf)((vu)vf_from_bf16(high) | (vu)vf_from_bf16(low) >> 16);
 }
 
 /* Prefetch distance, in elements along a row and in rows: the hardware prefetcher follows neither
@@ -76,15 +121,16 @@ QD_INLINE const char *element(const void *x, int64_t i, qd_dtype dtype)
 enum { AHEAD = 64, ROWS_AHEAD = 6 };
 
 /* What to pack: lines [begin, end), of which `lines` exist; of each, steps [from, until) of kc.
- * Line 0 starts at element `first`. */
+ * Line 0 starts at element `first`; each has `left` elements from there on. */
 typedef struct part {
-    int64_t first, stride, begin, end, lines, from, until, kc;
+    int64_t first, stride, begin, end, lines, from, until, kc, left;
     bool streamed; /* non-temporal stores, where whole panels are written along the rows of x */
 } part;
 
 /* by_line: x is stored (lines, k), else (k, lines). */
-QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool by_line, qd_dtype dtype)
+QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool by_line, slot kind)
 {
+    const int per = kind == PAIRS ? 2 : 1; /* elements of a step */
     const int wide = width > QD_VF ? width : QD_VF; /* lines written together: whole panels and whole vectors */
     const int64_t first = of->first, stride = of->stride, begin = of->begin, end = of->end;
     const int64_t lines = of->lines, from = of->from, until = of->until, kc = of->kc;
@@ -94,20 +140,22 @@ QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool
             int here = lines - l < QD_VF ? (int)(lines - l > 0 ? lines - l : 0) : QD_VF;
             for (int64_t p = from; p < until; p += QD_VF, out += QD_VF * width) {
                 int steps = until - p < QD_VF ? (int)(until - p) : QD_VF;
-                int64_t at = first + l * stride + p;
+                int64_t at = first + l * stride + p * per, count = smaller(steps * per, of->left - p * per);
                 vf r[QD_VF];
-                if (here == QD_VF && steps == QD_VF) {
+                if (here == QD_VF && count == QD_VF * per) {
 #pragma GCC unroll 16
                     for (int i = 0; i < QD_VF; i++) {
-                        __builtin_prefetch(element(x, at + i * stride + AHEAD, dtype), 0, 2);
-                        r[i] = vf_load_as(x, at + i * stride, dtype);
+                        __builtin_prefetch(element(x, at + i * stride + AHEAD * per, kind), 0, 2);
+                        r[i] = load_steps(x, at + i * stride, kind);
                     }
                     transpose_square(r);
 #pragma GCC unroll 16
                     for (int i = 0; i < QD_VF; i++)
                         put_lanes(out + i * width, width, kc, r[i]);
                 } else {
-                    load_square(r, x, at, stride, here, steps, dtype);
+#pragma GCC unroll 16
+                    for (int i = 0; i < QD_VF; i++)
+                        r[i] = i < here ? load_last_steps(x, at + i * stride, count, kind) : (vf){0};
                     transpose_square(r);
                     for (int i = 0; i < steps; i++)
                         put_lanes(out + i * width, width, kc, r[i]);
@@ -117,14 +165,17 @@ QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool
         return;
     }
     for (int64_t p = from; p < until; p++) { /* along the rows of x, which are long */
-        int64_t at = first + p * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
+        const bool second = (p + 1) * per <= of->left;
+        int64_t at = first + p * per * stride, l = begin, next_panels = wide / width * stride_of_panel(width, kc);
         float *out = to + begin / width * stride_of_panel(width, kc) + p * width; /* begin is a multiple of the panel width */
         int64_t whole = end < lines ? end : lines;
         for (; l + wide <= whole; l += wide, out += next_panels) {
 #pragma GCC unroll 4
             for (int v = 0; v < wide; v += QD_VF) {
-                __builtin_prefetch(element(x, at + l + v + ROWS_AHEAD * stride, dtype), 0, 2);
-                vf lanes = vf_load_as(x, at + l + v, dtype);
+#pragma GCC unroll 2
+                for (int e = 0; e < per; e++)
+                    __builtin_prefetch(element(x, at + l + v + (ROWS_AHEAD + e) * stride, kind), 0, 2);
+                vf lanes = load_lines(x, at + l + v, stride, second, QD_VF, kind);
                 if (width >= QD_VF && of->streamed)
                     stream_store(out + v, lanes);
                 else
@@ -135,46 +186,58 @@ QD_INLINE void pack_as(float *to, int width, const void *x, const part *of, bool
             for (int v = 0; v < wide; v += QD_VF) {
                 int64_t rest = lines - l - v;
                 int here = rest < QD_VF ? (int)(rest > 0 ? rest : 0) : QD_VF;
-                put_lanes(out + v, width, kc, vf_load_n_as(x, at + l + v, here, dtype));
+                put_lanes(out + v, width, kc, load_lines(x, at + l + v, stride, second, here, kind));
             }
     }
 }
 
-/* to (panels, MR, kc) = rows of x in fp32. */
-QD_INLINE void pack_rows(float *to, const void *x, const part *of, qd_dtype dtype)
+QD_INLINE void pack_slots(float *to, int width, const void *x, const part *of, bool by_line, slot kind)
+{
+    if (kind == FLOATS)
+        pack_as(to, width, x, of, by_line, FLOATS);
+    else if (kind == WIDENED)
+        pack_as(to, width, x, of, by_line, WIDENED);
+    else
+        pack_as(to, width, x, of, by_line, PAIRS);
+}
+
+/* to (panels, MR, kc) = rows of x, which are bf16: in fp32, or in pairs. */
+static void pack_rows(float *to, const void *x, const part *of, bool pairs)
 {
     for (int64_t l = of->begin; l < of->end; l++) {
         float *out = to + l / MR * stride_of_panel(MR, of->kc) + l % MR * of->kc + of->from;
-        const int64_t at = of->first + l * of->stride + of->from, count = of->until - of->from;
-        if (l < of->lines)
-            QD_FOR_VECTORS(p, n, count, { vec_store(out, p, vec_load(x, at + p, n, dtype), n, QD_F32); });
-        else
+        const int64_t at = of->first + l * of->stride, count = of->until - of->from;
+        if (l >= of->lines || pairs)
             memset(out, 0, (size_t)count * sizeof *out);
+        if (l >= of->lines)
+            continue;
+        if (pairs)
+            memcpy(out, element(x, at + 2 * of->from, PAIRS), (size_t)smaller(2 * count, of->left - 2 * of->from) * 2);
+        else
+            QD_FOR_VECTORS(p, n, count, { vec_store(out, p, vec_load(x, at + of->from + p, n, QD_BF16), n, QD_F32); });
     }
 }
 
 static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
 {
     const qd_matmul_args *a = g->args;
-    part of = {.first = a->trans_a ? g->k * a->lda + g->m : g->m * a->lda + g->k, .stride = a->lda, .begin = begin, .end = end,
-               .lines = g->rows, .from = from, .until = until, .kc = g->kc};
-    if (!a->trans_a)
-        pack_rows(to, a->a, &of, QD_BF16); /* fp32 is read in place */
-    else if (a->a_dtype == QD_F32)
-        pack_as(to, MR, a->a, &of, false, QD_F32);
+    const int64_t k = qd_gemm_element(g->k, g->pairs);
+    part of = {.first = a->trans_a ? k * a->lda + g->m : g->m * a->lda + k, .stride = a->lda, .begin = begin, .end = end,
+               .lines = g->rows, .from = from, .until = until, .kc = g->kc, .left = a->k - k};
+    if (a->trans_a)
+        pack_slots(to, MR, a->a, &of, false, slot_of(g, a->a_dtype));
     else
-        pack_as(to, MR, a->a, &of, false, QD_BF16);
+        pack_rows(to, a->a, &of, g->pairs);
 }
 
 static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
 {
     const qd_matmul_args *a = g->args;
-    part of = {.first = a->trans_b ? g->n * a->ldb + g->k : g->k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
-               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .streamed = !g->b_stays && g->cols * g->kc >= STREAMED_FLOATS};
-    if (a->b_dtype == QD_F32)
-        pack_as(to, NR, a->b, &of, a->trans_b, QD_F32);
-    else
-        pack_as(to, NR, a->b, &of, a->trans_b, QD_BF16);
+    const int64_t k = qd_gemm_element(g->k, g->pairs);
+    part of = {.first = a->trans_b ? g->n * a->ldb + k : k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
+               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .left = a->k - k,
+               .streamed = !g->b_stays && g->cols * g->kc >= STREAMED_FLOATS};
+    pack_slots(to, NR, a->b, &of, a->trans_b, slot_of(g, a->b_dtype));
     if (of.streamed)
         stream_fence();
 }
@@ -191,10 +254,11 @@ static int64_t offset_b(int64_t line, int64_t kc)
 
 typedef struct tile {
     int64_t kc;
-    const float *a, *b;
-    int64_t a_row;     /* stride between the rows of a panel stored by rows */
-    const float *next; /* prefetched: a later panel, in MR pieces, `next_row` apart */
-    int64_t next_row, next_step; /* one cache line of each piece every four steps, `next_step` floats apart */
+    const char *a;
+    const float *b;
+    int64_t a_row;    /* bytes between the rows of a panel stored by rows */
+    const char *next; /* prefetched: a later panel, in MR pieces, `next_row` bytes apart */
+    int64_t next_row, next_step; /* one cache line of each piece every four steps, `next_step` bytes apart */
     const vf *bias;
     bool add;
     float *c;
@@ -233,8 +297,8 @@ QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t
     }
 }
 
-/* c (MR, NR) = a · b [+ bias] [+ c]. a_row, a_step: floats between a panel's rows and steps. */
-QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
+/* c (MR, NR) = a · b [+ bias] [+ c]. row, a_step: bytes between a panel's rows and steps. */
+QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step)
 {
     vf sum[MR][NV];
 #pragma GCC unroll 16
@@ -243,11 +307,11 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
         for (int j = 0; j < NV; j++)
             sum[i][j] = (vf){0};
     const char *base[BASES];
-    int64_t row = a_row * 4, kc = t->kc;
+    int64_t kc = t->kc;
     QD_HIDE(row);
 #pragma GCC unroll 8
     for (int i = 0; i < BASES; i++) {
-        base[i] = (const char *)(t->a + 3 * i * a_row);
+        base[i] = t->a + 3 * i * row;
         QD_HIDE(base[i]); /* else the compiler would use one pointer for all rows and a register per offset */
     }
     const float *restrict b = t->b;
@@ -259,22 +323,22 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
         for (int j = 0; j < NR; j += LINE)
             __builtin_prefetch(c + r * t->ldc + j, 1);
         __builtin_prefetch(c + r * t->ldc + NR - 1, 1);
-        const float *next = t->next + r * t->next_row;
+        const char *next = t->next + r * t->next_row;
         for (int64_t four = 0; four < fours; four++, p += 4, b += 4 * NR, next += t->next_step) {
             __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++)
-                micro_step(sum, base, row, q * a_step * 4, b + q * NR);
+                micro_step(sum, base, row, q * a_step, b + q * NR);
 #pragma GCC unroll 8
             for (int i = 0; i < BASES; i++)
-                base[i] += 4 * a_step * 4;
+                base[i] += 4 * a_step;
         }
     }
     for (; p < kc; p++, b += NR) {
         micro_step(sum, base, row, 0, b);
 #pragma GCC unroll 8
         for (int i = 0; i < BASES; i++)
-            base[i] += a_step * 4;
+            base[i] += a_step;
     }
     if (t->bias) {
 #pragma GCC unroll 16
@@ -295,13 +359,17 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t a_row, int64_t a_step)
 
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
 {
-    micro_tile_as(t, t->a_row, 1);
+    micro_tile_as(t, t->a_row, 4);
 }
 
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
 {
-    micro_tile_as(t, 1, MR);
+    micro_tile_as(t, 4, MR * 4);
 }
+#endif
+#ifndef QD_TILE_PAIRS /* the device chooses pairs only where this instruction set has dot products */
+#define micro_tile_pair_rows micro_tile_rows
+#define micro_tile_pair_columns micro_tile_columns
 #endif
 
 typedef void micro_tile(const tile *t);
@@ -323,59 +391,72 @@ static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
         memcpy(t->c + i * t->ldc, side + i * NR, (size_t)cols * sizeof(float));
 }
 
-/* Rounds finished sums into a bf16 c. */
-static void store_sums(const qd_gemm_block *g)
+/* Rounds finished sums (rows, cols; row stride ld) into a bf16 c, from row m and column n on. */
+QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const float *sums, int64_t ld, int64_t rows, int64_t cols)
 {
-    const qd_matmul_args *a = g->args;
-    for (int64_t i = 0; i < g->rows; i++) {
-        const int64_t at = (g->m + i) * a->ldc + g->n;
-        QD_FOR_VECTORS(j, n, g->cols, {
-            vf value = vec_load(g->sums + i * g->ld_sums, j, n, QD_F32);
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = (m + i) * a->ldc + n;
+        QD_FOR_VECTORS(j, here, cols, {
+            vf value = vec_load(sums + i * ld, j, here, QD_F32);
             if (a->accumulate)
-                value += vec_load(a->c, at + j, n, QD_BF16);
-            vec_store(a->c, at + j, value, n, QD_BF16);
+                value += vec_load(a->c, at + j, here, QD_BF16);
+            vec_store(a->c, at + j, value, here, QD_BF16);
         });
     }
 }
 
-static int64_t smaller(int64_t x, int64_t y)
+/* A tile of a bf16 c whose sums are complete: rounded from the stack. */
+static void rounded_tile(micro_tile *micro, const tile *t, const qd_matmul_args *a, int64_t m, int64_t n, int rows, int cols)
 {
-    return x < y ? x : y;
+    float side[MR * NR];
+    tile whole = *t;
+    whole.c = side;
+    whole.ldc = NR;
+    micro(&whole);
+    if (cols == NR)
+        round_sums(a, m, n, side, NR, rows, NR);
+    else
+        round_sums(a, m, n, side, NR, rows, cols);
 }
 
 /* Memory layout of the panels of a. */
 typedef struct layout {
-    int64_t row, panel; /* floats between the rows of a panel, and between panels */
+    int64_t row, panel; /* bytes between the rows of a panel, and between panels */
     bool by_rows;
 } layout;
 
 static layout layout_of_a(const qd_gemm_block *g)
 {
     const qd_matmul_args *a = g->args;
-    if (qd_gemm_direct(a))
-        return (layout){.row = a->lda, .panel = MR * a->lda, .by_rows = true};
-    return (layout){.row = a->trans_a ? 1 : g->kc, .panel = stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
+    if (qd_gemm_direct(a, g->pairs)) {
+        const int64_t row = a->lda * (g->pairs ? 2 : 4);
+        return (layout){.row = row, .panel = MR * row, .by_rows = true};
+    }
+    return (layout){.row = 4 * (a->trans_a ? 1 : g->kc), .panel = 4 * stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
 }
 
-/* What a tile prefetches of the next panel: its share, 1 / staying, of every piece. */
-static void share_next(tile *t, const float *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
+/* What a tile prefetches of the next panel: its share, 1 / staying, of every piece. row: bytes
+ * between pieces; length: floats of a piece. */
+static void share_next(tile *t, const void *panel, int64_t row, int64_t length, int64_t share, int64_t staying)
 {
     int64_t lines = (length / LINE + staying - 1) / staying, fetched = lines_fetched(t->kc);
-    t->next = panel + share * lines * LINE;
+    t->next = (const char *)panel + 4 * share * lines * LINE;
     t->next_row = row;
-    t->next_step = fetched ? (lines * LINE + fetched - 1) / fetched : 0;
+    t->next_step = fetched ? 4 * ((lines * LINE + fetched - 1) / fetched) : 0;
 }
 
-/* For the thread sanitizer: the memory that the tiles of a block read and write. */
+/* For the thread sanitizer: the memory that the tiles of a block read and write. c is NULL if they
+ * write a bf16 c, which the sanitizer sees. */
 static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
 {
     layout a = layout_of_a(g);
-    if (qd_gemm_direct(g->args))
+    if (qd_gemm_direct(g->args, g->pairs))
         show_reads(g->a, g->rows, a.row, g->kc);
     else
         show_reads(g->a, high, a.panel, MR * g->kc);
-    show_reads(g->b, wide, stride_of_panel(NR, g->kc), NR * g->kc);
-    show_writes(c, g->rows, ldc, g->cols);
+    show_reads(g->b, wide, 4 * stride_of_panel(NR, g->kc), NR * g->kc);
+    if (c)
+        show_writes(c, g->rows, ldc, g->cols);
 }
 
 static void multiply(const qd_gemm_block *g)
@@ -383,19 +464,21 @@ static void multiply(const qd_gemm_block *g)
     const qd_matmul_args *args = g->args;
     bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
     bool use_bias = args->bias && g->k == 0;
-    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums;
+    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums; /* NULL: tiles are rounded into c */
     int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
     int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
     layout a = layout_of_a(g);
     show_block(g, c, ldc, high, wide);
-    micro_tile *micro = a.by_rows ? micro_tile_rows : micro_tile_columns;
+    micro_tile *micro = g->pairs ? (a.by_rows ? micro_tile_pair_rows : micro_tile_pair_columns)
+                                 : (a.by_rows ? micro_tile_rows : micro_tile_columns);
+    const char *panels = g->a;
     /* Where a is read in place, rows beyond the last one must not be read. */
     float edge[MR * QD_GEMM_KC];
-    int64_t edge_rows = qd_gemm_direct(args) ? g->rows % MR : 0;
+    int64_t edge_rows = qd_gemm_direct(args, g->pairs) ? g->rows % MR : 0;
     if (edge_rows) {
         memset(edge, 0, (size_t)(MR * kc) * sizeof(float));
         for (int64_t i = 0; i < edge_rows; i++)
-            memcpy(edge + i * kc, g->a + (high - 1) * a.panel + i * a.row, (size_t)kc * sizeof(float));
+            memcpy(edge + i * kc, panels + (high - 1) * a.panel + i * a.row, (size_t)kc * sizeof(float));
     }
     int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high;
     tile t = {.kc = kc, .add = add, .ldc = ldc};
@@ -403,10 +486,10 @@ static void multiply(const qd_gemm_block *g)
         for (int64_t s = 0; s < staying; s++) {
             int64_t i = g->b_stays ? o : s, j = g->b_stays ? s : o;
             bool on_edge = edge_rows && i == high - 1;
-            t.a = on_edge ? edge : g->a + i * a.panel;
-            t.a_row = on_edge ? kc : a.row;
+            t.a = on_edge ? (const char *)edge : panels + i * a.panel;
+            t.a_row = on_edge ? 4 * kc : a.row;
             t.b = g->b + j * stride_of_panel(NR, kc);
-            t.c = c + i * MR * ldc + j * NR;
+            t.c = c ? c + i * MR * ldc + j * NR : NULL;
             int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
             vf bias[NV] = {0};
             for (int v = 0; use_bias && v * QD_VF < nr; v++)
@@ -416,17 +499,19 @@ static void multiply(const qd_gemm_block *g)
             if (o + 1 == passing)
                 share_next(&t, t.b, 0, 0, 0, 1);
             else if (!g->b_stays)
-                share_next(&t, t.b + stride_of_panel(NR, kc), NR * kc / MR, NR * kc / MR, s, staying);
+                share_next(&t, t.b + stride_of_panel(NR, kc), 4 * (NR * kc / MR), NR * kc / MR, s, staying);
             else
-                share_next(&t, t.a + a.panel, a.by_rows ? a.row : kc, kc, s, staying);
-            if (mr == MR && nr == NR)
+                share_next(&t, t.a + a.panel, a.by_rows ? a.row : 4 * kc, kc, s, staying);
+            if (!c)
+                rounded_tile(micro, &t, args, g->m + i * MR, g->n + j * NR, mr, nr);
+            else if (mr == MR && nr == NR)
                 micro(&t);
             else
                 edge_tile(micro, &t, mr, nr);
         }
     }
-    if (!direct && g->k + kc >= args->k)
-        store_sums(g);
+    if (g->sums && g->k + kc >= qd_gemm_steps(args, g->pairs))
+        round_sums(args, g->m, g->n, g->sums, g->ld_sums, g->rows, g->cols);
 }
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {

@@ -129,7 +129,7 @@ static qd_gemm_block item_block(const job *j, int64_t index)
     qd_gemm_block g = j->block;
     int64_t part = index % j->parts, chunk = index / j->parts % j->chunks;
     g.k += index / j->parts / j->chunks * g.kc;
-    g.kc = smaller(g.kc, g.args->k - g.k);
+    g.kc = smaller(g.kc, qd_gemm_steps(g.args, g.pairs) - g.k);
     narrow(&g, j->own_a, j->begin[chunk], j->begin[chunk + 1] - j->begin[chunk]);
     if (j->parts > 1) {
         int64_t step = step_of(j, !j->own_a), lines = lines_of(&g, !j->own_a), steps = count_parts(lines, step);
@@ -164,7 +164,8 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
         qd_gemm_block g = item_block(j, item);
         if (g.rows > 0 && g.cols > 0) {
             const qd_matmul_args *a = g.args;
-            const float *in_place = (const float *)a->a + g.m * a->lda + g.k; /* a, if it is read in place */
+            const int64_t first = g.m * a->lda + qd_gemm_element(g.k, g.pairs);
+            const void *in_place = qd_cpu_at(a->a, first, a->a_dtype); /* a, if it is read in place */
             const float *shared = j->shared;
             g.b_stays = !j->own_a;
             if (j->packs_own)
@@ -173,7 +174,7 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
                 g.a = j->packs_own ? own : in_place;
                 g.b = shared + j->gemm->offset_b(g.n - j->block.n, g.kc);
             } else {
-                g.a = j->packs_shared ? shared + j->gemm->offset_a(g.m - j->block.m, g.kc) : in_place;
+                g.a = j->packs_shared ? (const void *)(shared + j->gemm->offset_a(g.m - j->block.m, g.kc)) : in_place;
                 g.b = own;
             }
             wait_for_block(j, item % per_block, item / per_block);
@@ -204,7 +205,7 @@ static void cut_chunks(job *j, int threads)
 static void run_block(job *j, bool small)
 {
     qd_gemm_block *g = &j->block;
-    const int64_t k = g->args->k, kc = qd_gemm_k_block(k);
+    const int64_t k = qd_gemm_steps(g->args, g->pairs), kc = qd_gemm_k_block(k);
     int threads = small ? 1 : qd_pool_threads(j->cpu->pool);
     g->kc = kc;
     cut_chunks(j, threads);
@@ -227,22 +228,23 @@ static void run_block(job *j, bool small)
 
 /* Whether items are chunks of a: of the operand with more lines. Where a is read in place, chunks
  * of b need no packing beforehand, if b has enough lines for all threads. */
-static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, int64_t threads)
+static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, bool direct, int64_t threads)
 {
-    if (qd_gemm_direct(a) && a->n >= ITEMS * threads * gemm->nr)
+    if (direct && a->n >= ITEMS * threads * gemm->nr)
         return false;
     return a->m >= a->n;
 }
 
 static void run(qd_cpu *cpu, const qd_matmul_args *a)
 {
-    job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a}};
+    const bool pairs = cpu->dots && a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16, direct = qd_gemm_direct(a, pairs);
+    job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a, .pairs = pairs}};
     qd_gemm_block *g = &j.block;
-    const int64_t threads = qd_pool_threads(cpu->pool), kc = larger(qd_gemm_k_block(a->k), 1);
-    const bool fp32 = a->c_dtype == QD_F32;
-    j.own_a = takes_a(j.gemm, a, threads);
-    j.packs_own = !j.own_a || !qd_gemm_direct(a);
-    j.packs_shared = j.own_a || !qd_gemm_direct(a);
+    const int64_t threads = qd_pool_threads(cpu->pool), steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);
+    const bool keeps_sums = a->c_dtype != QD_F32 && kc < steps;
+    j.own_a = takes_a(j.gemm, a, direct, threads);
+    j.packs_own = !j.own_a || !direct;
+    j.packs_shared = j.own_a || !direct;
     j.own = qd_cpu_workspace(cpu, 0);
     j.shared = j.own + threads * OWN_FLOATS;
     const int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - OWN_FLOATS);
@@ -250,19 +252,19 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
     /* lines per block: of the shared operand, of the own operand */
     int64_t lines[2] = {j.own_a ? a->n : a->m, j.own_a ? a->m : a->n}, most[2] = {lines[0], (int64_t)LEAST * CHUNKS};
     int64_t step = step_of(&j, !j.own_a), packed = 0;
-    if (!fp32)
+    if (keeps_sums)
         most[0] = SUMS_LINES;
     if (j.packs_shared) /* including padding between panels; sums leave a third of the space */
-        most[0] = smaller(most[0], floats / (fp32 ? 1 : 3) / (kc + 16) / step * step - step);
+        most[0] = smaller(most[0], floats / (keeps_sums ? 3 : 1) / (kc + 16) / step * step - step);
     lines[0] = smaller(lines[0], round_up(count_parts(lines[0], count_parts(lines[0], most[0])), step));
     if (j.packs_shared)
         packed = (lines[0] + step) * (kc + 16);
-    if (!fp32)
+    if (keeps_sums)
         most[1] = smaller(most[1], (floats - packed) / lines[0] / LEAST * LEAST);
     lines[1] = smaller(lines[1], most[1]);
     const int64_t rows = lines[j.own_a ? 1 : 0], cols = lines[j.own_a ? 0 : 1];
 
-    float *sums = fp32 ? NULL : j.shared + packed;
+    float *sums = keeps_sums ? j.shared + packed : NULL;
     g->ld_sums = cols;
     bool small = (double)a->m * (double)a->n * (double)a->k < SMALL;
     for (int64_t m = 0; m < a->m; m += rows) {

@@ -5,39 +5,54 @@
 
 #include "device/cpu/cpu_impl.h"
 
-/* Most steps of k that are summed in registers before they are added to c: each pass over c costs a
- * read and a write of it. A longer k is split into blocks of equal length (qd_gemm_k_block). This
- * is the only blocking parameter that changes bits, so it depends on k alone. */
-#define QD_GEMM_KC 1024
-
-static inline int64_t qd_gemm_k_block(int64_t k)
+/* k is counted in steps: single elements, or pairs where GEMMs of bf16 operands use dot products.
+ * An odd k ends in a pair whose second element is 0. */
+static inline int64_t qd_gemm_steps(const qd_matmul_args *a, bool pairs)
 {
-    int64_t blocks = (k + QD_GEMM_KC - 1) / QD_GEMM_KC;
-    return blocks < 2 ? k : ((k + blocks - 1) / blocks + 15) / 16 * 16;
+    return pairs ? (a->k + 1) / 2 : a->k;
 }
 
-/* op(a) is read in place if it is fp32 and not transposed. */
-static inline bool qd_gemm_direct(const qd_matmul_args *a)
+/* The first element of a step. */
+static inline int64_t qd_gemm_element(int64_t step, bool pairs)
 {
-    return a->a_dtype == QD_F32 && !a->trans_a;
+    return pairs ? 2 * step : step;
+}
+
+/* Most steps of k that are summed in registers before they are added to c: each pass over c costs a
+ * read and a write of it. A longer k is split into blocks of equal length (qd_gemm_k_block). This
+ * is the only blocking parameter that changes bits, so it depends on k and `pairs` alone. */
+#define QD_GEMM_KC 1024
+
+static inline int64_t qd_gemm_k_block(int64_t steps)
+{
+    int64_t blocks = (steps + QD_GEMM_KC - 1) / QD_GEMM_KC;
+    return blocks < 2 ? steps : ((steps + blocks - 1) / blocks + 15) / 16 * 16;
+}
+
+/* op(a) is read in place if it is not transposed and holds what tiles multiply: fp32, or whole
+ * pairs. */
+static inline bool qd_gemm_direct(const qd_matmul_args *a, bool pairs)
+{
+    return !a->trans_a && (pairs ? a->k % 2 == 0 : a->a_dtype == QD_F32);
 }
 
 /* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a GEMM. */
 typedef struct qd_gemm_block {
     const qd_matmul_args *args;
     int64_t m, rows, n, cols, k, kc;
-    const float *a; /* row m: in place if qd_gemm_direct, else packed and padded to a multiple of row_step rows */
+    bool pairs;     /* a and b are bf16, and dot products multiply them in pairs */
+    const void *a; /* row m: in place if qd_gemm_direct, else packed and padded to a multiple of row_step rows */
     const float *b; /* column n, packed */
     bool b_stays;   /* b's few panels stay in cache while a's stream by, or the reverse; set before packing */
-    float *sums;    /* (rows, cols; row stride ld_sums): fp32 sums where c is not fp32 */
+    float *sums;    /* (rows, cols; row stride ld_sums): fp32 sums of a bf16 c over several blocks of k; else NULL */
     int64_t ld_sums;
 } qd_gemm_block;
 
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* register tile: panel widths of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
-    /* Floats from the first panel of a packed operand to that of line `line` (a multiple of
-     * row_step or nr). */
+    /* Floats (or pairs) from the first panel of a packed operand to that of line `line` (a multiple
+     * of row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
     int64_t (*offset_b)(int64_t line, int64_t kc);
     /* Packs rows of op(a) or columns of op(b), [begin, end) of the block, steps [from, until) of

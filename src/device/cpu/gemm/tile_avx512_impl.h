@@ -4,7 +4,9 @@
  * load per cycle. Broadcasts as memory operands of the multiply-adds load more often and are
  * slower.
  *
- * zmm0..2: a row of b; zmm3: an element of a; zmm8..31: the sums, three for each row. Included by
+ * The same tile multiplies bf16 pairs with dot products instead of multiply-adds.
+ *
+ * zmm0..2: a row of b; zmm3: a step of a; zmm8..31: the sums, three for each row. Included by
  * gemm_isa.c after `tile`. */
 #ifndef QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
 #define QD_DEVICE_CPU_GEMM_TILE_AVX512_IMPL_H
@@ -23,37 +25,43 @@ typedef struct tile_frame {
     int64_t add;
 } tile_frame;
 
-/* mem: an element of a. x, y, z: the accumulator registers of its row. */
-#define TILE_ROW(mem, x, y, z)                                                                              \
+/* Multiply-adds of floats, or dot products of bf16 pairs: Zen 4 starts one of either per cycle. A
+ * dot product takes 6 cycles instead of 4, which 24 independent sums hide. */
+#define TILE_FMA "vfmadd231ps"
+#define TILE_DOT "vdpbf16ps"
+#define QD_TILE_PAIRS 1
+
+/* op: one of these. mem: a step of a. x, y, z: the accumulator registers of its row. */
+#define TILE_ROW(op, mem, x, y, z)                                                                              \
     "vbroadcastss " mem ", %%zmm3\n"                                                                        \
-    "vfmadd231ps %%zmm0, %%zmm3, %%zmm" #x "\n"                                                             \
-    "vfmadd231ps %%zmm1, %%zmm3, %%zmm" #y "\n"                                                             \
-    "vfmadd231ps %%zmm2, %%zmm3, %%zmm" #z "\n"
+    op " %%zmm0, %%zmm3, %%zmm" #x "\n"                                                             \
+    op " %%zmm1, %%zmm3, %%zmm" #y "\n"                                                             \
+    op " %%zmm2, %%zmm3, %%zmm" #z "\n"
 /* Step q after the last update of the pointers. */
 #define TILE_LINE_OF_B(q)                                                                                   \
     "vmovups 192*" #q "(%[b]), %%zmm0\n"                                                                    \
     "vmovups 64+192*" #q "(%[b]), %%zmm1\n"                                                                 \
     "vmovups 128+192*" #q "(%[b]), %%zmm2\n"
-#define TILE_STEP_ROWS(q)                                                                                   \
+#define TILE_STEP_ROWS(op, q)                                                                                   \
     TILE_LINE_OF_B(q)                                                                                       \
-    TILE_ROW("4*" #q "(%[a])", 8, 9, 10)                                                                    \
-    TILE_ROW("4*" #q "(%[a], %[row])", 11, 12, 13)                                                          \
-    TILE_ROW("4*" #q "(%[a], %[row], 2)", 14, 15, 16)                                                       \
-    TILE_ROW("4*" #q "(%[a3])", 17, 18, 19)                                                                 \
-    TILE_ROW("4*" #q "(%[a3], %[row])", 20, 21, 22)                                                         \
-    TILE_ROW("4*" #q "(%[a3], %[row], 2)", 23, 24, 25)                                                      \
-    TILE_ROW("4*" #q "(%[a6])", 26, 27, 28)                                                                 \
-    TILE_ROW("4*" #q "(%[a6], %[row])", 29, 30, 31)
-#define TILE_STEP_COLUMNS(q)                                                                                \
+    TILE_ROW(op, "4*" #q "(%[a])", 8, 9, 10)                                                                    \
+    TILE_ROW(op, "4*" #q "(%[a], %[row])", 11, 12, 13)                                                          \
+    TILE_ROW(op, "4*" #q "(%[a], %[row], 2)", 14, 15, 16)                                                       \
+    TILE_ROW(op, "4*" #q "(%[a3])", 17, 18, 19)                                                                 \
+    TILE_ROW(op, "4*" #q "(%[a3], %[row])", 20, 21, 22)                                                         \
+    TILE_ROW(op, "4*" #q "(%[a3], %[row], 2)", 23, 24, 25)                                                      \
+    TILE_ROW(op, "4*" #q "(%[a6])", 26, 27, 28)                                                                 \
+    TILE_ROW(op, "4*" #q "(%[a6], %[row])", 29, 30, 31)
+#define TILE_STEP_COLUMNS(op, q)                                                                                \
     TILE_LINE_OF_B(q)                                                                                       \
-    TILE_ROW("0+32*" #q "(%[a])", 8, 9, 10)                                                                 \
-    TILE_ROW("4+32*" #q "(%[a])", 11, 12, 13)                                                               \
-    TILE_ROW("8+32*" #q "(%[a])", 14, 15, 16)                                                               \
-    TILE_ROW("12+32*" #q "(%[a])", 17, 18, 19)                                                              \
-    TILE_ROW("16+32*" #q "(%[a])", 20, 21, 22)                                                              \
-    TILE_ROW("20+32*" #q "(%[a])", 23, 24, 25)                                                              \
-    TILE_ROW("24+32*" #q "(%[a])", 26, 27, 28)                                                              \
-    TILE_ROW("28+32*" #q "(%[a])", 29, 30, 31)
+    TILE_ROW(op, "0+32*" #q "(%[a])", 8, 9, 10)                                                                 \
+    TILE_ROW(op, "4+32*" #q "(%[a])", 11, 12, 13)                                                               \
+    TILE_ROW(op, "8+32*" #q "(%[a])", 14, 15, 16)                                                               \
+    TILE_ROW(op, "12+32*" #q "(%[a])", 17, 18, 19)                                                              \
+    TILE_ROW(op, "16+32*" #q "(%[a])", 20, 21, 22)                                                              \
+    TILE_ROW(op, "20+32*" #q "(%[a])", 23, 24, 25)                                                              \
+    TILE_ROW(op, "24+32*" #q "(%[a])", 26, 27, 28)                                                              \
+    TILE_ROW(op, "28+32*" #q "(%[a])", 29, 30, 31)
 
 #define TILE_ALL_ROWS(F)                                                                                    \
     F(8, 9, 10) F(11, 12, 13) F(14, 15, 16) F(17, 18, 19) F(20, 21, 22) F(23, 24, 25) F(26, 27, 28) F(29, 30, 31)
@@ -77,7 +85,7 @@ typedef struct tile_frame {
 
 /* BY8, BY1: advance the pointers into a by 8 steps, by 1 step. As in micro_tile_as, rows of c are
  * prefetched one at a time, and a cache line of the next panel every four steps. */
-#define TILE_CODE(STEP, BY8, BY1)                                                                           \
+#define TILE_CODE(STEP, op, BY8, BY1)                                                                           \
     TILE_ALL_ROWS(TILE_CLEAR)                                                                               \
     "cmpq $0, %c[blocks](%[f])\n"                                                                           \
     "mov %c[c_](%[f]), %[c]\n"                                                                              \
@@ -92,8 +100,8 @@ typedef struct tile_frame {
     "mov %c[blocks](%[f]), %[i]\n"                                                                          \
     ".p2align 5\n"                                                                                          \
     "2:\n"                                                                                                  \
-    "prefetcht1 (%[n])\n" STEP(0) STEP(1) STEP(2) STEP(3)                                                   \
-    "prefetcht1 (%[n], %[ahead])\n" STEP(4) STEP(5) STEP(6) STEP(7)                                         \
+    "prefetcht1 (%[n])\n" STEP(op, 0) STEP(op, 1) STEP(op, 2) STEP(op, 3)                                                   \
+    "prefetcht1 (%[n], %[ahead])\n" STEP(op, 4) STEP(op, 5) STEP(op, 6) STEP(op, 7)                                         \
     "lea (%[n], %[ahead], 2), %[n]\n"                                                                       \
     "add $8*192, %[b]\n" BY8                                                                                \
     "dec %[i]\n"                                                                                            \
@@ -105,7 +113,7 @@ typedef struct tile_frame {
     "3: mov %c[rest](%[f]), %[i]\n"                                                                         \
     "test %[i], %[i]\n"                                                                                     \
     "jz 5f\n"                                                                                               \
-    "4:\n" STEP(0)                                                                                          \
+    "4:\n" STEP(op, 0)                                                                                          \
     "add $192, %[b]\n" BY1                                                                                  \
     "dec %[i]\n"                                                                                            \
     "jnz 4b\n"                                                                                              \
@@ -141,32 +149,38 @@ QD_INLINE int64_t lines_fetched(int64_t kc)
 QD_INLINE tile_frame frame_of(const tile *t)
 {
     int64_t blocks = t->kc / (8 * MR);
-    return (tile_frame){.blocks = blocks, .rest = t->kc - blocks * 8 * MR, .ldc = t->ldc * 4, .next_row = t->next_row * 4,
-                        .next_step = t->next_step * 4, .next = (const char *)t->next, .c = (char *)t->c,
-                        .c_end = (char *)(t->c + MR * t->ldc), .bias = t->bias, .add = t->add};
+    return (tile_frame){.blocks = blocks, .rest = t->kc - blocks * 8 * MR, .ldc = t->ldc * 4, .next_row = t->next_row,
+                        .next_step = t->next_step, .next = t->next, .c = (char *)t->c, .c_end = (char *)(t->c + MR * t->ldc),
+                        .bias = t->bias, .add = t->add};
 }
 
-static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
-{
-    tile_frame f = frame_of(t);
-    int64_t row = t->a_row * 4, i;
-    const char *a = (const char *)t->a, *a3 = a + 3 * row, *a6 = a + 6 * row, *b = (const char *)t->b, *c, *n;
-    __asm__ volatile(TILE_CODE(TILE_STEP_ROWS, "add $32, %[a]\nadd $32, %[a3]\nadd $32, %[a6]\n",
-                               "add $4, %[a]\nadd $4, %[a3]\nadd $4, %[a6]\n")
-                     : [a] "+&r"(a), [a3] "+&r"(a3), [a6] "+&r"(a6), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
-                     : [f] "r"(&f), [row] "r"(row), [ahead] "r"(f.next_step), TILE_FIELDS
-                     : TILE_CLOBBERS);
-}
+#define TILE_BY_ROWS(name, op)                                                                              \
+    static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void name(const tile *t)                             \
+    {                                                                                                       \
+        tile_frame f = frame_of(t);                                                                         \
+        int64_t row = t->a_row, i;                                                                          \
+        const char *a = t->a, *a3 = a + 3 * row, *a6 = a + 6 * row, *b = (const char *)t->b, *c, *n;        \
+        __asm__ volatile(TILE_CODE(TILE_STEP_ROWS, op, "add $32, %[a]\nadd $32, %[a3]\nadd $32, %[a6]\n",   \
+                                   "add $4, %[a]\nadd $4, %[a3]\nadd $4, %[a6]\n")                          \
+                         : [a] "+&r"(a), [a3] "+&r"(a3), [a6] "+&r"(a6), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i) \
+                         : [f] "r"(&f), [row] "r"(row), [ahead] "r"(f.next_step), TILE_FIELDS               \
+                         : TILE_CLOBBERS);                                                                  \
+    }
+#define TILE_BY_COLUMNS(name, op)                                                                           \
+    static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void name(const tile *t)                             \
+    {                                                                                                       \
+        tile_frame f = frame_of(t);                                                                         \
+        const char *a = t->a, *b = (const char *)t->b, *c, *n;                                              \
+        int64_t i;                                                                                          \
+        __asm__ volatile(TILE_CODE(TILE_STEP_COLUMNS, op, "add $8*32, %[a]\n", "add $32, %[a]\n")           \
+                         : [a] "+&r"(a), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)             \
+                         : [f] "r"(&f), [ahead] "r"(f.next_step), TILE_FIELDS                               \
+                         : TILE_CLOBBERS);                                                                  \
+    }
 
-static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
-{
-    tile_frame f = frame_of(t);
-    const char *a = (const char *)t->a, *b = (const char *)t->b, *c, *n;
-    int64_t i;
-    __asm__ volatile(TILE_CODE(TILE_STEP_COLUMNS, "add $8*32, %[a]\n", "add $32, %[a]\n")
-                     : [a] "+&r"(a), [b] "+&r"(b), [c] "=&r"(c), [n] "=&r"(n), [i] "=&r"(i)
-                     : [f] "r"(&f), [ahead] "r"(f.next_step), TILE_FIELDS
-                     : TILE_CLOBBERS);
-}
+TILE_BY_ROWS(micro_tile_rows, TILE_FMA)
+TILE_BY_COLUMNS(micro_tile_columns, TILE_FMA)
+TILE_BY_ROWS(micro_tile_pair_rows, TILE_DOT)
+TILE_BY_COLUMNS(micro_tile_pair_columns, TILE_DOT)
 
 #endif
