@@ -29,8 +29,6 @@ typedef struct qd_machine {
     bool mpi_built;
     double fma_flops;          /* measured FLOP/s of fp32 multiply-adds on one core */
     double product_flops;      /* measured FLOP/s of fp32 GEMMs on one core */
-    double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: GEMMs of bf16 operands compute in fp32 */
-    double bf16_product_flops; /* measured FLOP/s of bf16 GEMMs on one core */
     int gpu_count;             /* visible to this process; `gpus` describes the first QD_MACHINE_GPUS */
     struct {
         char name[96]; /* "NVIDIA H200, sm_90" */
@@ -38,6 +36,8 @@ typedef struct qd_machine {
     } gpus[QD_MACHINE_GPUS];
     char gpu_libraries[224];   /* "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.14.0, NCCL 2.28.3" */
     char gpu_reason[256];      /* why gpu_count is 0 */
+    double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: GEMMs of bf16 operands compute in fp32 */
+    double bf16_product_flops; /* measured FLOP/s of bf16 GEMMs on one core */
 } qd_machine;
 QD_SIZED_DEFAULT(qd_machine)
 
@@ -48,10 +48,12 @@ QD_API qd_status qd_machine_look(qd_machine *machine);
  * cgroups; 0: unknown. *swap (may be NULL): what could be swapped out in addition. */
 QD_API int64_t qd_machine_free_memory(int64_t *swap);
 
-/* Measures the FLOP/s of all cores at once, in about 20 ms: of bf16 dot products if dtype is bf16
- * and the kernels use them, otherwise of fp32 multiply-adds. If this process may not use all cores,
- * the result is scaled to all of them. */
-QD_API qd_status qd_machine_peak(qd_dtype dtype, double *flops);
+/* Measures the fp32 FLOP/s of multiply-adds of all cores at once, in about 20 ms. If this process
+ * may not use all cores, the result is scaled to all of them. */
+QD_API qd_status qd_machine_peak(double *flops);
+
+/* The same for GEMMs of this type: bf16 dot products if dtype is bf16 and the kernels use them. */
+QD_API qd_status qd_machine_peak_for(qd_dtype dtype, double *flops);
 
 #ifdef __cplusplus
 }

@@ -107,9 +107,9 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-/* mean: of the times of steps, because the rows are means too. dots: GEMMs use bf16 dot
- * instructions. */
-static void add_row(qd_bench_table *t, int ranks, double mean, const char *name, double seconds, double flops, double bytes, bool dots)
+/* mean: of the times of steps, because the rows are means too. */
+static void add_row(qd_bench_table *t, int ranks, double mean, const char *name, double seconds, double flops, double bytes,
+                    bool dots)
 {
     if (seconds <= 0.0 || t->count == QD_BENCH_ROWS)
         return;
@@ -134,13 +134,12 @@ static bool is_attention(qd_op_kind kind)
 
 /* Rank 0's time: ops first, then the actions that are not modules, then the unexplained rest.
  * apart: copies from and to host memory have streams of their own. */
-static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_profile *p, int steps, bool apart,
-                      bool uses_dots)
+static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_profile *p, int steps, bool apart, bool dots)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
         add_row(t, ranks, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
-                (double)p->ops.bytes[kind] * per, uses_dots && !is_attention((qd_op_kind)kind));
+                (double)p->ops.bytes[kind] * per, dots && !is_attention((qd_op_kind)kind));
         explained += p->ops.seconds[kind] * per;
     }
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {

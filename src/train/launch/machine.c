@@ -233,7 +233,7 @@ qd_status qd_machine_look(qd_machine *machine)
     return status;
 }
 
-qd_status qd_machine_peak(qd_dtype dtype, double *flops)
+qd_status qd_machine_peak_for(qd_dtype dtype, double *flops)
 {
     qd_machine m = {0};
     qd_device_config config = qd_device_config_default();
@@ -250,4 +250,9 @@ qd_status qd_machine_peak(qd_dtype dtype, double *flops)
     *flops *= (double)m.cores / m.cores_allowed;
     qd_device_destroy(device);
     return status;
+}
+
+qd_status qd_machine_peak(double *flops)
+{
+    return qd_machine_peak_for(QD_F32, flops);
 }

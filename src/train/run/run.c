@@ -127,7 +127,7 @@ static qd_status measure_peak(qd_rank_run *s)
     qd_device *device = qd_trainer_device(s->trainer);
     const qd_device_caps *caps = qd_device_get_caps(device);
     if (caps->host_memory) {
-        QD_TRY(qd_machine_peak(s->run->config.strategy.activation, &s->peak_flops));
+        QD_TRY(qd_machine_peak_for(s->run->config.strategy.activation, &s->peak_flops));
         s->peak_flops *= qd_comm_locate(s->world).machines;
         return QD_OK;
     }

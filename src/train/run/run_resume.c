@@ -26,9 +26,10 @@ static bool same_tensors(const qd_model *now, const qd_model *then)
     return qd_model_equal(now, &other);
 }
 
-/* Checks what a run cannot change: the model, the order of its samples, and its optimizer state.
- * early: the data has not been opened yet; opening it reports a different tokenizer. */
-static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
+/* What a run cannot change: the model, the order of its samples, and its optimizer state. Returns
+ * the first key that differs; NULL: none. early: the data has not been opened yet; opening it
+ * reports a different tokenizer. */
+static const char *find_change(const qd_config *now, const qd_config *then, bool early)
 {
     const struct {
         const char *key;
@@ -43,9 +44,17 @@ static qd_status check_continues(const qd_config *now, const qd_config *then, bo
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!keys[i].same)
-            return QD_FAIL(QD_USAGE, "run.resume: %s has changed since the checkpoint was written; omit it to resume the "
-                                     "run as it was, or start another", keys[i].key);
-    return QD_OK;
+            return keys[i].key;
+    return NULL;
+}
+
+static qd_status check_continues(const qd_config *now, const qd_config *then, bool early)
+{
+    const char *changed = find_change(now, then, early);
+    if (!changed)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.resume: %s has changed since the checkpoint was written; omit it to resume the run as it was, or start "
+                             "another", changed);
 }
 
 /* Samples are windows of data.seq tokens. With another length the run continues at the same number
@@ -368,7 +377,14 @@ static qd_status open_replacement(void *context)
     if (qd_checkpoint_meta(r->checkpoint)->step == 0)
         return QD_FAIL(QD_USAGE, "%s: holds the weights of a conversion, without optimizer state: run.weights starts a run with them",
                        r->path);
-    return check_checkpoint(r->state, r->checkpoint, false);
+    qd_options *options = NULL;
+    qd_config then;
+    qd_status status = read_config(r->checkpoint, &options, &then);
+    const char *other = status == QD_OK ? find_change(&r->state->run->config, &then, false) : NULL;
+    if (other)
+        status = QD_FAIL(QD_USAGE, "%s: %s of this checkpoint is not that of the run", r->path, other);
+    qd_options_destroy(options);
+    return status;
 }
 
 static qd_status load_replacement(void *context)
