@@ -47,10 +47,10 @@ static void print_rows(const qd_bench_table *t, bool shares)
     else
         cli_explain(
             "time, rate: the best run. ceiling: each GEMM run is compared with multiply-adds of the same threads right before and after "
-            "it, for about as long as the run; the median of these ratios. GEMMs that use bf16 dot products are compared with these, taken to "
-            "be faster than multiply-adds by the ratio of the ceilings. Other rows: the best run compared with copying; data that stays in "
-            "the caches exceeds it. quiet: the median over runs during which no other program used our cores: multiply-adds and "
-            "integer additions reached 85 %% of their best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
+            "it, for about as long as the run; the median of these ratios. GEMMs that use bf16 dot products: with that rate times the "
+            "ratio of the ceilings. Other rows: the best run compared with copying; data that stays in the caches exceeds it. quiet: the "
+            "median over runs during which no other program used our cores: multiply-adds and integer additions reached 85 %% of their "
+            "best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else

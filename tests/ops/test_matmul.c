@@ -127,7 +127,8 @@ static const matmul_case cases[] = {
     {540, 530, 500, true, false, true, false, F, F, F, 1}, /* b packed with non-temporal stores */
     {540, 530, 500, true, false, false, true, F, H, H, 0},
     {2600, 2530, 2, false, true, false, true, F, F, F, 0}, /* more rows than one thread's workspace holds */
-    /* dot products of pairs: odd k, which ends in half a pair; rows at odd places; blocks of pairs */
+    /* dot products of pairs: odd k, which ends in half a pair; rows at odd places; blocks of
+     * pairs */
     {1, 1, 1, false, false, false, false, H, H, F, 0},
     {9, 50, 2, true, true, true, true, H, H, H, 1},
     {5, 7, 3, false, false, false, true, H, H, F, 1},

@@ -1,4 +1,5 @@
-/* Loops that measure the throughput of multiply-adds and dot products, and how many instructions a core issues. */
+/* Loops that measure the throughput of multiply-adds and dot products, and how many instructions a
+ * core issues. */
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/simd_impl.h"
 

@@ -1,6 +1,6 @@
 /* GEMM: a register tile of MR x NR is accumulated along a panel of op(a) and a panel of op(b),
- * which are as wide as the tile. A panel has 32 bits for each line and step of k: a float, or a pair
- * of bf16 elements for dot products (qd_gemm_block.pairs). Panels of b are (kc, NR), packed:
+ * which are as wide as the tile. A panel has 32 bits for each line and step of k: a float, or a
+ * pair of bf16 elements for dot products (qd_gemm_block.pairs). Panels of b are (kc, NR), packed:
  * transposed, converted and padded as needed. Panels of a are
  *   by rows     (MR, kc): row stride `lda` if read in place, kc if packed
  *   by columns  (kc, MR), packed, if a is stored transposed

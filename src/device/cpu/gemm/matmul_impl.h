@@ -5,8 +5,8 @@
 
 #include "device/cpu/cpu_impl.h"
 
-/* k is counted in steps: single elements, or pairs where GEMMs of bf16 operands use dot products. An
- * odd k ends in a pair whose second element is 0. */
+/* k is counted in steps: single elements, or pairs where GEMMs of bf16 operands use dot products.
+ * An odd k ends in a pair whose second element is 0. */
 static inline int64_t qd_gemm_steps(const qd_matmul_args *a, bool pairs)
 {
     return pairs ? (a->k + 1) / 2 : a->k;
@@ -51,8 +51,8 @@ typedef struct qd_gemm_block {
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* register tile: panel widths of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
-    /* Floats (or pairs) from the first panel of a packed operand to that of line `line` (a multiple of
-     * row_step or nr). */
+    /* Floats (or pairs) from the first panel of a packed operand to that of line `line` (a multiple
+     * of row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
     int64_t (*offset_b)(int64_t line, int64_t kc);
     /* Packs rows of op(a) or columns of op(b), [begin, end) of the block, steps [from, until) of
