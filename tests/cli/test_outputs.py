@@ -46,7 +46,7 @@ class Outputs(program.ProgramTest):
         layout = re.search(r"(?m)^layout   (.*): 4 ranks$", text)[1]
         self.assertEqual(layout.count("experts"), 1, layout)
         self.assertEqual(json.loads(self.ok(self.run_program(*experts, "--json")).stdout)["layout"], layout)
-        self.assertRegex(text, r"\n {9}of it \d[\d.]+ [KM]iB are parameters")
+        self.assertRegex(text, r"\n {9}of which \d[\d.]+ [KM]iB are parameters")
 
     def test_metrics(self):
         result = self.ok(self.run_program(*self.small("train.steps=5", "parallel.ranks=2", "run.dir=a/b")))
