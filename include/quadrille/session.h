@@ -38,7 +38,8 @@ typedef struct qd_session qd_session;
  * with run.resume, from the newest checkpoint in run.dir. The caller owns *session. options: of
  * qd_config_table(); copied. observer: as in qd_train(), without on_failure; copied; may be NULL.
  * On an accelerator, run.tuning should name a file: it has no default, because the environment is
- * not read. QD_USAGE for a configuration that cannot run and for run.backend=mpi. */
+ * not read. run.ranks_as does not apply. QD_USAGE for a configuration that cannot run and for
+ * run.backend=mpi. */
 QD_API qd_status qd_session_create(const qd_options *options, const qd_train_observer *observer, qd_session **session);
 
 /* Resumes the run in `folder` with its saved configuration, overridden by the options that are set

@@ -186,10 +186,20 @@ static qd_status create(qd_options *options, const qd_train_observer *observer, 
     return QD_OK;
 }
 
+/* Options without the keys of a run would be an assertion further down. */
+static qd_status check_options(const char *call, const qd_options *options)
+{
+    if (options && qd_options_find(options, "run.dir") && qd_options_find(options, "parallel.ranks"))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "%s: %s", call, options ? "the options lack keys of a run: create them from qd_config_table()"
+                                                     : "there are no options (NULL)");
+}
+
 qd_status qd_session_create(const qd_options *options, const qd_train_observer *observer, qd_session **session)
 {
     qd_options *copy;
     *session = NULL;
+    QD_TRY(check_options("qd_session_create", options));
     QD_TRY(qd_options_copy(options, &copy));
     return create(copy, observer, session);
 }
@@ -207,6 +217,10 @@ qd_status qd_session_resume(const char *folder, const qd_options *changes, const
 {
     qd_options *options = NULL;
     *session = NULL;
+    if (!folder)
+        return QD_FAIL(QD_USAGE, "qd_session_resume: no run folder is named (NULL)");
+    if (changes)
+        QD_TRY(check_options("qd_session_resume", changes));
     qd_status status = resumed_options(folder, changes, &options);
     if (status == QD_OK)
         return create(options, observer, session);

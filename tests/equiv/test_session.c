@@ -330,6 +330,16 @@ static void misuse_is_refused(void **state)
     char words[1024];
     says(qd_session_step(NULL, &step), QD_USAGE, "there is no session");
     qd_session_destroy(NULL);
+    qd_session *none = (qd_session *)&none;
+    says(qd_session_create(NULL, NULL, &none), QD_USAGE, "there are no options");
+    says(qd_session_resume(NULL, NULL, NULL, &none), QD_USAGE, "no run folder is named");
+    static const qd_option unrelated[] = {{"other.key", QD_OPTION_INT, "1", 0, 9, NULL, "not of a run", NULL}};
+    qd_option_table table = QD_OPTION_TABLE(unrelated);
+    qd_options *foreign = NULL;
+    ok(qd_options_create(&table, 1, &foreign));
+    says(qd_session_create(foreign, NULL, &none), QD_USAGE, "create them from qd_config_table()");
+    assert_null(none);
+    qd_options_destroy(foreign);
     refused_session(SMALL "run.backend=mpi", QD_USAGE, "the ranks of a session are threads");
     refused_session(SMALL "parallel.ranks=3 parallel.tp=2", QD_USAGE, "");
     refused_session(SMALL "data.path=/nowhere", QD_USAGE, "/nowhere");
