@@ -537,7 +537,7 @@ void qd_gradients_finish(qd_builder *b)
     for (int family = 0; family < QD_FAMILY_COUNT && b->strategy->zero > 0; family++) {
         int parts = p->storage.share[family].parts;
         int64_t rows = qd_program_square_base(p, family, parts) - qd_program_square_base(p, family, 0);
-        if (b->group.shard[family] < 0)
+        if (b->group.shard[family] < 0 || rows == 0) /* a stage may have no experts */
             continue;
         qd_action *a = qd_build_collective(b, QD_ACTION_GATHER, -1, b->group.shard[family], rows, QD_F64, -1);
         a->stream = QD_STREAM_COMPUTE;

@@ -141,6 +141,23 @@ static void families_are_proved(void **state)
     }
 }
 
+/* Layouts that were refused by mistake, or that the sampler does not draw. */
+static void chosen_layouts(void **state)
+{
+    (void)state;
+#define EXPERTS SIZES "model.vocab=67 data.seq=16 model.experts=8 model.expert_ffn=24 train.global_batch=16 train.micro_batch=1 "
+    static const char *const chosen[] = {
+        /* stages of the pipeline that have no experts, whose state is cut on those that have */
+        EXPERTS "model.first_dense=3 parallel.ranks=16 parallel.pp=4 parallel.dp=4 parallel.ep=2 parallel.zero=1 ",
+        EXPERTS "model.first_dense=3 parallel.ranks=16 parallel.pp=4 parallel.dp=4 parallel.ep=2 parallel.zero=3 ",
+    };
+    for (size_t i = 0; i < 2 * sizeof chosen / sizeof *chosen; i++) {
+        bool refused;
+        prove(chosen[i / 2], i % 2 == 1, &refused);
+        assert_false(refused);
+    }
+}
+
 static void every_op_has_a_rule(void **state)
 {
     (void)state;
@@ -151,7 +168,7 @@ static void every_op_has_a_rule(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_op_has_a_rule), cmocka_unit_test(no_false_alarm),
-                                       cmocka_unit_test(families_are_proved)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_op_has_a_rule), cmocka_unit_test(chosen_layouts),
+                                       cmocka_unit_test(no_false_alarm), cmocka_unit_test(families_are_proved)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
