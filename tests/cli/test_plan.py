@@ -126,7 +126,7 @@ class Plan(program.ProgramTest):
                 self.assertLessEqual(len(widest), 80, widest)
                 self.assertTrue(self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout.isascii())
         narrow = self.on_terminal(*QUICK, columns=60, TERM="xterm", **UTF8)
-        self.assertRegex(narrow, r"\n  2  dp 64, zero 3, micro-batch 2\n     1\.\d+ s in .*beside\n? +the first it")
+        self.assertRegex(narrow, r"\n  2  dp 64, zero 3, micro-batch 2\n     1\.\d+ s in .*compared\s+with\s+the\s+first it")
         self.assertEqual(self.on_terminal(*STEP, TERM="dumb", **UTF8), self.ok(self.run_program(*STEP, environment=UTF8)).stdout)
 
     def test_clusters_by_name(self):

@@ -305,7 +305,7 @@ class Text(program.ProgramTest):
         os.mkdir(self.path("full"))
         self.write("full/file", "x")
         fine = ["corpus.txt", "--output", "out"]
-        for arguments, part in ((["--output", "out", "--train", "300"], "name"), (["corpus.txt", "--train", "300"], "--output"),
+        for arguments, part in ((["--output", "out", "--train", "300"], "give at least one"), (["corpus.txt", "--train", "300"], "--output"),
                                 (fine, "--train"), ([*fine, "--train", "100"], "256"), ([*fine, "--tokenizer", "absent.json"], "absent.json"),
                                 ([*fine, "--tokenizer", "bytes", "--train", "300"], "two"), ([*fine, "--tokenizer", "corpus.txt"], "corpus.txt"),
                                 (["absent.txt", "--output", "out", "--tokenizer", "bytes"], "absent.txt"),
