@@ -31,8 +31,9 @@ def page(program):
 
 def main():
     program = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "build", "release", "bin", "quadrille")
+    text = page(program)  # before the file is opened: a wrong program must not leave an empty page
     with open(PAGE, "w", encoding="utf-8") as file:
-        file.write(page(program))
+        file.write(text)
 
 
 if __name__ == "__main__":
