@@ -35,7 +35,6 @@ qd_status qd_family_declare(const qd_family *family, const qd_model *model, int 
         family->layer(out, declaration - 1);
     else
         family->head(out);
-    if (out->site > QD_DROPOUTS_MOST)
-        return QD_FAIL(QD_USAGE, "the %s family declares a module with more than %d dropouts", family->name, QD_DROPOUTS_MOST - 1);
-    return out->no_memory ? QD_FAIL(QD_NO_MEMORY, "no memory to declare a layer of the model") : QD_OK;
+    return out->no_memory ? QD_FAIL(QD_NO_MEMORY, "no memory to declare a layer of the model")
+                          : qd_family_check(family, declaration, out);
 }

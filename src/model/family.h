@@ -24,4 +24,6 @@ const qd_family *qd_family_of(const qd_model *model);
 /* Declares a module of the family: embedding (0), layers of variant i (1 + i), head (1 +
  * variants). */
 qd_status qd_family_declare(const qd_family *family, const qd_model *model, int declaration, qd_arena *arena, qd_layer *out);
+/* QD_USAGE where no program could be derived from it, on any layout: declare_check.c. */
+qd_status qd_family_check(const qd_family *family, int declaration, const qd_layer *layer);
 #endif

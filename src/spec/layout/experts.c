@@ -1,6 +1,7 @@
 /* Expert parallelism: groups of the folded mesh, the experts of each rank, and the row counts of
  * each dispatch round. */
 #include "spec/layout/nodes.h"
+#include "spec/layout/tensor.h"
 
 static int etp_of(const qd_mesh *mesh)
 {
@@ -52,8 +53,19 @@ qd_group qd_norm_group(const qd_model *m, const qd_mesh *mesh)
     return (qd_group){QD_AXES_TOKENS, ranks > tp ? ranks : tp, 1};
 }
 
+static bool divides_experts(const void *model, int ep)
+{
+    return ((const qd_model *)model)->moe.experts % ep == 0;
+}
+
+static bool divides_width(const void *model, int etp)
+{
+    return ((const qd_model *)model)->moe.ffn % etp == 0;
+}
+
 qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
 {
+    char take[48];
     int ep = ep_of(mesh), etp = etp_of(mesh), tp = mesh->degree[QD_AXIS_TP], all = qd_mesh_group_size(mesh, QD_AXES_TOKENS);
     if (m->moe.experts == 0) {
         if (ep * etp > 1)
@@ -63,10 +75,15 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     }
     if (all % (ep * etp) != 0)
         return QD_FAIL(QD_USAGE, "parallel.etp %d × ep %d does not divide the %d ranks of tp × cp × dp", etp, ep, all);
-    if (m->moe.experts % ep != 0)
-        return QD_FAIL(QD_USAGE, "parallel.ep is %d, which does not divide the model's %d experts", ep, m->moe.experts);
-    if (m->moe.ffn % etp != 0)
-        return QD_FAIL(QD_USAGE, "parallel.etp is %d, which does not divide the experts' inner width (%lld)", etp, (long long)m->moe.ffn);
+    if (!divides_experts(m, ep)) {
+        qd_degree_nearest(ep, m->moe.experts, divides_experts, m, take, sizeof take);
+        return QD_FAIL(QD_USAGE, "parallel.ep is %d, which does not divide the model's %d experts%s", ep, m->moe.experts, take);
+    }
+    if (!divides_width(m, etp)) {
+        qd_degree_nearest(etp, QD_TENSOR_MOST, divides_width, m, take, sizeof take);
+        return QD_FAIL(QD_USAGE, "parallel.etp is %d, which does not divide the experts' inner width (%lld)%s", etp,
+                       (long long)m->moe.ffn, take);
+    }
     if ((ep * etp) % tp != 0 && tp % (ep * etp) != 0)
         return QD_FAIL(QD_USAGE, "parallel.etp × ep is %d and parallel.tp is %d: one must divide the other", ep * etp, tp);
     if (tp > 1 && !mesh->sp)

@@ -32,12 +32,15 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
     p->gradient[QD_AXIS_DP].kind = QD_PARTIAL;
     p->gradient[QD_AXIS_CP].kind = QD_PARTIAL;
     qd_tensor_place(&l->model, &l->mesh, d->split, p);
-    return QD_OK;
+    return qd_tensor_check_param(&l->mesh, p);
 }
 
 /* Creates the modules with their declarations: embedding, layers, head. */
 static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *arena)
 {
+    if (family->variants < 1 || family->variants > QD_DECLARATIONS_MOST - 2)
+        return QD_FAIL(QD_USAGE, "the %s family has %d variants of layers: 1 to %d are supported", family->name, family->variants,
+                       QD_DECLARATIONS_MOST - 2);
     l->module_count = l->model.layers + 2;
     l->decl_count = family->variants + 2;
     l->modules = QD_ARENA_NEW(arena, qd_module, l->module_count);
@@ -53,7 +56,11 @@ static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *ar
         if (!module->name)
             return QD_NO_MEMORY;
         module->kind = first ? QD_MODULE_EMBED : last ? QD_MODULE_HEAD : QD_MODULE_LAYER;
-        module->decl = first ? 0 : last ? l->decl_count - 1 : 1 + family->variant(&l->model, i - 1);
+        int variant = first || last ? 0 : family->variant(&l->model, i - 1);
+        if (variant < 0 || variant >= family->variants)
+            return QD_FAIL(QD_USAGE, "the %s family: layer %d is variant %d, and there are %d", family->name, i - 1, variant,
+                           family->variants);
+        module->decl = first ? 0 : last ? l->decl_count - 1 : 1 + variant;
         qd_layer *decl = &l->decls[module->decl];
         if (!decl->model)
             QD_TRY(qd_family_declare(family, &l->model, module->decl, arena, decl));

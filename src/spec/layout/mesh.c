@@ -198,3 +198,16 @@ void qd_group_name(const qd_mesh *mesh, qd_group group, char *text, size_t size)
     else
         snprintf(text, size, "%s", axes);
 }
+
+void qd_degree_nearest(int degree, int most, bool (*works)(const void *context, int degree), const void *context, char *text, size_t size)
+{
+    int below = degree - 1, above = degree + 1;
+    while (below > 0 && !works(context, below))
+        below--;
+    while (above <= most && !works(context, above))
+        above++;
+    if (below > 0 && above <= most)
+        snprintf(text, size, ": take %d or %d", below, above);
+    else
+        snprintf(text, size, below > 0 || above <= most ? ": take %d" : "", below > 0 ? below : above);
+}

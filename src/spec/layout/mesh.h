@@ -56,4 +56,7 @@ int qd_group_coord(const qd_mesh *mesh, qd_group group, int rank);
 int qd_group_rank(const qd_mesh *mesh, qd_group group, int colour_of, int coord);
 /* Writes "dp", "dp (4)", "dp (2, 4 apart)", … to text. */
 void qd_group_name(const qd_mesh *mesh, qd_group group, char *text, size_t size);
+
+/* ": take 2 or 4": the values nearest to a degree that work, below it and above it up to `most`. */
+void qd_degree_nearest(int degree, int most, bool (*works)(const void *context, int degree), const void *context, char *text, size_t size);
 #endif

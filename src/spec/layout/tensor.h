@@ -15,4 +15,6 @@
 qd_status qd_tensor_check(const qd_model *model, const qd_mesh *mesh);
 /* Sets how a parameter is placed on tp. */
 void qd_tensor_place(const qd_model *model, const qd_mesh *mesh, qd_split split, qd_param *param);
+/* QD_USAGE where a rank would have nothing of a parameter that is cut. */
+qd_status qd_tensor_check_param(const qd_mesh *mesh, const qd_param *param);
 #endif

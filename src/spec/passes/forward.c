@@ -181,6 +181,10 @@ void qd_pass_forward(qd_class_writer *w)
         const qd_decl_value *v = &decl->values[i];
         l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : w->config->activation, 0, v->cols);
     }
-    for (int i = 0; i < decl->op_count && !w->no_memory; i++)
-        rules[decl->ops[i].kind](&l, &decl->ops[i]);
+    for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
+        if (rules[decl->ops[i].kind])
+            rules[decl->ops[i].kind](&l, &decl->ops[i]);
+        else
+            w->wrong = "a declared op has no rule in the pass `forward`";
+    }
 }

@@ -91,12 +91,28 @@ static qd_op *keep(qd_placing *p, const qd_op *op)
     return kept;
 }
 
+/* The gradient of a parameter that every rank has whole: of all rows, or a sum over some (`partial`),
+ * which is summed over tp if the placement rule of the parameter says so. */
+static void expect_gradient(qd_placing *p, int grad, bool partial)
+{
+    qd_class_writer *w = p->w;
+    if (grad < 0 || w->tensor.size == 1 || w->no_memory || w->wrong)
+        return;
+    const qd_param *param = &w->ledger->params[w->module->param_begin + w->slots[grad].param];
+    if ((param->gradient[QD_AXIS_TP].kind == QD_PARTIAL) != partial)
+        w->wrong = qd_arena_printf(w->arena, "%s gives %s as %s, and its placement rule says otherwise (QD_SPLIT_NONE, _NORM, _HEADS)",
+                                   qd_op_name(p->old.ops[p->at].kind), param->name,
+                                   partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
+}
+
 /* Row-wise ops, over the rows of a port. */
 static void rowwise(qd_placing *p, const qd_op *op)
 {
     qd_op placed = *op;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         qd_slot_kind kind = op->slot[j] >= 0 ? p->w->slots[op->slot[j]].kind : QD_SLOT_PARAM;
+        if (kind == QD_SLOT_GRAD)
+            expect_gradient(p, op->slot[j], p->w->ledger->mesh.sp);
         if (kind == QD_SLOT_PARAM || kind == QD_SLOT_GRAD)
             continue;
         if (qd_op_reads(op, j))
@@ -150,6 +166,10 @@ static void linear_dw(qd_placing *p, const qd_op *op)
     int cut = cut_of(p->w, op->slot[QD_LINEAR_DW_WEIGHT_GRAD]);
     placed.slot[QD_LINEAR_DW_DY] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_DY], dual(linear_y[cut + 1]));
     placed.slot[QD_LINEAR_DW_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_X], linear_x[cut + 1]);
+    if (cut < 0)
+        expect_gradient(p, op->slot[QD_LINEAR_DW_WEIGHT_GRAD], p->w->ledger->mesh.sp);
+    if (cut != 0)
+        expect_gradient(p, op->slot[QD_LINEAR_DW_BIAS_GRAD], cut < 0 && p->w->ledger->mesh.sp);
     keep(p, &placed);
 }
 
@@ -160,6 +180,10 @@ static void alike(qd_placing *p, const qd_op *op)
     qd_class_writer *w = p->w;
     qd_op placed = *op;
     int first = p->now[qd_op_first(op)];
+    if (op->kind == QD_OP_HEAD_NORM_GRAD) { /* of this rank's heads */
+        expect_gradient(p, op->slot[QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD], true);
+        expect_gradient(p, op->slot[QD_HEAD_NORM_GRAD_K_GAMMA_GRAD], true);
+    }
     qd_layout layout = w->slots[first].layout;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0 || (w->slots[op->slot[j]].kind != QD_SLOT_LOCAL && w->slots[op->slot[j]].layout == QD_LAYOUT_NONE))

@@ -191,9 +191,9 @@ static qd_status check_shapes(const proof_walk *w)
 
 static qd_status number(const proof_walk *w, const char *what, int64_t has, int64_t wanted)
 {
-    return has == wanted ? QD_OK
-                         : qd_proof_fail(w, NO_OPERAND, 0, -1, "it uses %lld for %s, which is %lld", (long long)has, what,
-                                         (long long)wanted);
+    if (has == wanted)
+        return QD_OK;
+    return qd_proof_fail(w, NO_OPERAND, 0, -1, "it uses %lld for %s, which is %lld", (long long)has, what, (long long)wanted);
 }
 
 /* Heads of this rank: of its share of tp, and in ulysses of that again of cp. */

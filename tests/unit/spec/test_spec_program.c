@@ -83,8 +83,12 @@ static void bad_layouts_are_refused(void **state)
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file parallel.schedule_file=/nowhere.csv",
             "parallel.schedule_file: /nowhere.csv");
     refused(SMALL "parallel.ranks=2 parallel.pp=2 parallel.schedule=file", "parallel.schedule_file is not set");
-    refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads");
+    refused(SMALL "parallel.ranks=3 parallel.tp=3", "does not divide the model's 4 heads (a head is never cut): take 2 or 4");
     refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "one must divide the other");
+    refused(SMALL "model.heads=6 model.kv_heads=3 model.head_dim=8 parallel.ranks=2 parallel.tp=2", "have the same: take 1 or 3");
+    refused(SMALL "model.ffn=3 parallel.ranks=4 parallel.tp=4", "more than the model's inner width (3): take 2");
+    refused(SMALL "model.experts=4 parallel.ranks=3 parallel.ep=3 train.global_batch=12", "the model's 4 experts: take 2 or 4");
+    refused(SMALL "model.experts=4 model.expert_ffn=10 parallel.ranks=4 parallel.etp=4", "inner width (10): take 2 or 5");
     refused(SMALL "parallel.dp=-1 parallel.tp=-1", "both -1");
     refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
     refused("model.hidden=30 model.heads=4", "set model.head_dim");
