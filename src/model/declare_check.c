@@ -38,8 +38,8 @@ static qd_status check_ends(const checking *c, bool embed, bool head)
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         int count = count_ops(b, ends[i].kind);
         if (count != ends[i].wanted)
-            return QD_FAIL(QD_USAGE, "the %s family: its %s calls %s %d times, and must %s", c->family->name, c->module, ends[i].what, count,
-                           ends[i].wanted ? "once" : "not at all");
+            return QD_FAIL(QD_USAGE, "the %s family: its %s calls %s %d times, and must %s", c->family->name, c->module, ends[i].what,
+                           count, ends[i].wanted ? "once" : "not at all");
     }
     if (count_ops(b, QD_DECL_ROUTE) > 1)
         return QD_FAIL(QD_USAGE, "the %s family: its %s has %d routers; one is supported", c->family->name, c->module,

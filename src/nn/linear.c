@@ -64,17 +64,12 @@ static qd_matmul_args linear_dx(const qd_op_call *c, const qd_op *op)
     };
 }
 
-static bool gives_bias_grad(const qd_op_call *c)
-{
-    return c->frame->program->strategy.traits->fused_bias_grad;
-}
-
-/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); if the device fuses it, db (m) [+]= column sums of dy */
+/* dW (m, n) [+]= dy (k, m)ᵀ · x (k, n); with a bias, db (m) [+]= column sums of dy */
 static qd_matmul_args linear_dw(const qd_op_call *c, const qd_op *op)
 {
     return (qd_matmul_args){
         .a = call_row(c, QD_LINEAR_DW_DY, op->to), .b = call_row(c, QD_LINEAR_DW_X, op->first),
-        .c = c->at[QD_LINEAR_DW_WEIGHT_GRAD], .bias_grad = gives_bias_grad(c) ? c->at[QD_LINEAR_DW_BIAS_GRAD] : NULL,
+        .c = c->at[QD_LINEAR_DW_WEIGHT_GRAD], .bias_grad = c->at[QD_LINEAR_DW_BIAS_GRAD],
         .m = op->m, .n = op->n, .k = op->k, .lda = call_stride(c, QD_LINEAR_DW_DY), .ldb = op->n, .ldc = op->n,
         .trans_a = true, .accumulate = c->accumulate,
         .a_dtype = call_dtype(c, QD_LINEAR_DW_DY), .b_dtype = call_dtype(c, QD_LINEAR_DW_X),
@@ -105,14 +100,11 @@ qd_status qd_run_linear(const qd_op_call *c)
     return c->frame->kernels->matmul(c->frame->stream, &args);
 }
 
-qd_status qd_run_linear_dw(const qd_op_call *c)
+/* db (n) [+]= column sums of dy (m, n) */
+qd_status qd_run_bias_grad(const qd_op_call *c)
 {
-    const qd_op *op = c->op;
-    QD_TRY(qd_run_linear(c));
-    if (!c->at[QD_LINEAR_DW_BIAS_GRAD] || gives_bias_grad(c))
-        return QD_OK;
     return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
-        .dy = c->at[QD_LINEAR_DW_DY], .grad = c->at[QD_LINEAR_DW_BIAS_GRAD], .rows = op->k, .cols = op->m, .accumulate = c->accumulate,
-        .dtype = call_dtype(c, QD_LINEAR_DW_DY), .grad_dtype = call_dtype(c, QD_LINEAR_DW_BIAS_GRAD),
+        .dy = c->at[QD_BIAS_GRAD_DY], .grad = c->at[QD_BIAS_GRAD_GRAD], .rows = c->op->m, .cols = c->op->n, .accumulate = c->accumulate,
+        .dtype = call_dtype(c, QD_BIAS_GRAD_DY), .grad_dtype = call_dtype(c, QD_BIAS_GRAD_GRAD),
     });
 }

@@ -85,8 +85,8 @@ qd_status qd_run_embed(const qd_op_call *c);
 qd_status qd_run_embed_grad(const qd_op_call *c);
 qd_status qd_run_norm(const qd_op_call *c);
 qd_status qd_run_norm_grad(const qd_op_call *c);
-qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms, and the gradient of its input */
-qd_status qd_run_linear_dw(const qd_op_call *c);
+qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms and gradients */
+qd_status qd_run_bias_grad(const qd_op_call *c);
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);
 qd_status qd_run_attention(const qd_op_call *c);

@@ -167,6 +167,7 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_ACTIVATION_GRAD_Y] = STREAM,
     [QD_OP_ADD] = STREAM,
     [QD_OP_DROPOUT] = STREAM,
+    [QD_OP_BIAS_GRAD] = STREAM,
     [QD_OP_HEAD_LOSS] = HEAD,
     [QD_OP_HEAD_LOGITS] = PRODUCT,
     [QD_OP_HEAD_NORM] = STREAM,

@@ -26,6 +26,7 @@
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
+    OP(BIAS_GRAD, "bias.grad", r(DY), g(GRAD))                                /* the sum of the rows of dy */                 \
     /* input: the positions; in place, y is x */ \
     OP(ROPE, "rope", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                                \
     OP(ROPE_INVERSE, "rope.grad", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                   \

@@ -209,25 +209,39 @@ static void remake_swiglu(qd_class_writer *w, int i)
  * sum them over rows on the way. */
 static void bias_sums_in_norm(qd_class_writer *w, int i)
 {
-    qd_op *op = &w->ops[i];
-    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_LINEAR_DW ||
-        op->slot[QD_LINEAR_DW_BIAS_GRAD] < 0 ||
-        w->tensor.size > 1)
+    const qd_op *op = &w->ops[i];
+    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_BIAS_GRAD || w->tensor.size > 1)
         return;
     for (int k = 0; k < w->op_count; k++) {
         qd_op *norm = &w->ops[k];
         if (norm->kind != QD_OP_NORM_GRAD)
             continue;
-        int dy = op->slot[QD_LINEAR_DW_DY];
+        int dy = op->slot[QD_BIAS_GRAD_DY];
         int sums = norm->slot[QD_NORM_GRAD_ADD] == dy  ? QD_NORM_GRAD_ADD_SUMS
                    : norm->slot[QD_NORM_GRAD_DX] == dy ? QD_NORM_GRAD_DX_SUMS
                                                        : -1;
         if (sums < 0 || norm->slot[sums] >= 0)
             continue;
-        norm->slot[sums] = op->slot[QD_LINEAR_DW_BIAS_GRAD];
-        op->slot[QD_LINEAR_DW_BIAS_GRAD] = -1;
+        norm->slot[sums] = op->slot[QD_BIAS_GRAD_GRAD];
+        remove_op(w, i);
         qd_class_count_bytes(w, norm);
-        qd_class_count_bytes(w, op);
+        return;
+    }
+}
+
+/* The GEMM that gives a weight's gradient reads what reached the bias, and sums its rows. */
+static void bias_sums_in_linear(qd_class_writer *w, int i)
+{
+    const qd_op *op = &w->ops[i];
+    if (!w->config->traits->fused_bias_grad || op->kind != QD_OP_BIAS_GRAD)
+        return;
+    for (int k = i - 1; k >= 0; k--) {
+        qd_op *dw = &w->ops[k];
+        if (dw->kind != QD_OP_LINEAR_DW || dw->slot[QD_LINEAR_DW_DY] != op->slot[QD_BIAS_GRAD_DY] || dw->slot[QD_LINEAR_DW_BIAS_GRAD] >= 0)
+            continue;
+        dw->slot[QD_LINEAR_DW_BIAS_GRAD] = op->slot[QD_BIAS_GRAD_GRAD];
+        remove_op(w, i);
+        qd_class_count_bytes(w, dw);
         return;
     }
 }
@@ -278,7 +292,8 @@ static void squares_in_grouped(qd_class_writer *w, int i)
 void qd_pass_fuse(qd_class_writer *w)
 {
     static void (*const rules[])(qd_class_writer *, int) = {
-        add_in_combine, add_in_linear, add_in_norm, gelu_in_linear, remake_swiglu, bias_sums_in_norm, swiglu_in_grouped, squares_in_grouped,
+        add_in_combine, add_in_linear,     add_in_norm,         gelu_in_linear,    remake_swiglu,
+        bias_sums_in_norm, bias_sums_in_linear, swiglu_in_grouped, squares_in_grouped,
     };
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
         for (int i = 0; i < w->op_count && !w->no_memory; i++)

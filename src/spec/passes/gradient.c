@@ -63,7 +63,9 @@ static void linear(gradients *g, int i)
     int dx = part_of(g, x, false);
     QD_CLASS_OP(w, LINEAR_DX, (DY, dy), (WEIGHT, weight), (DX, dx));
     w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(w, LINEAR_DW, (DY, dy), (X, x), (WEIGHT_GRAD, qd_class_gradient(weight)), (BIAS_GRAD, qd_class_gradient(bias)));
+    QD_CLASS_OP(w, LINEAR_DW, (DY, dy), (X, x), (WEIGHT_GRAD, qd_class_gradient(weight)));
+    if (bias >= 0)
+        QD_CLASS_OP(w, BIAS_GRAD, (DY, dy), (GRAD, qd_class_gradient(bias)));
     w->phase = QD_PHASE_INPUT;
     give(g, x, dx, i);
 }

@@ -91,8 +91,8 @@ static qd_op *keep(qd_placing *p, const qd_op *op)
     return kept;
 }
 
-/* The gradient of a parameter that every rank has whole: of all rows, or a sum over some (`partial`),
- * which is summed over tp if the placement rule of the parameter says so. */
+/* The gradient of a parameter that every rank has whole: of all rows, or a sum over some
+ * (`partial`), which is summed over tp if the placement rule of the parameter says so. */
 static void expect_gradient(qd_placing *p, int grad, bool partial)
 {
     qd_class_writer *w = p->w;
@@ -168,8 +168,20 @@ static void linear_dw(qd_placing *p, const qd_op *op)
     placed.slot[QD_LINEAR_DW_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_X], linear_x[cut + 1]);
     if (cut < 0)
         expect_gradient(p, op->slot[QD_LINEAR_DW_WEIGHT_GRAD], p->w->ledger->mesh.sp);
-    if (cut != 0)
-        expect_gradient(p, op->slot[QD_LINEAR_DW_BIAS_GRAD], cut < 0 && p->w->ledger->mesh.sp);
+    keep(p, &placed);
+}
+
+/* Sums the rows that give the bias the gradient that its placement rule speaks of: of this rank's
+ * columns, of the rows of a port, or of all rows. */
+static void bias_grad(qd_placing *p, const qd_op *op)
+{
+    const qd_class_writer *w = p->w;
+    qd_op placed = *op;
+    const qd_param *bias = &w->ledger->params[w->module->param_begin + w->slots[op->slot[QD_BIAS_GRAD_GRAD]].param];
+    qd_layout rows = bias->value[QD_AXIS_TP].kind == QD_SHARD         ? QD_LAYOUT_COLUMNS
+                     : bias->gradient[QD_AXIS_TP].kind == QD_PARTIAL ? QD_LAYOUT_PORT
+                                                                     : QD_LAYOUT_ALL;
+    placed.slot[QD_BIAS_GRAD_DY] = (int16_t)qd_place_want(p, op->slot[QD_BIAS_GRAD_DY], rows);
     keep(p, &placed);
 }
 
@@ -216,6 +228,7 @@ static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
     [QD_OP_LINEAR] = linear,
     [QD_OP_LINEAR_DX] = linear_dx,
     [QD_OP_LINEAR_DW] = linear_dw,
+    [QD_OP_BIAS_GRAD] = bias_grad,
     [QD_OP_HEAD_NORM] = alike,
     [QD_OP_HEAD_NORM_GRAD] = alike,
     [QD_OP_ROPE] = alike,

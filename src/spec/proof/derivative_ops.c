@@ -87,6 +87,16 @@ static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
     return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "the rows that are summed are not those of the gradient of this bias");
 }
 
+/* Where partial sums are summed one rank adds the bias, and all have its gradient. */
+static qd_status bias_grad(const derivation *d)
+{
+    uint64_t bias = qd_known_param(d, BIAS_GRAD);
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias)
+            return bias_sums(d, qd_known_at(d, DY), BIAS_GRAD);
+    return QD_OK;
+}
+
 static qd_status norm_grad(derivation *d)
 {
     const fact *f = qd_derivation_find(d, FACT_NORM, qd_known_param(d, GAMMA));
@@ -401,6 +411,8 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_LINEAR_DW:
     case QD_OP_EXPERTS_DW:
         return linear_dw(d);
+    case QD_OP_BIAS_GRAD:
+        return bias_grad(d);
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
         return rope(d);

@@ -297,6 +297,7 @@ qd_status qd_proof_rule_norm_grad(proof_walk *w);
 qd_status qd_proof_rule_linear(proof_walk *w);
 qd_status qd_proof_rule_linear_dx(proof_walk *w);
 qd_status qd_proof_rule_linear_dw(proof_walk *w);
+qd_status qd_proof_rule_bias_grad(proof_walk *w);
 qd_status qd_proof_rule_activation(proof_walk *w);
 qd_status qd_proof_rule_activation_grad(proof_walk *w);
 qd_status qd_proof_rule_add(proof_walk *w);

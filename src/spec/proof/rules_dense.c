@@ -327,6 +327,14 @@ qd_status qd_proof_rule_linear_dw(proof_walk *w)
     return qd_proof_has(w, BIAS_GRAD) ? row_sums(w, DY, &dy, BIAS_GRAD, qd_proof_code_row_sum) : QD_OK;
 }
 
+qd_status qd_proof_rule_bias_grad(proof_walk *w)
+{
+    proof_value dy;
+    QD_TRY(qd_proof_read(w, DY, &dy));
+    QD_TRY(of_result(w, &dy));
+    return row_sums(w, DY, &dy, BIAS_GRAD, qd_proof_code_row_sum);
+}
+
 qd_status qd_proof_rule_activation(proof_walk *w)
 {
     proof_value x;

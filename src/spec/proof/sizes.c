@@ -38,6 +38,7 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(LINEAR_DX, (DY, 'w', ']'), (WEIGHT, 'k', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DX_GELU, (DY, 'w', 'k'), (WEIGHT, 'k', 'n'), (SUM, 'v', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DW, (DY, 'y', '*'), (X, 'x', 'n'), (WEIGHT_GRAD, 'm', 'n'), (BIAS_GRAD, 'm', '1')),
+    ROW(BIAS_GRAD, (DY, 'm', 'n'), (GRAD, 'n', '1')),
     ROW(ROPE, (X, 'm', 'q'), (Y, 'm', 'q')),
     ROW(ROPE_INVERSE, (X, 'm', 'q'), (Y, 'm', 'q')),
     ROW(ATTENTION, (QKV, 's', 'q'), (O, 's', 'o')),

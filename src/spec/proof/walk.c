@@ -26,6 +26,8 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_linear_dx;
     case QD_OP_LINEAR_DW:
         return qd_proof_rule_linear_dw;
+    case QD_OP_BIAS_GRAD:
+        return qd_proof_rule_bias_grad;
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
         return qd_proof_rule_rope;

@@ -18,7 +18,7 @@
 
 static qd_val linear(qd_layer *b, qd_val x, const char *name, int64_t out, qd_split split)
 {
-    return qd_linear(b, x, &(qd_linear_part){name, out, split}, 1, b->model->linear_bias, 0.02, name);
+    return qd_linear(b, x, &(qd_linear_part){name, out, split}, 1, b->model->mlp_bias, 0.02, name);
 }
 
 static qd_val normed(qd_layer *b, qd_val x)
@@ -191,7 +191,7 @@ static void wrong_for_a_layout(void **state)
 {
     (void)state;
     layer_refused(narrow, MODEL TP, "parallel.tp is 4, and block.0.in.weight has 3 outputs to share: take at most 3");
-    layer_refused(cut_twice, MODEL TP, "linear needs 'in' in a layout that it cannot be brought to");
+    layer_refused(cut_twice, MODEL TP, "linear needs 'in' in a layout that it cannot be converted to");
     layer_refused(never_summed, MODEL TP, "block.0.square.weight as a gradient to be summed over parallel.tp");
     layer_refused(never_summed, MODEL TP "model.linear_bias=true ", "to be summed over parallel.tp");
 }

@@ -52,6 +52,7 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_LINEAR_DX] = "mnkft",
     [QD_OP_LINEAR_DX_GELU] = "mnkft",
     [QD_OP_LINEAR_DW] = "mnkft",
+    [QD_OP_BIAS_GRAD] = "mn",
     [QD_OP_ROPE] = "mhv",
     [QD_OP_ROPE_INVERSE] = "mhv",
     [QD_OP_ATTENTION] = "hv",
