@@ -208,6 +208,8 @@ void qd_degree_nearest(int degree, int most, bool (*works)(const void *context, 
         above++;
     if (below > 0 && above <= most)
         snprintf(text, size, ": take %d or %d", below, above);
+    else if (below > 0 || above <= most)
+        snprintf(text, size, ": take %d", below > 0 ? below : above);
     else
-        snprintf(text, size, below > 0 || above <= most ? ": take %d" : "", below > 0 ? below : above);
+        text[0] = '\0';
 }
