@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,7 +26,8 @@
 
 #include "support/ok.h"
 
-static int drawings;
+/* Ranks are threads here, and all of them draw. */
+static atomic_int drawings;
 
 qd_status __real_qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead,
                                           qd_initial_sink sink, void *context);
