@@ -35,6 +35,8 @@ typedef struct qd_text_encoder {
     int64_t vocab;        /* tokens are below it */
     uint64_t hash;        /* of everything that determines the tokens; stored in the shards, never 0 */
     int32_t document_end; /* token appended to each document; -1: none */
+    /* Optional. Appends the tokens that a prompt starts with. */
+    qd_status (*begin)(void *context, qd_tokens *out);
 } qd_text_encoder;
 QD_SIZED_DEFAULT(qd_text_encoder)
 
@@ -103,6 +105,13 @@ QD_SIZED_DEFAULT(qd_tokenize_report)
  * appears when it is complete. QD_USAGE for inputs or an output folder that cannot be used. */
 QD_API qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
 
+/* What happens to examples that are longer than a sample. */
+typedef enum qd_overlong {
+    QD_OVERLONG_CUT,   /* they lose their end */
+    QD_OVERLONG_SKIP,  /* they are left out */
+    QD_OVERLONG_REFUSE /* QD_USAGE names the first */
+} qd_overlong;
+
 /* A data set that was opened for reading samples. */
 typedef struct qd_data qd_data;
 
@@ -123,6 +132,12 @@ typedef struct qd_data_options {
     int threads;        /* 0: all cores */
     bool (*progress)(void *context, const qd_tokenize_progress *progress); /* while text is tokenized; may be NULL */
     void *progress_context;
+    /* The files are .jsonl with an example per line, members `prompt` and `completion`. Only the
+     * completions count in the loss. Whole examples are packed into samples, each a document of its
+     * own; `validation` is a fraction of the examples. */
+    bool examples;
+    bool unpacked; /* one example per sample: for models with learned positions, which count from the start of a sample */
+    qd_overlong overlong;
 } qd_data_options;
 
 /* Sets the defaults: verify, all cores, the rest 0. */
@@ -145,6 +160,7 @@ typedef struct qd_data_source_info {
     double weight; /* fraction of the samples */
     int64_t files, skipped, tokens, documents;
     int64_t windows, validation_windows;
+    int64_t cut_examples, skipped_examples; /* data sets of examples: too long, or without a token that counts */
 } qd_data_source_info;
 QD_SIZED_DEFAULT(qd_data_source_info)
 

@@ -103,6 +103,8 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
                 (size_t)snprintf(tokens, sizeof tokens, "%s/tokens", run->folder) < sizeof tokens && stat(tokens, &info) == 0;
     c.run_dir = "";
     if (!o->text) {
+        if (c.data.examples)
+            return QD_FAIL(QD_UNSUPPORTED, "%s: the held-out part of examples (data.format) cannot be evaluated: name a text", run->name);
         if (c.data.validation <= 0.0)
             return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0): name a text to evaluate", run->name);
         if (kept && c.data.cache[0] == '\0')
@@ -112,6 +114,7 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     if (o->baseline)
         return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: omit the text %s", o->text);
     c.data.path = o->text;
+    c.data.examples = false;
     c.data.validation = 0.0;
     c.data.cache = "";
     /* "bytes" that was not set explicitly is the default for text: leave it open. */

@@ -22,6 +22,20 @@ static qd_status encode_bytes(void *context, int thread, const char *text, size_
     return QD_OK;
 }
 
+qd_status qd_tokens_append(qd_tokens *tokens, int32_t id)
+{
+    if (tokens->count == tokens->capacity) {
+        size_t capacity = tokens->capacity ? 2 * tokens->capacity : 64;
+        int32_t *ids = realloc(tokens->ids, capacity * sizeof *ids);
+        if (!ids)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %zu tokens", capacity);
+        tokens->ids = ids;
+        tokens->capacity = capacity;
+    }
+    tokens->ids[tokens->count++] = id;
+    return QD_OK;
+}
+
 void qd_text_encoder_init_bytes(qd_text_encoder *encoder, size_t size)
 {
     /* The hash is the ASCII code of "bytes256". */

@@ -141,6 +141,12 @@ qd_status qd_token_source_document(const qd_token_source *s, int64_t position, i
     return QD_OK;
 }
 
+/* Examples before the held-out ones. */
+static int64_t training_examples(const qd_token_source *s)
+{
+    return s->documents - s->validation_examples;
+}
+
 qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t count, int32_t *tokens, int32_t *targets,
                          int32_t *doc_start)
 {
@@ -166,10 +172,41 @@ qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t co
     return QD_OK;
 }
 
+/* The examples of a window one after another, each a document. The last token of an example is only
+ * a target. What is left of the window is a document without targets. */
+static qd_status fill_packed(const qd_data *d, const qd_token_source *s, int64_t window, int32_t *tokens, int32_t *targets,
+                             int32_t *doc_start)
+{
+    const bool held_out = window >= s->windows;
+    const qd_packing *p = held_out ? &s->validation_packing : &s->packing;
+    const int64_t first_example = held_out ? training_examples(s) : 0;
+    int64_t at = 0;
+    window -= held_out ? s->windows : 0;
+    for (int64_t i = p->first[window]; i < p->first[window + 1]; i++) {
+        const int64_t *begin = &s->examples[first_example + p->order[i]];
+        const int64_t count = begin[1] - begin[0] - 1;
+        QD_TRY(qd_token_source_read(s, d->vocab, begin[0], count, tokens + at));
+        QD_TRY(qd_token_source_read(s, d->vocab, begin[0] + 1, count, targets + at));
+        for (int64_t t = 0; t < count; t++) {
+            targets[at + t] = s->counted[begin[0] + t + 1] ? targets[at + t] : -1;
+            doc_start[at + t] = (int32_t)at;
+        }
+        at += count;
+    }
+    for (int64_t t = at; t < d->seq; t++) {
+        tokens[t] = 0;
+        targets[t] = -1;
+        doc_start[t] = (int32_t)at;
+    }
+    return QD_OK;
+}
+
 /* Window number `window` of a source. */
 static qd_status fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets,
                              int32_t *doc_start)
 {
+    if (d->sources[source].examples)
+        return fill_packed(d, &d->sources[source], window, tokens, targets, doc_start);
     return qd_data_window(d, source, window * d->seq, d->seq, tokens, targets, doc_start);
 }
 
@@ -252,6 +289,8 @@ void qd_data_source_describe(const qd_data *data, int source, qd_data_source_inf
         .documents = s->documents,
         .windows = s->windows,
         .validation_windows = s->validation_windows,
+        .cut_examples = s->cut_examples,
+        .skipped_examples = s->skipped_examples,
     };
     QD_SIZED_WRITE(info, &own);
 }
@@ -340,6 +379,35 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
     return QD_OK;
 }
 
+/* Packs examples [first, first + count) of a source. One of n tokens takes n - 1 positions. */
+static qd_status pack(const qd_data_options *o, const qd_token_source *s, int64_t first, int64_t count, qd_packing *packing)
+{
+    int64_t *lengths = malloc((size_t)count * sizeof *lengths);
+    if (!lengths)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to pack %lld examples", s->path, (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        lengths[i] = o->unpacked ? o->seq : s->examples[first + i + 1] - s->examples[first + i] - 1;
+    qd_status status = qd_packing_make(lengths, count, o->seq, packing);
+    free(lengths);
+    return status;
+}
+
+/* Packs the examples of a source into training windows and held-out windows. */
+static qd_status pack_windows(const qd_data_options *o, qd_token_source *s)
+{
+    if (o->validation > 0) {
+        if (s->documents < 2)
+            return QD_FAIL(QD_USAGE, "data.path: %s has one example: nothing is left to train on with data.validation", s->path);
+        int64_t held = (int64_t)floor((double)s->documents * o->validation);
+        s->validation_examples = held < 1 ? 1 : held;
+        QD_TRY(pack(o, s, training_examples(s), s->validation_examples, &s->validation_packing));
+    }
+    QD_TRY(pack(o, s, 0, training_examples(s), &s->packing));
+    s->windows = s->packing.windows;
+    s->validation_windows = s->validation_packing.windows;
+    return QD_OK;
+}
+
 /* Cuts a source into training windows and held-out windows. */
 static qd_status cut_windows(const qd_data_options *o, qd_token_source *s)
 {
@@ -380,7 +448,7 @@ static qd_status open_sources(const qd_data_options *o, const mixture_item *item
             return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", d->source_count);
         for (int i = weighted ? s : 0; i < (weighted ? s + 1 : count); i++)
             QD_TRY(qd_token_source_add(o, items[i].path, d, source));
-        QD_TRY(cut_windows(o, source));
+        QD_TRY(o->examples ? pack_windows(o, source) : cut_windows(o, source));
         d->windows += source->windows;
         d->validation_windows += source->validation_windows;
         qd_log(QD_LOG_INFO, "data", "%s: %lld tokens in %lld documents of %lld files (%lld skipped)", source->path,
@@ -474,7 +542,7 @@ static qd_status open_data(const qd_data_options *options, qd_data **data)
         status = QD_FAIL(QD_NO_MEMORY, "no memory to open %s", options->path);
     } else {
         *d = (qd_data){
-            .seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask};
+            .seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask || options->examples};
         status = open_sources(options, items, count, d);
     }
     if (status == QD_OK)
@@ -517,6 +585,10 @@ void qd_data_close(qd_data *data)
         qd_token_source *source = &data->sources[s];
         for (int64_t p = 0; p < source->part_count; p++)
             qd_token_part_free(&source->parts[p]);
+        qd_packing_free(&source->packing);
+        qd_packing_free(&source->validation_packing);
+        free(source->counted);
+        free(source->examples);
         free(source->parts);
         free(source->path);
     }

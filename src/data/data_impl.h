@@ -3,6 +3,7 @@
 #define QD_DATA_DATA_IMPL_H
 
 #include "data/data.h"
+#include "data/examples/packing.h"
 #include "data/shard.h"
 #include "data/stored.h"
 
@@ -32,6 +33,11 @@ typedef struct qd_token_source {
     int64_t part_count, part_capacity;
     int64_t tokens, documents, files, skipped;
     int64_t windows, validation_windows; /* training windows, and the held-out ones after them */
+    /* A source of examples, which are packed into windows whole. */
+    uint8_t *counted;  /* (tokens): whether the loss counts the prediction of a token; NULL: all of them */
+    int64_t *examples; /* (documents + 1): where each begins */
+    qd_packing packing, validation_packing;
+    int64_t validation_examples, cut_examples, skipped_examples;
 } qd_token_source;
 
 struct qd_data {

@@ -29,6 +29,8 @@ qd_status qd_encode_files(const qd_encode_job *job, const qd_token_sink *sink, q
 /* QD_USAGE if the encoder is missing or its figures are out of range. */
 qd_status qd_text_encoder_check(const qd_text_encoder *encoder);
 
+qd_status qd_tokens_append(qd_tokens *tokens, int32_t id);
+
 int qd_threads_or_all(int threads); /* 0: all cores available to this process */
 
 /* Encodes into `folder`/shard-%05d.qds, of at most shard_tokens tokens each. The shards are written

@@ -60,6 +60,8 @@ qd_status qd_data_fingerprint(const qd_data *data, int source, uint64_t *hash, b
     qd_status status = QD_OK;
     for (int64_t i = 0; i < s->part_count && status == QD_OK; i++)
         status = add_part(state, &s->parts[i], sampled);
+    if (s->counted && status == QD_OK)
+        XXH3_64bits_update(state, s->counted, (size_t)s->tokens);
     *hash = XXH3_64bits_digest(state);
     XXH3_freeState(state);
     return status;

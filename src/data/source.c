@@ -3,6 +3,7 @@
 #include "base/text/json.h"
 #include "data/data_impl.h"
 #include "data/encode.h"
+#include "data/examples/examples.h"
 #include "data/files.h"
 
 #include <errno.h>
@@ -374,6 +375,64 @@ static qd_status add_text(const qd_data_options *o, const char *path, const qd_f
     return add_text_in_memory(&job, path, s);
 }
 
+/* Moves the examples of some files into a part, and what counts of them into the source. */
+static qd_status keep_examples(const char *path, qd_examples *x, qd_token_source *s)
+{
+    uint8_t *counted = realloc(s->counted, (size_t)(s->tokens + x->token_count));
+    s->counted = counted ? counted : s->counted;
+    int64_t *begins = realloc(s->examples, (size_t)(s->documents + x->count + 1) * sizeof *begins);
+    s->examples = begins ? begins : s->examples;
+    uint64_t *documents = malloc((size_t)x->count * sizeof *documents);
+    if (!counted || !begins || !documents) {
+        free(documents);
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for %lld examples", path, (long long)x->count);
+    }
+    memcpy(counted + s->tokens, x->counted, (size_t)x->token_count);
+    for (int64_t i = 0; i < x->count; i++) {
+        documents[i] = (uint64_t)x->first[i];
+        begins[s->documents + i] = s->tokens + x->first[i];
+    }
+    begins[s->documents + x->count] = s->tokens + x->token_count;
+    s->cut_examples += x->cut;
+    s->skipped_examples += x->skipped;
+    qd_token_part part = {.tokens = x->tokens,
+                          .token_bytes = 4,
+                          .count = x->token_count,
+                          .documents = documents,
+                          .document_count = x->count};
+    x->tokens = NULL;
+    return add_part(s, path, part);
+}
+
+static qd_status add_examples(const qd_data_options *o, const char *path, const qd_file_list *files, qd_data *d, qd_token_source *s)
+{
+    const qd_text_encoder bytes = qd_text_encoder_bytes();
+    const qd_examples_job job = {
+        .files = files,
+        .encoder = o->encoder ? o->encoder : &bytes,
+        .most = o->seq + 1,
+        .overlong = o->overlong,
+        .threads = o->threads,
+        .progress = o->progress,
+        .progress_context = o->progress_context,
+    };
+    qd_examples examples;
+    if (!o->encoder && o->vocab != bytes.vocab)
+        return QD_FAIL(QD_USAGE, "%s: examples, and model.vocab is %lld: set data.tokenizer, or model.vocab=256 to train on bytes", path,
+                       (long long)o->vocab);
+    QD_TRY(qd_text_encoder_check(job.encoder));
+    QD_TRY(agree_on_tokenizer(d, job.encoder->hash, o->encoder ? encoder_name(o) : path));
+    QD_TRY(qd_examples_read(&job, &examples));
+    qd_status status = QD_OK;
+    if (examples.count == 0)
+        status = QD_FAIL(QD_USAGE, "%s: no example can be used: %lld were skipped, because they are longer than data.seq + 1 = %lld "
+                                   "tokens, or nothing of their completion counts", path, (long long)examples.skipped, (long long)job.most);
+    else
+        status = keep_examples(path, &examples, s);
+    qd_examples_free(&examples);
+    return status;
+}
+
 qd_status qd_token_source_add(const qd_data_options *o, const char *path, qd_data *d, qd_token_source *s)
 {
     qd_file_list files = {0};
@@ -383,11 +442,13 @@ qd_status qd_token_source_add(const qd_data_options *o, const char *path, qd_dat
     if (status == QD_OK) {
         s->files += files.count;
         s->skipped += files.skipped;
-        if (files.items[0].kind != QD_FILE_SHARD)
+        if (o->examples)
+            status = add_examples(o, path, &files, d, s);
+        else if (files.items[0].kind != QD_FILE_SHARD)
             status = add_text(o, path, &files, d, s);
         else if (strcmp(files.items[0].path, path) != 0) /* a folder, not one of its shards */
             status = check_numbers(&files);
-        if (files.items[0].kind == QD_FILE_SHARD)
+        if (!o->examples && files.items[0].kind == QD_FILE_SHARD)
             for (int64_t i = 0; status == QD_OK && i < files.count; i++)
                 status = add_shard(o, files.items[i].path, d, s);
     }

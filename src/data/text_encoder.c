@@ -32,6 +32,14 @@ static qd_status prepare(void *context, int threads)
     return QD_OK;
 }
 
+static qd_status begin(void *context, qd_tokens *out)
+{
+    const encoder_state *state = context;
+    for (int i = 0; qd_tokenizer_before(state->tokenizer, i) >= 0; i++)
+        QD_TRY(qd_tokens_append(out, qd_tokenizer_before(state->tokenizer, i)));
+    return QD_OK;
+}
+
 static size_t cut(void *context, const char *text, size_t length)
 {
     const encoder_state *state = context;
@@ -75,6 +83,7 @@ qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *docu
         .encode = encode,
         .prepare = prepare,
         .cut = cut,
+        .begin = begin,
         .vocab = qd_tokenizer_size(tokenizer),
         .hash = hash ? hash : 1,
         .document_end = end,

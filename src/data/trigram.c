@@ -118,6 +118,8 @@ qd_status qd_data_trigram(const qd_data *data, qd_trigram_report *report)
 {
     qd_trigram_report r = qd_trigram_report_default();
     QD_TRY(QD_SIZED_CHECK(report, qd_trigram_report));
+    if (data->sources[0].examples)
+        return QD_FAIL(QD_USAGE, "the trigram baseline is for text, and the data set consists of examples");
     qd_status status = score_trigram(data, &r);
     QD_SIZED_WRITE(report, &r);
     return status;

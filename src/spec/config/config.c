@@ -19,6 +19,10 @@ static const qd_option options_table[] = {
     QD_MODEL_SYNONYMS(SYNONYM_OPTION)
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text files, token shards, or a mixture a:0.7,b:0.3", "data"},
+    {"data.format", QD_OPTION_ENUM, "text", 0, 0, "text|examples",
+     "examples: .jsonl lines with prompt and completion, for fine-tuning; only completions count in the loss", NULL},
+    {"data.overlong", QD_OPTION_ENUM, "cut", 0, 0, "cut|skip|refuse", "examples of more than data.seq + 1 tokens: they lose their end, are "
+     "skipped, or end the run with a message", NULL},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
      "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, otherwise a tokenizer with model.vocab entries is "
      "trained on the text and saved in run.dir",
@@ -419,6 +423,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .validation = qd_options_float(o, "data.validation"),
         .document_mask = qd_options_bool(o, "data.document_mask"),
         .verify = qd_options_bool(o, "data.verify"),
+        .examples = strcmp(qd_options_string(o, "data.format"), "examples") == 0,
+        .overlong = qd_options_enum(o, "data.overlong"),
     };
     c->run_dir = qd_options_string(o, "run.dir");
     c->memory_check = qd_options_bool(o, "run.memory_check");

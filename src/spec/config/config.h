@@ -13,6 +13,8 @@ typedef struct qd_data_config {
     const char *path, *tokenizer, *separator, *field, *cache;
     double validation;
     bool document_mask, verify;
+    bool examples; /* prompts with completions; otherwise text */
+    int overlong;  /* qd_overlong */
 } qd_data_config;
 
 typedef struct qd_config {

@@ -60,6 +60,30 @@ static qd_status tell_early_end(int asked)
     return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while the text was tokenized: start again", signal_name(asked));
 }
 
+/* How many examples there are, how well they fill the sequences, and what was lost of them. */
+static void note_examples(const qd_config *c, const qd_train_observer *observer, const qd_data *data)
+{
+    int64_t examples = 0, tokens = 0, cut = 0, skipped = 0, windows = qd_data_windows(data) + qd_data_validation_windows(data);
+    char text[320];
+    for (int i = 0; i < qd_data_source_count(data); i++) {
+        qd_data_source_info s = qd_data_source_info_default();
+        qd_data_source_describe(data, i, &s);
+        examples += s.documents;
+        tokens += s.tokens - s.documents; /* the last token of an example is only a target */
+        cut += s.cut_examples;
+        skipped += s.skipped_examples;
+    }
+    int n = snprintf(text, sizeof text, "%lld examples fill %lld sequences to %.1f %%", (long long)examples, (long long)windows,
+                     100.0 * (double)tokens / ((double)windows * (double)c->strategy.seq));
+    if (cut > 0)
+        n += snprintf(text + n, sizeof text - (size_t)n, "; %lld were longer than data.seq + 1 and lost their end", (long long)cut);
+    if (skipped > 0)
+        snprintf(text + n, sizeof text - (size_t)n, "; %lld were skipped: too long, or nothing of the completion counts",
+                 (long long)skipped);
+    if (observer && observer->on_note)
+        observer->on_note(observer->context, text);
+}
+
 qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary)
 {
     qd_run_corpus corpus;
@@ -69,6 +93,8 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
         return tell_early_end(atomic_load(stop));
     QD_TRY(status);
     summary->shown.samples = qd_data_windows(corpus.data);
+    if (config->data.examples)
+        note_examples(config, observer, corpus.data);
     qd_run_corpus_close(&corpus);
     return QD_OK;
 }

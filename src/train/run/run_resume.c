@@ -40,6 +40,10 @@ static const char *find_change(const qd_config *now, const qd_config *then, bool
         {"data.tokenizer", early || qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
         {"data.validation", now->data.validation == then->data.validation},
         {"data.document_mask", now->data.document_mask == then->data.document_mask},
+        {"data.format", now->data.examples == then->data.examples},
+        /* They decide how examples are packed, and so which of them a step has seen. */
+        {"data.overlong", !now->data.examples || now->data.overlong == then->data.overlong},
+        {"data.seq", !now->data.examples || now->strategy.seq == then->strategy.seq},
         {"the model", same_tensors(&now->model, &then->model)},
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
