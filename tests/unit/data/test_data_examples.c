@@ -1,5 +1,5 @@
-/* Examples for fine-tuning: packing, what counts in the loss, held-out examples, lines that are cut,
- * skipped or refused. */
+/* Examples for fine-tuning: packing, what counts in the loss, held-out examples, lines that are
+ * cut, skipped or refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
