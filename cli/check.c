@@ -1,6 +1,7 @@
 /* quadrille check: memory and communication of a run, before it starts. */
 #include "plan.h"
 
+#include <quadrille/train.h>
 #include <string.h>
 
 static qd_status print_report_json(const qd_check_report *r)
@@ -186,6 +187,7 @@ static qd_status run(cli_call *call)
     bool json = qd_options_bool(call->options, "json");
     if (json && rank >= 0)
         return QD_FAIL(QD_USAGE, "check: --print and --json do not go together");
+    QD_TRY(qd_train_from_options(call->options));
     QD_TRY(qd_check(call->options, 0, &report));
     if (rank >= 0) {
         if (rank >= report.world)

@@ -267,6 +267,7 @@ static qd_status run(cli_call *call)
 {
     if (!call->config) /* a CONFIG replaces the saved configuration */
         QD_TRY(qd_train_resume_options(call->options));
+    QD_TRY(qd_train_from_options(call->options));
     view v = {.options = call->options, .columns = cli_columns(stdout),
               .log_every = qd_options_int(call->options, "run.log_every")};
     const qd_train_observer text = {.size = sizeof text,

@@ -102,6 +102,13 @@ QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd
  * defaults. Call it instead of loading a file. Not collective. */
 QD_API qd_status qd_train_resume_options(qd_options *options);
 
+/* Does what run.from asks for, and nothing if it is empty or run.resume is set: sets the model's
+ * keys, data.tokenizer and run.weights from a Hugging Face folder, a run folder or a checkpoint,
+ * except those that are set already. Call it before qd_train(). QD_USAGE for a folder that is none
+ * of these, or together with model.preset or run.weights; QD_UNSUPPORTED names a feature of the
+ * model that ours lacks. Not collective. */
+QD_API qd_status qd_train_from_options(qd_options *options);
+
 /* Whether qd_train() started this process as a local rank. Such a process gets its configuration
  * from its parent and need not read the configuration file. */
 QD_API bool qd_train_is_rank(void);

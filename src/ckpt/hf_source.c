@@ -5,6 +5,7 @@
 #include "ckpt/huggingface_impl.h"
 #include "ckpt/safetensors.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,19 @@ struct qd_hf_source {
     int *tensor_of; /* per parameter */
     const qd_safetensors_entry **entries; /* per tensor of theirs */
 };
+
+static bool has(const char *folder, const char *name)
+{
+    char *path = qd_ckpt_path(folder, name);
+    bool found = path && access(path, F_OK) == 0;
+    free(path);
+    return found;
+}
+
+bool qd_hf_is_folder(const char *path)
+{
+    return has(path, QD_HF_CONFIG) && !has(path, "manifest.json") && !has(path, "checkpoints");
+}
 
 static qd_status add_file(qd_hf_source *s, const char *name)
 {
@@ -324,8 +338,10 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
     return check_unknown(s, arena);
 }
 
-/* ours (rows, cols) = theirs (cols, total)[:, first:first + rows], in tiles that fit the cache. */
-static void copy_transposed(const qd_safetensors_entry *e, const void *data, int64_t first, int64_t rows, int64_t cols, float *out)
+/* ours (rows, cols) = theirs (inputs, outputs)[left:left + cols, first:first + rows] transposed, in
+ * tiles that fit the cache. */
+static void copy_transposed(const qd_safetensors_entry *e, const void *data, int64_t first, int64_t left, int64_t rows, int64_t cols,
+                            float *out)
 {
     enum { TILE = 32 };
     int64_t total = e->shape[1];
@@ -333,7 +349,30 @@ static void copy_transposed(const qd_safetensors_entry *e, const void *data, int
         for (int64_t c0 = 0; c0 < cols; c0 += TILE)
             for (int64_t r = r0; r < rows && r < r0 + TILE; r++)
                 for (int64_t c = c0; c < cols && c < c0 + TILE; c++)
-                    out[r * cols + c] = element(data, c * total + first + r, e->dtype);
+                    out[r * cols + c] = element(data, (left + c) * total + first + r, e->dtype);
+}
+
+/* A box of a parameter, from the tensor that contains it. */
+static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, float *out)
+{
+    const qd_hf_tensor *t = &s->tensors[s->tensor_of[param]];
+    const qd_safetensors_entry *e = s->entries[s->tensor_of[param]];
+    const qd_param *own = &s->ledger->params[param];
+    const int64_t rows = box->length[0], cols = own->ndim > 1 ? box->length[1] : 1, left = own->ndim > 1 ? box->begin[1] : 0,
+                  wide = own->ndim > 1 ? own->shape[1] : 1;
+    int64_t first = box->begin[0];
+    void *data;
+    for (int i = 0; t->params[i] != param; i++)
+        first += s->ledger->params[t->params[i]].shape[0];
+    QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * wide, rows * wide, &data));
+    if (t->transposed)
+        copy_transposed(e, data, first, left, rows, cols, out);
+    else
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t c = 0; c < cols; c++)
+                out[r * cols + c] = element(data, r * wide + left + c, e->dtype);
+    free(data);
+    return QD_OK;
 }
 
 qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
@@ -341,18 +380,19 @@ qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)
     const qd_hf_source *s = source;
     if (piece->kind != QD_CKPT_VALUE)
         return QD_FAIL(QD_USAGE, "%s: contains no optimizer state", s->folder);
-    const qd_hf_tensor *t = &s->tensors[s->tensor_of[piece->param]];
-    const qd_safetensors_entry *e = s->entries[s->tensor_of[piece->param]];
-    int64_t cols = piece->box.length[1], first = piece->box.begin[0];
-    for (int i = 0; t->params[i] != piece->param; i++)
-        first += s->ledger->params[t->params[i]].shape[0];
-    void *data;
-    QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * cols, piece->count, &data));
-    if (t->transposed)
-        copy_transposed(e, data, first, piece->box.length[0], cols, out);
-    else
-        for (int64_t i = 0; i < piece->count; i++)
-            out[i] = element(data, i, e->dtype);
-    free(data);
+    return read_box(s, piece->param, &piece->box, out);
+}
+
+qd_status qd_hf_read(void *source, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
+{
+    const qd_hf_source *s = source;
+    const int index = (int)(param - s->ledger->params);
+    if (kind != QD_CKPT_VALUE)
+        return QD_FAIL(QD_USAGE, "%s: contains no optimizer state", s->folder);
+    QD_TRY(read_box(s, index, box, out));
+    for (int64_t i = 0, count = qd_atom_count(box, param->ndim); i < count; i++)
+        if (!isfinite(out[i]))
+            return QD_FAIL(QD_CORRUPT, "%s: tensor '%s' has a value that is not finite: the file is damaged, or its training diverged",
+                           s->folder, s->entries[s->tensor_of[index]]->name);
     return QD_OK;
 }

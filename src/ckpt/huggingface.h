@@ -29,6 +29,9 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
 
 typedef struct qd_hf_source qd_hf_source;
 
+/* Whether `path` is a folder with config.json, and not a checkpoint or a run folder. */
+bool qd_hf_is_folder(const char *path);
+
 /* Reads config.json and the headers of all files. Notes for the user are appended to `notes`, one
  * per line. QD_UNSUPPORTED names a feature of their model that ours lacks. The blocks and experts
  * that config.json counts have been found when it returns, so nothing built from its sizes is
@@ -41,8 +44,11 @@ int64_t qd_hf_positions(const qd_hf_source *source); /* max_position_embeddings 
 /* Checks that the files contain every tensor of the ledger with its shape, and no others: QD_USAGE
  * names the missing or unknown ones. Call before the first fetch. */
 qd_status qd_hf_check(qd_hf_source *source, const qd_ledger *ledger, qd_arena *arena);
-/* qd_ckpt_fetch for a source, in whole rows. */
+/* qd_ckpt_fetch for a source. */
 qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out);
+/* Reads a box of a parameter of the ledger, as qd_checkpoint_read() does. QD_CORRUPT names a tensor
+ * with values that are not finite. */
+qd_status qd_hf_read(void *source, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out);
 
 typedef struct qd_hf_export {
     qd_dtype dtype;       /* fp32, bf16 or fp16 */

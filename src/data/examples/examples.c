@@ -89,7 +89,8 @@ static qd_status work_on(const reading *r, line *l, int thread)
     const qd_json_node *root = qd_json_root(document);
     qd_status status = QD_OK;
     if (qd_json_member(root, "messages"))
-        status = QD_FAIL(QD_UNSUPPORTED, "%s: 'messages' need a chat template, which is not supported: write 'prompt' and 'completion'", name);
+        status = QD_FAIL(QD_UNSUPPORTED, "%s: 'messages' need a chat template, which is not supported: write 'prompt' and 'completion'",
+                         name);
     else if (!qd_json_member(root, "prompt") || !qd_json_member(root, "completion"))
         status = QD_FAIL(QD_USAGE, "%s: an example needs 'prompt' and 'completion'%s", name,
                          qd_json_member(root, "text") ? "; lines with 'text' are read with data.format=text" : "");

@@ -32,6 +32,8 @@ qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int 
                          qd_run_summary *summary)
 {
     *summary = (qd_run_summary){.plan = qd_check_report_default(), .shown.plan = &summary->plan};
+    if (qd_options_string(options, "run.from")[0] != '\0' && !qd_options_bool(options, "run.resume"))
+        return QD_FAIL(QD_USAGE, "run.from is not a setting of the run itself: call qd_train_from_options() first");
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
     summary->shown.steps = config->steps;

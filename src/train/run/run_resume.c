@@ -1,5 +1,5 @@
-/* Resumes a run, or starts one with the weights of another: chooses the checkpoint, loads the same
- * one on all ranks, and reports settings and data that differ from those it was written with. */
+/* Resumes a run: chooses the checkpoint, loads the same one on all ranks, and reports settings and
+ * data that differ from those it was written with. */
 #include "train/run/run_state.h"
 
 #include "train/ranks/long_work.h"
@@ -316,53 +316,6 @@ qd_status qd_run_compare_data(const qd_rank_run *s)
     QD_TRY(qd_run_data_compare(path, s->corpus.data, warning));
     if (warning[0] != '\0')
         qd_rank_note(s, warning);
-    return QD_OK;
-}
-
-typedef struct weights {
-    const qd_rank_run *state;
-    qd_run_file folder; /* of the run that wrote them */
-    char warning[QD_MODEL_WARNING];
-} weights;
-
-/* Every rank reads its own shards; an error in the folder is the same for all. */
-static qd_status load_weights(void *context)
-{
-    weights *w = context;
-    qd_checkpoint *checkpoint = NULL;
-    qd_status status = qd_model_checkpoint_open(w->state->run->config.weights, &checkpoint, w->folder, w->warning);
-    if (status == QD_OK)
-        status = qd_state_load(w->state->trainer, checkpoint, true);
-    qd_checkpoint_close(checkpoint);
-    return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.weights: ");
-}
-
-/* Loading weights trained with a different tokenizer is allowed, with a warning. */
-static void note_other_tokenizer(const qd_rank_run *s, const char *folder)
-{
-    char path[PATH_MAX + 32], text[PATH_MAX + 512];
-    uint64_t theirs, ours = qd_data_tokenizer_hash(s->corpus.data);
-    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
-    if (qd_comm_rank(s->world) != 0 || access(path, F_OK) != 0)
-        return;
-    if (qd_run_corpus_tokenizer_hash(path, &theirs) != QD_OK)
-        snprintf(text, sizeof text, "run.weights: cannot check whether they use the tokenizer of this run: %s", qd_error_message());
-    else if (ours != 0 && ours != theirs)
-        snprintf(text, sizeof text, "run.weights: they were trained with another tokenizer, %s (%016llx), than this run uses (%016llx): "
-                                    "data.tokenizer can name it", path, (unsigned long long)theirs, (unsigned long long)ours);
-    else
-        return;
-    qd_rank_note(s, text);
-}
-
-/* Collective. */
-qd_status qd_run_load_weights(qd_rank_run *s)
-{
-    weights w = {.state = s};
-    QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load_weights, &w)));
-    if (w.warning[0] != '\0')
-        qd_rank_note(s, w.warning);
-    note_other_tokenizer(s, w.folder);
     return QD_OK;
 }
 

@@ -81,14 +81,17 @@ qd_status qd_run_folder_open(qd_rank_run *s);
 /* Removes everything of the replaced run that the new one could mistake for its own. */
 qd_status qd_run_folder_clear(const qd_config *config);
 
+/* run_weights.c */
+
+/* Collective. Loads initial weights from run.weights. */
+qd_status qd_run_load_weights(qd_rank_run *s);
+
 /* run_resume.c */
 
 /* Collective. Loads the newest valid checkpoint. */
 qd_status qd_run_resume(qd_rank_run *s);
 /* Rank 0: compares the data with what the run was trained on. */
 qd_status qd_run_compare_data(const qd_rank_run *s);
-/* Collective. Loads initial weights from run.weights. */
-qd_status qd_run_load_weights(qd_rank_run *s);
 /* Collective. Replaces state and position by those of a checkpoint: `path` names it, or a run
  * folder. It must be of the same model, optimizer and data order. Failures are agreed on, or
  * alert the others; *begun: when it failed, the old state is no longer whole. */

@@ -1,0 +1,92 @@
+"""Fine-tuning: `train --from` starts from a Hugging Face folder or a run, on any layout, and
+`data.format=examples` trains on prompts with completions.
+
+ctest: timeout 240
+"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+PRESETS = ["gpt2-tiny", "qwen3-tiny", "mixtral-tiny"]
+TEXT = os.path.join(program.SOURCE, "LICENSE")
+
+
+class From(program.ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.made = tempfile.mkdtemp(prefix="quadrille-test-from-")
+        cls.addClassCleanup(shutil.rmtree, cls.made, ignore_errors=True)
+        for preset in PRESETS:
+            for arguments in (["train", f"model.preset={preset}", "model.vocab=300", "model.layers=2", f"data.path={TEXT}", "data.seq=48",
+                               "train.steps=2", "train.global_batch=2", "--dir", preset],
+                              ["convert", preset, f"hf-{preset}"]):
+                result = program.subprocess.run([program.PROGRAM, *arguments], cwd=cls.made, capture_output=True, text=True, timeout=100,
+                                                check=False)
+                assert result.returncode == 0, result.stdout + result.stderr
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(self.made, self.folder, symlinks=True, dirs_exist_ok=True)
+
+    def losses(self, *words):
+        """Of two steps."""
+        result = self.run_program("train", f"data.path={TEXT}", "data.seq=48", "train.steps=2", "train.global_batch=4", "--json", *words)
+        self.ok(result)
+        return [json.loads(line)["loss"] for line in result.stdout.splitlines() if '"step"' in line]
+
+    def test_a_folder_and_the_run_it_was_made_of_start_alike(self):
+        for preset in PRESETS:
+            run = self.losses("--from", preset)
+            self.assertEqual(self.losses("--from", f"hf-{preset}"), run)
+            for layout in (["--ranks", "2", "--tp", "2"], ["--ranks", "2", "--pp", "2"], ["--ranks", "2", "--zero", "3"]):
+                for mine, theirs in zip(self.losses("--from", f"hf-{preset}", *layout), run):
+                    self.assertAlmostEqual(mine, theirs, delta=1e-5, msg=f"{preset} {layout}")
+
+    def test_keys_that_are_given_count(self):
+        result = self.run_program("train", "--from", "hf-qwen3-tiny", "model.rope_base=5000", f"data.path={TEXT}", "data.seq=48",
+                                  "train.steps=1", "train.global_batch=2", "--dir", "run")
+        self.ok(result)
+        self.assertIn("model.rope_base is 5000 here and 10000 there", result.stdout)
+        with open(self.path("run/config.yaml")) as file:
+            config = file.read()
+        self.assertIn("weights: hf-qwen3-tiny", config)
+        self.assertIn("qk_norm: true", config)
+        # The run does not need the folder any more.
+        shutil.rmtree(self.path("hf-qwen3-tiny"))
+        self.ok(self.run_program("train", "--dir", "run", "--resume", "train.steps=2"))
+
+    def test_what_cannot_start_a_run_is_named(self):
+        words = ["train", f"data.path={TEXT}", "train.steps=1"]
+        self.one_line(self.run_program(*words, "--from", "absent"), 2, "run.from: absent")
+        self.one_line(self.run_program(*words, "--from", "hf-gpt2-tiny", "model.preset=gpt2-tiny"), 2, "model.preset is set too")
+        self.one_line(self.run_program(*words, "--from", "hf-gpt2-tiny", "--weights", "gpt2-tiny"), 2, "run.weights is set too")
+        self.one_line(self.run_program(*words, "--weights", "hf-gpt2-tiny", "model.preset=llama-tiny", "model.vocab=300",
+                                       f"data.tokenizer={self.path('gpt2-tiny/tokenizer.json')}"), 2, "run.weights: ", "tensor")
+        self.ok(self.run_program("check", "--from", "hf-mixtral-tiny"))
+
+    def test_examples_are_fine_tuned_and_resumed_on_another_layout(self):
+        with open(self.path("sums.jsonl"), "w") as file:
+            for i in range(120):
+                file.write(json.dumps({"prompt": f"{i} + 1 = ", "completion": f"{i + 1}", "id": i}) + "\n")
+        words = ["train", "--from", "hf-qwen3-tiny", "data.path=sums.jsonl", "data.format=examples", "data.seq=64", "train.global_batch=4",
+                 "train.lr=1e-3", "train.schedule=constant", "data.validation=0.1"]
+        whole = self.run_program(*words, "train.steps=6", "--dir", "whole")
+        self.ok(whole)
+        self.assertRegex(whole.stdout, r"120 examples fill \d+ sequences to 9\d\.\d %")
+        self.ok(self.run_program(*words, "train.steps=3", "--dir", "parts", "--ranks", "2"))
+        self.ok(self.run_program("train", "--dir", "parts", "--resume", "train.steps=6", "--ranks", "2", "--tp", "2"))
+        for mine, theirs in zip(self.metrics("parts"), self.metrics("whole")):
+            self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
+        self.one_line(self.run_program("train", "--dir", "parts", "--resume", "train.steps=7", "data.seq=32"), 2, "data.seq has changed")
+        self.one_line(self.run_program(*words, "train.steps=1", "data.tokenizer=", "model.vocab=999"), 2, "data.format=examples",
+                      "data.tokenizer")
+
+
+if __name__ == "__main__":
+    unittest.main()
