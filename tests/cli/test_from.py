@@ -56,7 +56,7 @@ class From(program.ProgramTest):
         with open(self.path("run/config.yaml")) as file:
             config = file.read()
         self.assertIn("weights: hf-qwen3-tiny", config)
-        self.assertIn("qk_norm: true", config)
+        self.assertIn('qk_norm: "true"', config)
         # The run does not need the folder any more.
         shutil.rmtree(self.path("hf-qwen3-tiny"))
         self.ok(self.run_program("train", "--dir", "run", "--resume", "train.steps=2"))
