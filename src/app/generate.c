@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Prompts are fed in pieces of this many tokens, the rest one by one. */
-#define PIECE 32
+enum { PIECE = QD_GENERATION_PIECE };
 
 typedef struct candidate {
     float logit;

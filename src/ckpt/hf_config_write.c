@@ -46,6 +46,15 @@ static qd_status check_llama(const qd_model *m)
     return QD_OK;
 }
 
+static qd_status check_scores(const qd_model *m)
+{
+    if (m->window > 0)
+        return QD_FAIL(QD_UNSUPPORTED, "models with windows cannot be exported (model.window)");
+    if (m->score_scale > 0.0 || m->score_softcap > 0.0)
+        return cannot("its Llama and GPT-2 divide scores by sqrt(head_dim), without a soft-cap (model.score_scale, score_softcap)");
+    return QD_OK;
+}
+
 /* Fields that map one to one (the table of model fields). */
 static void put_fields(qd_json_writer *w, const qd_hf_family *family, const qd_model *m)
 {
@@ -167,6 +176,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     const qd_hf_family *f = qd_hf_family_of(m);
     bool gpt2 = m->arch == QD_ARCH_GPT2;
     QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(m));
+    QD_TRY(check_scores(m));
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
     qd_json_list_begin(&w, "architectures");

@@ -196,16 +196,18 @@ typedef struct qd_rope_args {
  * strided views of one or several buffers: element (row, head, i) is at row * stride + head *
  * head_dim + i. Query head h uses key head h / (heads / kv_heads). Row t attends to rows
  * max(doc_start[row], 0) .. t of its sequence (doc_start: position within the sequence at which the
- * row's document starts; NULL: 0). Memory is linear in seq: scores are never stored. lse: (batch,
- * heads, seq), log-sum-exp of the scaled scores. */
+ * row's document starts; NULL: 0); with a window, to the last `window` of them. Memory is linear in
+ * seq: scores are never stored. Scores are q · k · scale; with a soft-cap c, c · tanh(score / c).
+ * lse: (batch, heads, seq), log-sum-exp of the scores. */
 typedef struct qd_attention_args {
     const void *q, *k, *v;
     void *o; /* forward: output; backward: input */
     float *lse;
     const int32_t *doc_start; /* (batch * seq) or NULL */
     int64_t batch, seq, q_stride, k_stride, v_stride, o_stride;
+    int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
-    float scale;
+    float scale, softcap; /* softcap 0: none */
     qd_dtype dtype;
     /* Backward only. dq, dk, dv are overwritten and have the strides of q, k, v; d_o has that of
      * o. */
@@ -217,8 +219,8 @@ typedef struct qd_attention_args {
 /* Causal attention of some rows of each sequence to keys and values of other rows, for sequences
  * that are sharded over ranks. q holds q_seq rows of each of `batch` sequences, k and v hold k_seq
  * rows; runs give their positions (host memory; ascending positions, each row in one run). A row at
- * position t attends to the keys at positions max(doc_start, 0) .. t, if there are any. Views,
- * heads and scale as above.
+ * position t attends to the keys at positions max(doc_start, 0) .. t, if there are any, with a
+ * window to those above t - window. Views, heads, scale and soft-cap as above.
  *
  * Forward: o (fp32) and lse are a running result. Each call merges its keys by their log-sum-exp,
  * so calls for all parts of the keys, in any order, give attention over all keys. begin: first
@@ -233,8 +235,9 @@ typedef struct qd_attention_part_args {
     const qd_row_run *q_runs, *k_runs;
     int q_run_count, k_run_count;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride;
+    int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
-    float scale;
+    float scale, softcap; /* softcap 0: none */
     bool begin;
     qd_dtype dtype;
     /* Backward only. d_o has the stride of o. */
@@ -246,14 +249,16 @@ typedef struct qd_attention_part_args {
 
 /* Attention of new rows of one sequence to a cache of earlier ones, for generation. Row r of q, k,
  * v is at position past + r. Its key and value are first stored in the caches, (context, kv_heads *
- * head_dim) each; then it attends to positions 0 .. past + r. past + rows must not exceed
- * context. */
+ * head_dim) each; then it attends to positions 0 .. past + r. past + rows must not exceed context.
+ * With a window, it attends to the last `window` of these positions, and the caches are rings:
+ * position t is stored in row t modulo context, and window + rows - 1 must not exceed context. */
 typedef struct qd_attention_cached_args {
     const void *q, *k, *v;
     void *o, *k_cache, *v_cache;
     int64_t rows, past, context, q_stride, k_stride, v_stride, o_stride;
+    int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
-    float scale;
+    float scale, softcap; /* softcap 0: none */
     qd_dtype dtype;
 } qd_attention_cached_args;
 

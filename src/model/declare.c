@@ -109,6 +109,19 @@ double qd_residual_std(const qd_model *m)
 
 qd_val qd_attention_gqa(qd_layer *b, qd_val x)
 {
+    return qd_attention_in(b, x, 0);
+}
+
+int64_t qd_layer_window(const qd_layer *b)
+{
+    for (int i = 0; i < b->op_count; i++)
+        if (b->ops[i].kind == QD_DECL_ATTENTION)
+            return b->ops[i].window;
+    return 0;
+}
+
+qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window)
+{
     const qd_model *m = b->model;
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     const qd_linear_part qkv[] = {{"attn.q", q, QD_SPLIT_ROWS}, {"attn.k", kv, QD_SPLIT_KV}, {"attn.v", kv, QD_SPLIT_KV}};
@@ -121,7 +134,7 @@ qd_val qd_attention_gqa(qd_layer *b, qd_val x)
     }
     if (m->position == QD_POSITION_ROPE)
         x = qd_declare_op(b, (qd_decl_op){QD_DECL_ROPE, .x = x, .y = -1}, "qkv_turned", q + 2 * kv);
-    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1}, "attended", q);
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1, .window = window}, "attended", q);
     return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->out_bias, qd_residual_std(m), "attn_branch");
 }
 

@@ -78,7 +78,8 @@ typedef struct qd_decl_op {
     qd_decl_kind kind;
     qd_val x, y, out;
     qd_weight weight, weight2;
-    int site; /* dropout: index among the dropouts of the module */
+    int site;       /* dropout: index among the dropouts of the module */
+    int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
@@ -122,6 +123,10 @@ double qd_residual_std(const qd_model *m);
 /* Grouped-query attention with all its parameters; per-head norms and rotary positions if the model
  * has them. */
 qd_val qd_attention_gqa(qd_layer *b, qd_val x);
+/* The same within a window: a token attends to the last `window` tokens, itself included; 0: to
+ * all. */
+qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window);
+int64_t qd_layer_window(const qd_layer *b); /* the window of its attention; 0: none */
 /* The dense MLP: up, activation, down; with a gated activation, gate and up are one GEMM. */
 qd_val qd_mlp(qd_layer *b, qd_val x);
 /* Router, routed experts (gated MLPs) and shared experts. */

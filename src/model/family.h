@@ -4,7 +4,7 @@
 
 #include "model/declare.h"
 
-#define QD_DECLARATIONS_MOST 8 /* per family: embedding, head and the variants of its layers */
+#define QD_DECLARATIONS_MOST 10 /* per family: embedding, head and the variants of its layers */
 
 /* Layers of the same variant have the same declaration and share one op list. */
 typedef struct qd_family {

@@ -72,6 +72,20 @@
     F(REAL, attention_factor, "rope_attention_factor", "0", QD_RANGE(0, 1e3), "rope_scaling.attention_factor", NULL, YARN, \
       "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1")
 
+/* Attention scores. In a layer with a window, a token attends to the last `window` tokens, itself
+ * included: layers from window_from on, without every full_every-th of all layers. */
+#define QD_SCORE_FIELDS(F, I) \
+    F(SIZE, window, "window", "0", QD_RANGE(0, 1e9), NULL, NULL, ALWAYS, \
+      "tokens that a token attends to in layers with a window, itself included; 0: all before it, in every layer") \
+    F(INT, window_from, "window_from", "0", QD_RANGE(0, 100000), NULL, NULL, WINDOW, \
+      "window: first layer that has it, counted from 0") \
+    F(INT, full_every, "full_every", "0", QD_RANGE(0, 100000), NULL, NULL, WINDOW, \
+      "window: every n-th layer does not have it (2: every second; Gemma 2); 0: none") \
+    F(REAL, score_scale, "score_scale", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
+      "factor on attention scores; 0: 1 / sqrt(head_dim)") \
+    F(REAL, score_softcap, "score_softcap", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
+      "soft-cap of attention scores, cap x tanh(score / cap); 0: none")
+
 #define QD_MODEL_KINDS(F, I) \
     F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu"), NULL, NULL, ALWAYS, \
       "activation function of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)") \
@@ -123,7 +137,7 @@
     F(ENUM(qd_drop), drop, "drop", "last", QD_WORDS("last|least"), NULL, NULL, EXPERTS, \
       "expert_capacity: drop the last tokens, or those with the smallest weight")
 
-#define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
+#define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_SCORE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
 
 /* Options of earlier versions that set two flags at once: S(key, one, other, help), with keys as in
  * the rows above. Configurations and data/models.json may still have them; they are never saved. */

@@ -48,6 +48,16 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.rope_scaling=llama3 needs rope_high_factor > rope_low_factor and rope_original_seq >= 1");
     if (m->rope.scaling == QD_ROPE_YARN && !(m->rope.beta_fast >= m->rope.beta_slow && m->rope.beta_slow > 0.0 && m->rope.original_seq > 0))
         return QD_FAIL(QD_USAGE, "model.rope_scaling=yarn needs rope_beta_fast >= rope_beta_slow and rope_original_seq >= 1");
+    if (m->window < 0 || m->window_from < 0 || m->full_every < 0)
+        return QD_FAIL(QD_USAGE, "model.window, window_from and full_every must not be negative");
+    if (m->window > 0 && m->window_from >= m->layers)
+        return QD_FAIL(QD_USAGE, "model.window_from is %d: the model has %d layers, so none has the window; set model.window=0",
+                       m->window_from, m->layers);
+    if (m->window > 0 && m->full_every == 1)
+        return QD_FAIL(QD_USAGE, "model.full_every is 1, so no layer has the window: set model.window=0");
+    if (!(m->score_scale >= 0.0 && m->score_softcap >= 0.0))
+        return QD_FAIL(QD_USAGE, "model.score_scale (%g) and model.score_softcap (%g) must not be negative", m->score_scale,
+                       m->score_softcap);
     if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
         return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions and SwiGLU, and neither biases, norms of "
                                  "queries and keys nor experts: set model.hf_type=derived");
@@ -97,8 +107,20 @@ int64_t qd_model_parameters(const qd_model *m)
 double qd_model_flops_per_token(const qd_model *m, int64_t seq)
 {
     double weights = (double)matrix_weights(m, m->moe.per_token) + (double)m->vocab * (double)m->hidden;
-    double attention = 12.0 * m->layers * (double)seq * ((double)m->heads * m->head_dim);
-    return 6.0 * weights + attention;
+    return 6.0 * weights + qd_model_attention_flops(m, seq);
+}
+
+double qd_model_attention_flops(const qd_model *m, int64_t seq)
+{
+    double keys = 0.0;
+    for (int layer = 0; layer < m->layers; layer++)
+        keys += qd_window_keys(qd_model_has_window(m, layer) ? m->window : 0, seq);
+    return 12.0 * keys * ((double)m->heads * m->head_dim);
+}
+
+float qd_model_score_scale(const qd_model *m)
+{
+    return m->score_scale > 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)m->head_dim);
 }
 
 static double llama3_frequency(const qd_rope *r, double frequency)

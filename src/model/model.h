@@ -32,6 +32,7 @@ typedef struct qd_model {
     char name[64];
     QD_MODEL_SIZES(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     qd_rope rope;
+    QD_SCORE_FIELDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     QD_MODEL_KINDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     qd_moe moe;
 } qd_model;
@@ -52,6 +53,23 @@ static inline bool qd_model_has_experts(const qd_model *model, int layer)
     return model->moe.experts > 0 && layer >= model->moe.first_dense;
 }
 
+/* Whether the attention of a block has a window. */
+static inline bool qd_model_has_window(const qd_model *model, int layer)
+{
+    return model->window > 0 && layer >= model->window_from && !(model->full_every > 0 && (layer + 1) % model->full_every == 0);
+}
+
+/* Factor on attention scores. */
+float qd_model_score_scale(const qd_model *model);
+
+/* Twice the mean number of keys that a token of a sequence attends to: seq without a window, so
+ * that it is the number of keys in formulas for non-causal attention. */
+static inline double qd_window_keys(int64_t window, int64_t seq)
+{
+    double w = (double)window, t = (double)seq;
+    return window > 0 && window < seq ? 2.0 * w - w * w / t : t;
+}
+
 /* moe.c: the part of qd_model_validate for experts, and the number of top scores that make up the
  * score of a group. */
 qd_status qd_moe_validate(const qd_model *model);
@@ -59,8 +77,11 @@ int qd_moe_group_best(const qd_moe *moe);
 
 /* Model FLOPs per token of one training step: 6 per matrix element (the token table counts if it is
  * the head, not as a lookup; of experts only those that a token uses), and 12·L·T·d for non-causal
- * attention, the convention of most published figures. */
+ * attention, the convention of most published figures; in layers with windows, twice what the
+ * windows contain. */
 double qd_model_flops_per_token(const qd_model *model, int64_t seq);
+/* The part of attention; causal attention is half of it. */
+double qd_model_attention_flops(const qd_model *model, int64_t seq);
 
 /* Rotary angles: table (seq, head_dim/2, 2) = cosine, sine, times the attention factor of yarn. */
 void qd_rope_table(const qd_model *model, int64_t seq, float *table);

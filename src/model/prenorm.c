@@ -2,11 +2,12 @@
  * and models like DeepSeek V3.
  *
  * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
- * of queries and keys, plain or gated MLP, and whether the MLP of a layer is dense or consists of
- * experts. */
+ * of queries and keys, plain or gated MLP. The layers of a model differ in what variants are made
+ * of. */
 #include "model/family.h"
 
-enum { DENSE, EXPERTS, VARIANTS };
+/* A variant is a set of these: the MLP consists of experts; attention has a window. */
+enum { EXPERTS = 1, WINDOW = 2, VARIANTS = 4 };
 
 static void defaults(qd_model *m)
 {
@@ -24,16 +25,16 @@ static void embed(qd_layer *b)
 
 static int variant(const qd_model *m, int layer)
 {
-    return qd_model_has_experts(m, layer) ? EXPERTS : DENSE;
+    return (qd_model_has_experts(m, layer) ? EXPERTS : 0) | (qd_model_has_window(m, layer) ? WINDOW : 0);
 }
 
 static void block(qd_layer *b, int which)
 {
     qd_val x = qd_input(b);
-    qd_val attention = qd_attention_gqa(b, qd_norm(b, x, "attn_norm", "attn_normed"));
+    qd_val attention = qd_attention_in(b, qd_norm(b, x, "attn_norm", "attn_normed"), which & WINDOW ? b->model->window : 0);
     x = qd_residual(b, x, attention, "attn_dropped", "residual");
     qd_val normed = qd_norm(b, x, "mlp_norm", "mlp_normed");
-    qd_val mlp = which == EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
+    qd_val mlp = which & EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
     qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
 }
 

@@ -2,8 +2,6 @@
  * 2·kv_heads)·head_dim) with queries, keys and values side by side. */
 #include "nn/nn_impl.h"
 
-#include <math.h>
-
 QD_SAME_PLACE(X, ROPE, ROPE_INVERSE);
 QD_SAME_PLACE(TABLE, ROPE, ROPE_INVERSE);
 
@@ -63,7 +61,9 @@ static qd_attention_args attention_args(const qd_op_call *c)
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
-        .scale = 1.0f / sqrtf((float)m->head_dim),
+        .window = c->op->window,
+        .scale = qd_model_score_scale(m),
+        .softcap = (float)m->score_softcap,
         .dtype = dtype,
     };
 }
@@ -92,21 +92,21 @@ qd_status qd_run_attention_grad(const qd_op_call *c)
 qd_status qd_run_attention_cached(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
-    const qd_strategy *s = &c->frame->program->strategy;
     qd_dtype dtype = call_dtype(c, QD_ATTENTION_CACHED_QKV);
     int64_t stride = call_stride(c, QD_ATTENTION_CACHED_QKV), size = (int64_t)qd_dtype_size(dtype);
     const char *qkv = c->at[QD_ATTENTION_CACHED_QKV];
     char *cache = c->at[QD_ATTENTION_CACHED_CACHE];
+    int64_t rows = qd_cache_rows(c->op->window, c->frame->program->strategy.context);
     return c->frame->kernels->attention_cached(c->frame->stream, &(qd_attention_cached_args){
         .q = qkv,
         .k = qkv + (int64_t)c->op->heads * m->head_dim * size,
         .v = qkv + (int64_t)(c->op->heads + c->op->kv_heads) * m->head_dim * size,
         .o = c->at[QD_ATTENTION_CACHED_O],
         .k_cache = cache,
-        .v_cache = cache + s->context * c->op->kv_heads * m->head_dim * size,
+        .v_cache = cache + rows * c->op->kv_heads * m->head_dim * size,
         .rows = c->op->m,
         .past = c->frame->past,
-        .context = s->context,
+        .context = rows,
         .q_stride = stride,
         .k_stride = stride,
         .v_stride = stride,
@@ -114,7 +114,9 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
-        .scale = 1.0f / sqrtf((float)m->head_dim),
+        .window = c->op->window,
+        .scale = qd_model_score_scale(m),
+        .softcap = (float)m->score_softcap,
         .dtype = dtype,
     });
 }

@@ -2,8 +2,6 @@
  * rows and columns around it. */
 #include "nn/nn_impl.h"
 
-#include <math.h>
-
 static void *shifted(void *base, int64_t elements, qd_dtype dtype)
 {
     return base ? (char *)base + elements * (int64_t)qd_dtype_size(dtype) : NULL;
@@ -62,7 +60,9 @@ static void meet(const qd_op_call *c, meeting *m)
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = model->head_dim,
-        .scale = 1.0f / sqrtf((float)model->head_dim),
+        .window = c->op->window,
+        .scale = qd_model_score_scale(model),
+        .softcap = (float)model->score_softcap,
         .begin = c->op->round <= 0,
         .dtype = dtype,
     };

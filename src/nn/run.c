@@ -118,6 +118,7 @@ static char *local_address(const qd_frame *f, const qd_slot *slot)
 
 static void *address(const qd_frame *f, const qd_slot *slot)
 {
+    const qd_program *p = f->program;
     switch (slot->kind) {
     case QD_SLOT_PARAM: return param_address(f, slot, false);
     case QD_SLOT_GRAD: return param_address(f, slot, true);
@@ -128,7 +129,7 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     case QD_SLOT_INPUT: return f->use[QD_USE_INPUT];
     case QD_SLOT_ROPE: return (void *)(uintptr_t)f->rope;
     case QD_SLOT_LOSS: return f->loss;
-    case QD_SLOT_CACHE: return f->cache ? f->cache + f->program->ledger->modules[f->module].layer * qd_slot_bytes(slot) : NULL;
+    case QD_SLOT_CACHE: return f->cache ? f->cache + qd_program_cache_offset(p, p->ledger->modules[f->module].layer) : NULL;
     case QD_SLOT_LOGITS: return f->logits;
     case QD_SLOT_LOCAL: return local_address(f, slot);
     }

@@ -147,8 +147,7 @@ static double dispatch_bound(const qd_search *s, const qd_candidate *c)
  * exchange of expert rows. Layouts that cannot come within a tenth of the best are not built. */
 static double bound(const qd_search *s, const qd_candidate *c, bool again)
 {
-    double flops =
-        qd_model_flops_per_token(&s->model, s->seq) - 6.0 * s->model.layers * (double)s->seq * s->model.heads * s->model.head_dim;
+    double flops = qd_model_flops_per_token(&s->model, s->seq) - qd_model_attention_flops(&s->model, s->seq) / 2.0;
     double micros = (double)s->batch / (double)(c->micro * qd_candidate_dp(s, c));
     double seconds = flops * (double)s->batch * (double)s->seq * (again ? 4.0 / 3.0 : 1.0) / (s->gpus * s->cluster.accelerator.product);
     bool filled = strncmp(c->schedule, "zb", 2) == 0 || strncmp(c->schedule, "dual", 4) == 0;

@@ -104,6 +104,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
     double rate = a->product * a->attention[c->attention];
+    t = qd_window_keys(op->window, op->k);
     rate *= t / (t + ATTENTION_RAMP) * (model->head_dim < 128 ? ATTENTION_SMALL_HEAD : 1.0) * (backward ? ATTENTION_BACKWARD : 1.0);
     return fmax(op->flops / rate, qd_cost_stream(c, (double)op->bytes));
 }

@@ -256,7 +256,7 @@ static void fill_rates(const qd_step *step, qd_sim_report *r)
     const qd_model *m = &step->config->model;
     const qd_cluster *c = step->cluster;
     double tokens = (double)r->tokens_per_step, full = qd_model_flops_per_token(m, r->seq);
-    double causal = full - 6.0 * m->layers * (double)r->seq * m->heads * m->head_dim, peak = c->accelerator.peak * r->gpus, all = 0.0;
+    double causal = full - qd_model_attention_flops(m, r->seq) / 2.0, peak = c->accelerator.peak * r->gpus, all = 0.0;
     for (int s = 0; s < step->stage_count; s++)
         all += (step->stages[s].flops + step->stages[s].recompute_flops) * r->gpus / step->stage_count;
     r->tokens_per_second = tokens / r->step_seconds;

@@ -108,7 +108,11 @@ static double loss_of(const float *logits, int64_t vocab, int32_t target)
 static void cache_equals_forward(void **state)
 {
     (void)state;
-    static const char *const models[] = {GPT2, LLAMA, LLAMA "train.precision=bf16 model.tied=true "};
+    static const char *const models[] = {GPT2, LLAMA, LLAMA "train.precision=bf16 model.tied=true ",
+                                         /* caches of 5 + 31 and 80 rows; of 40 + 31; the window is
+                                          * longer than the text */
+                                         LLAMA "model.window=5 model.full_every=2 model.score_softcap=3 ", LLAMA "model.window=40 ",
+                                         LLAMA "model.window=79 model.score_scale=0.6 "};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         enum { N = 75 };
         int32_t text[N];

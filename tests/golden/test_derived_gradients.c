@@ -50,11 +50,16 @@ static const struct {
     {LLAMA "model.rope_scaling=linear model.rope_factor=3 model.kv_heads=1 model.qkv_bias=true model.tied=true ", NULL, false, false},
     {LLAMA "model.mlp_bias=true model.qkv_bias=true ", NULL, true, false},
     {LLAMA "model.rope_scaling=yarn model.rope_original_seq=8 model.rope_attention_factor=1.5 ", NULL, false, false},
+    {LLAMA "model.window=3 ", NULL, true, false},
+    {LLAMA "model.layers=3 model.window=2 model.full_every=2 model.score_softcap=0.7 model.score_scale=0.9 ", NULL, false, false},
     {GPT2, NULL, false, false},
     {GPT2 "model.activation=gelu model.tied=false model.dropout=0.2 ", NULL, true, false},
     {GPT2 "model.activation=swiglu model.qkv_bias=false model.head_dim=10 ", NULL, false, false},
     {EXPERTS "model.experts=5 model.experts_per_token=2 model.expert_ffn=7 model.qkv_bias=true model.out_bias=true ", NULL, false, false},
     {EXPERTS "model.experts=5 model.experts_per_token=2 model.expert_ffn=7 ", NULL, false, false},
+    {EXPERTS "model.layers=4 model.experts=5 model.experts_per_token=2 model.expert_ffn=7 model.first_dense=2 model.window=4 "
+             "model.window_from=1 model.full_every=3 ",
+     NULL, true, false},
     {EXPERTS "model.experts=5 model.experts_per_token=1 model.expert_ffn=7 model.router_normalised=false model.router_scale=1.5 "
              "model.aux_loss=0.1 model.balance=batch model.z_loss=0.01 model.tied=true ",
      NULL, false, false},

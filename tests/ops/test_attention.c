@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct attention_case {
     int64_t batch, seq;
@@ -13,6 +14,8 @@ typedef struct attention_case {
     bool documents;
     bool fused;     /* q, k, v are views of one buffer (rows, (heads + 2 * kv_heads) * head_dim) */
     double spread;  /* of queries and keys: large values make the softmax sharp; 0 means 1 */
+    int64_t window; /* 0: none */
+    double softcap, scale; /* 0: none; 1 / sqrt(head_dim) */
 } attention_case;
 
 /* Forward and backward share the layout; the forward pass omits the last tensors. With `fused`, Q
@@ -25,6 +28,9 @@ static void describe(const void *p, char *text, size_t size)
     snprintf(text, size, "B%lld T%lld H%d/%d D%d %s%s%s%s", (long long)c->batch, (long long)c->seq, c->heads, c->kv_heads,
              c->head_dim, qd_dtype_name(c->dtype), c->documents ? " documents" : "", c->fused ? " fused" : "",
              c->spread > 1 ? " sharp" : "");
+    size_t used = strlen(text);
+    if (c->window || c->softcap > 0 || c->scale > 0)
+        snprintf(text + used, size - used, " W%lld cap %g scale %g", (long long)c->window, c->softcap, c->scale);
 }
 
 typedef struct layout {
@@ -39,7 +45,7 @@ static layout layout_of(const attention_case *c)
     l.kv_stride = c->fused ? l.q_stride : l.kv;
     l.k_at = c->fused ? l.q : 0;
     l.v_at = c->fused ? l.q + l.kv : 0;
-    l.scale = (float)(1 / sqrt(c->head_dim));
+    l.scale = (float)(c->scale > 0 ? c->scale : 1 / sqrt(c->head_dim));
     return l;
 }
 
@@ -84,6 +90,13 @@ static void view(const attention_case *c, double *const *v, const double **k, co
     *values = c->fused ? v[Q] + l.v_at : v[V];
 }
 
+/* The first position that row t attends to. */
+static int64_t first_of(const attention_case *c, double *const *v, int64_t b, int64_t t)
+{
+    double first = c->documents ? fmax(0, v[DOC][b * c->seq + t]) : 0;
+    return (int64_t)(c->window > 0 ? fmax(first, (double)(t - c->window + 1)) : first);
+}
+
 /* o (rows, heads * head_dim), lse, and p (seq) of one row for the caller. */
 static void attend_row(const attention_case *c, double *const *v, int64_t b, int h, int64_t t, double *p, double *o,
                        double *lse)
@@ -93,7 +106,7 @@ static void attend_row(const attention_case *c, double *const *v, int64_t b, int
     view(c, v, &k, &values);
     int kv = h / (c->heads / c->kv_heads), hd = c->head_dim;
     const double *q = v[Q] + (b * c->seq + t) * l.q_stride + h * hd;
-    int64_t first = c->documents ? (int64_t)fmax(0, v[DOC][b * c->seq + t]) : 0;
+    int64_t first = first_of(c, v, b, t);
     double most = -INFINITY, total = 0;
     for (int64_t j = 0; j < c->seq; j++) {
         p[j] = -INFINITY;
@@ -101,7 +114,7 @@ static void attend_row(const attention_case *c, double *const *v, int64_t b, int
             double dot = 0;
             for (int i = 0; i < hd; i++)
                 dot += q[i] * k[(b * c->seq + j) * l.kv_stride + kv * hd + i];
-            p[j] = dot * l.scale;
+            p[j] = c->softcap > 0 ? c->softcap * tanh(dot * l.scale / c->softcap) : dot * l.scale;
             most = fmax(most, p[j]);
         }
     }
@@ -180,6 +193,8 @@ static void reference_backward(const void *case_, double *const *v)
                     for (int i = 0; i < hd; i++)
                         dp += d_o[i] * values[at + i];
                     double ds = p[j] * (dp - delta) * l.scale;
+                    if (c->softcap > 0 && p[j] > 0) /* p = exp(capped score - lse) */
+                        ds *= 1 - pow((log(p[j]) + lse) / c->softcap, 2);
                     for (int i = 0; p[j] > 0 && i < hd; i++) {
                         dv[at + i] += p[j] * d_o[i];
                         dk[at + i] += ds * q[i];
@@ -221,6 +236,7 @@ static qd_attention_args arguments(const attention_case *c, void *const *p)
         .batch = c->batch, .seq = c->seq,
         .q_stride = l.q_stride, .k_stride = l.kv_stride, .v_stride = l.kv_stride, .o_stride = l.q,
         .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .scale = l.scale, .dtype = c->dtype,
+        .window = c->window, .softcap = (float)c->softcap,
         .d_o = p[DO], .dq = dq, .dk = dq && c->fused ? dq + (size_t)l.k_at * size : p[DK],
         .dv = dq && c->fused ? dq + (size_t)l.v_at * size : p[DV], .delta = p[DELTA],
     };
@@ -237,11 +253,13 @@ static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void
     return k->attention_backward(stream, &a);
 }
 
-/* GEMMs over the lower triangle: two in the forward pass, five in the backward pass. */
+/* GEMMs over the lower triangle, or the window: two in the forward pass, five in the backward
+ * pass. */
 static double triangle(const void *p)
 {
     const attention_case *c = p;
-    return 2.0 * (double)c->batch * c->heads * c->head_dim * (double)c->seq * (double)(c->seq + 1) / 2;
+    double outside = c->window > 0 ? fmax(0, (double)(c->seq - c->window)) : 0, n = (double)c->seq;
+    return 2.0 * (double)c->batch * c->heads * c->head_dim * (n * (n + 1) - outside * (outside + 1)) / 2;
 }
 static double flops_forward(const void *p)
 {
@@ -253,41 +271,62 @@ static double flops_backward(const void *p)
 }
 
 static const attention_case cases[] = {
-    {1, 1, 1, 1, 2, QD_F32, false, false, 0},
-    {2, 3, 2, 1, 6, QD_F32, false, false, 0},
-    {1, 17, 3, 3, 16, QD_F32, false, true, 0},
-    {2, 33, 4, 2, 18, QD_F32, true, false, 0},
-    {1, 96, 2, 2, 64, QD_F32, false, true, 0},
-    {1, 97, 2, 1, 64, QD_F32, true, true, 0},
-    {1, 203, 2, 2, 32, QD_F32, false, false, 6}, /* several blocks, sharp */
-    {1, 300, 2, 1, 20, QD_F32, true, false, 0},
-    {1, 50, 1, 1, 256, QD_F32, false, false, 0},
-    {1, 41, 2, 1, 130, QD_F32, false, false, 0},
-    {2, 40, 4, 1, 80, QD_F32, true, true, 0},
-    {1, 130, 2, 2, 64, QD_BF16, false, true, 0},
-    {1, 101, 4, 2, 22, QD_BF16, true, false, 0},
+    {1, 1, 1, 1, 2, QD_F32, false, false, 0, 0, 0, 0},
+    {2, 3, 2, 1, 6, QD_F32, false, false, 0, 0, 0, 0},
+    {1, 17, 3, 3, 16, QD_F32, false, true, 0, 0, 0, 0},
+    {2, 33, 4, 2, 18, QD_F32, true, false, 0, 0, 0, 0},
+    {1, 96, 2, 2, 64, QD_F32, false, true, 0, 0, 0, 0},
+    {1, 97, 2, 1, 64, QD_F32, true, true, 0, 0, 0, 0},
+    {1, 203, 2, 2, 32, QD_F32, false, false, 6, 0, 0, 0}, /* several blocks, sharp */
+    {1, 300, 2, 1, 20, QD_F32, true, false, 0, 0, 0, 0},
+    {1, 50, 1, 1, 256, QD_F32, false, false, 0, 0, 0, 0},
+    {1, 41, 2, 1, 130, QD_F32, false, false, 0, 0, 0, 0},
+    {2, 40, 4, 1, 80, QD_F32, true, true, 0, 0, 0, 0},
+    {1, 130, 2, 2, 64, QD_BF16, false, true, 0, 0, 0, 0},
+    {1, 101, 4, 2, 22, QD_BF16, true, false, 0, 0, 0, 0},
 };
 /* Without numerical gradients, which would take too long. */
 static const attention_case long_cases[] = {
-    {1, 420, 20, 1, 64, QD_BF16, true, false, 0}, /* dq does not fit into the CPU's workspace: two passes */
-    {1, 200, 8, 1, 128, QD_BF16, true, false, 0}, /* dq fits, but not together with the packed queries */
-    {1, 200, 8, 1, 256, QD_F32, true, false, 0},  /* neither fits */
-    {2, 192, 12, 12, 64, QD_F32, false, true, 0}, /* results that the CPU writes with non-temporal stores */
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 0, 0, 0}, /* dq does not fit into the CPU's workspace: two passes */
+    {1, 200, 8, 1, 128, QD_BF16, true, false, 0, 0, 0, 0}, /* dq fits, but not together with the packed queries */
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 0, 0, 0},  /* neither fits */
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0}, /* results that the CPU writes with non-temporal stores */
     /* shapes of models, around the tiles of the accelerator's kernels */
-    {2, 192, 4, 4, 64, QD_BF16, false, true, 0},
-    {2, 256, 4, 2, 128, QD_BF16, false, true, 0},
-    {1, 200, 4, 2, 128, QD_BF16, true, true, 0},
-    {2, 150, 2, 1, 96, QD_BF16, true, false, 0},
-    {1, 129, 3, 1, 96, QD_BF16, false, false, 0},
-    {1, 77, 2, 2, 40, QD_BF16, true, true, 0},
-    {1, 65, 2, 2, 160, QD_BF16, true, true, 0},
-    {2, 130, 4, 2, 128, QD_F32, true, true, 0},
+    {2, 192, 4, 4, 64, QD_BF16, false, true, 0, 0, 0, 0},
+    {2, 256, 4, 2, 128, QD_BF16, false, true, 0, 0, 0, 0},
+    {1, 200, 4, 2, 128, QD_BF16, true, true, 0, 0, 0, 0},
+    {2, 150, 2, 1, 96, QD_BF16, true, false, 0, 0, 0, 0},
+    {1, 129, 3, 1, 96, QD_BF16, false, false, 0, 0, 0, 0},
+    {1, 77, 2, 2, 40, QD_BF16, true, true, 0, 0, 0, 0},
+    {1, 65, 2, 2, 160, QD_BF16, true, true, 0, 0, 0, 0},
+    {2, 130, 4, 2, 128, QD_F32, true, true, 0, 0, 0, 0},
+};
+/* Windows, soft-caps and scales; the last ones without numerical gradients. Windows of one key,
+ * within a block, across blocks, and longer than the sequence. */
+static const attention_case score_cases[] = {
+    {1, 9, 1, 1, 2, QD_F32, false, false, 0, 1, 0, 0},
+    {2, 40, 2, 1, 6, QD_F32, false, false, 0, 7, 0, 0},
+    {1, 67, 4, 2, 18, QD_F32, true, true, 0, 13, 3, 0.2},
+    {1, 110, 2, 1, 20, QD_F32, true, false, 0, 100, 0, 0.3},
+    {1, 33, 2, 2, 16, QD_F32, false, true, 3, 0, 5, 0},
+    {1, 25, 3, 1, 10, QD_F32, true, false, 0, 64, 2, 0},
+    {1, 90, 2, 2, 24, QD_BF16, true, true, 0, 11, 4, 0},
+};
+static const attention_case long_score_cases[] = {
+    {1, 500, 2, 1, 32, QD_F32, false, false, 0, 96, 0, 0},
+    {2, 431, 4, 2, 64, QD_F32, true, true, 0, 37, 0, 0},
+    {1, 700, 2, 2, 34, QD_F32, false, true, 2, 300, 10, 0.5},
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 50, 20, 0},
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 120, 0, 0},
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0},
 };
 static const attention_case speed_cases[] = {
-    {4, 1024, 12, 12, 64, QD_F32, false, true, 0},
-    {4, 1024, 12, 12, 64, QD_BF16, false, true, 0},
-    {1, 2048, 16, 4, 128, QD_F32, false, true, 0},
-    {1, 4096, 8, 2, 64, QD_F32, false, true, 0},
+    {4, 1024, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0},
+    {4, 1024, 12, 12, 64, QD_BF16, false, true, 0, 0, 0, 0},
+    {1, 2048, 16, 4, 128, QD_F32, false, true, 0, 0, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 512, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 50, 0},
 };
 
 /* A score beyond the largest number must show in the result, so that divergence is detected. */
@@ -348,22 +387,29 @@ static void refuses_bad_arguments(void **state)
     a.kv_heads = 1;
     a.o_stride = 7;
     ops_assert_fails(k->attention_forward(stream, &a), QD_USAGE, "strides");
+    a.o_stride = 8;
+    a.window = -1;
+    ops_assert_fails(k->attention_forward(stream, &a), QD_USAGE, "window -1");
 }
 
 #define COUNT_OF(x) (sizeof(x) / sizeof *(x))
+#define FORWARD                                                                                             \
+    .kernel = "attention_forward", .case_size = sizeof *cases, .describe = describe, .tensors = tensors_forward,       \
+    .derive = derive_documents, .reference = reference_forward, .run = run_forward, .flops = flops_forward
 #define BACKWARD                                                                                            \
     .kernel = "attention_backward", .case_size = sizeof *cases, .describe = describe, .tensors = tensors_backward,     \
     .derive = derive_backward, .reference = reference_backward, .run = run_backward, .flops = flops_backward
 static const ops_op ops[] = {
-    {.kernel = "attention_forward", .cases = cases, .case_count = COUNT_OF(cases), .case_size = sizeof *cases,
-     .speed_cases = speed_cases, .speed_count = COUNT_OF(speed_cases), .describe = describe, .tensors = tensors_forward,
-     .derive = derive_documents, .reference = reference_forward, .run = run_forward, .flops = flops_forward},
+    {FORWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases, .speed_count = COUNT_OF(speed_cases)},
     {BACKWARD, .cases = cases, .case_count = COUNT_OF(cases), .speed_cases = speed_cases,
      .speed_count = COUNT_OF(speed_cases), .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
-    {.kernel = "attention_forward", .cases = long_cases, .case_count = COUNT_OF(long_cases), .case_size = sizeof *cases,
-     .describe = describe, .tensors = tensors_forward, .derive = derive_documents, .reference = reference_forward,
-     .run = run_forward},
+    {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true},
+    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true, .loss = loss,
+     .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
+    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
 };
 
 int main(int argc, char **argv)

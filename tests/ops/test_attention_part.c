@@ -17,6 +17,8 @@ typedef struct part_case {
     bool documents;
     bool gathered; /* keys of all ranks in the order of positions, as one part; else one part per rank, downwards from this rank */
     int64_t dealt; /* 0: positions are sharded as in training; n: round robin, n at a time, which makes many runs */
+    int64_t window; /* 0: none */
+    double softcap; /* 0: none */
 } part_case;
 enum { RUNS_MOST = 64 };
 
@@ -29,6 +31,9 @@ static void describe(const void *p, char *text, size_t size)
     snprintf(text, size, "B%lld T%lld rank %d of %d H%d/%d D%d %s%s%s%s", (long long)c->batch, (long long)c->seq, c->rank, c->cp,
              c->heads, c->kv_heads, c->head_dim, qd_dtype_name(c->dtype), c->documents ? " documents" : "",
              c->gathered ? " gathered" : "", c->dealt ? " dealt" : "");
+    size_t used = strlen(text);
+    if (c->window || c->softcap > 0)
+        snprintf(text + used, size - used, " W%lld cap %g", (long long)c->window, c->softcap);
 }
 
 static int64_t least(int64_t a, int64_t b)
@@ -138,6 +143,8 @@ static void attend_row(const part_case *c, double *const *v, int64_t b, int h, i
     int at = h / (c->heads / c->kv_heads) * c->head_dim, hd = c->head_dim;
     const double *q = v[Q] + (b * q_seq(c) + row) * q_cols + h * hd;
     int64_t first = c->documents ? (int64_t)fmax(0, v[DOC][b * q_seq(c) + row]) : 0;
+    if (c->window > 0 && t - c->window + 1 > first)
+        first = t - c->window + 1;
     double most = -INFINITY, total = 0;
     for (int64_t j = 0; j < c->seq; j++) {
         p[j] = -INFINITY;
@@ -147,7 +154,7 @@ static void attend_row(const part_case *c, double *const *v, int64_t b, int h, i
         const double *k = v[K] + key_row(c, b, j) * kv + at;
         for (int i = 0; i < hd; i++)
             dot += q[i] * k[i];
-        p[j] = dot / sqrt(hd);
+        p[j] = c->softcap > 0 ? c->softcap * tanh(dot / sqrt(hd) / c->softcap) : dot / sqrt(hd);
         most = fmax(most, p[j]);
     }
     for (int64_t j = first; j <= t; j++)
@@ -220,6 +227,8 @@ static void reference_backward(const void *case_, double *const *v)
                     for (int i = 0; i < hd; i++)
                         dp += d_o[i] * v[V][at + i];
                     double ds = p[j] * (dp - delta) * scale;
+                    if (c->softcap > 0 && p[j] > 0) /* p = exp(capped score - lse) */
+                        ds *= 1 - pow((log(p[j]) + lse) / c->softcap, 2);
                     for (int i = 0; p[j] > 0 && i < hd; i++) {
                         v[DV][at + i] += p[j] * d_o[i];
                         v[DK][at + i] += ds * q[i];
@@ -279,6 +288,8 @@ static qd_status run_parts(part_kernel *kernel, qd_stream *stream, const part_ca
         .kv_heads = c->kv_heads,
         .head_dim = c->head_dim,
         .scale = (float)(1 / sqrt(c->head_dim)),
+        .softcap = (float)c->softcap,
+        .window = c->window,
         .dtype = c->dtype,
     };
     int parts = c->gathered ? 1 : c->cp;
@@ -313,42 +324,57 @@ static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void
 }
 
 static const part_case cases[] = {
-    {1, 4, 2, 0, 1, 1, 2, QD_F32, false, false, 0},
-    {2, 13, 2, 1, 2, 1, 6, QD_F32, false, false, 0},
-    {1, 41, 3, 0, 3, 3, 16, QD_F32, true, false, 0},
-    {1, 41, 3, 2, 2, 1, 18, QD_F32, false, true, 0},
-    {2, 67, 4, 1, 4, 2, 20, QD_F32, true, false, 0},
-    {1, 201, 2, 0, 2, 1, 18, QD_F32, false, false, 0},
-    {1, 205, 2, 1, 1, 1, 24, QD_F32, true, false, 0},
-    {1, 205, 2, 0, 1, 1, 24, QD_F32, true, true, 0},
-    {1, 60, 2, 1, 1, 1, 256, QD_F32, false, false, 0},
-    {1, 120, 2, 0, 4, 2, 64, QD_BF16, true, false, 0},
-    {1, 99, 4, 3, 2, 1, 22, QD_BF16, false, true, 0},
-    {1, 150, 2, 1, 2, 1, 16, QD_F32, true, false, 4}, /* 19 runs of 4 */
+    {1, 4, 2, 0, 1, 1, 2, QD_F32, false, false, 0, 0, 0},
+    {2, 13, 2, 1, 2, 1, 6, QD_F32, false, false, 0, 0, 0},
+    {1, 41, 3, 0, 3, 3, 16, QD_F32, true, false, 0, 0, 0},
+    {1, 41, 3, 2, 2, 1, 18, QD_F32, false, true, 0, 0, 0},
+    {2, 67, 4, 1, 4, 2, 20, QD_F32, true, false, 0, 0, 0},
+    {1, 201, 2, 0, 2, 1, 18, QD_F32, false, false, 0, 0, 0},
+    {1, 205, 2, 1, 1, 1, 24, QD_F32, true, false, 0, 0, 0},
+    {1, 205, 2, 0, 1, 1, 24, QD_F32, true, true, 0, 0, 0},
+    {1, 60, 2, 1, 1, 1, 256, QD_F32, false, false, 0, 0, 0},
+    {1, 120, 2, 0, 4, 2, 64, QD_BF16, true, false, 0, 0, 0},
+    {1, 99, 4, 3, 2, 1, 22, QD_BF16, false, true, 0, 0, 0},
+    {1, 150, 2, 1, 2, 1, 16, QD_F32, true, false, 4, 0, 0}, /* 19 runs of 4 */
 };
 /* Without numerical gradients, which would take too long. */
 static const part_case long_cases[] = {
-    {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false, 0},
-    {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false, 0},
-    {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true, 0},
+    {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false, 0, 0, 0},
+    {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false, 0, 0, 0},
+    {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true, 0, 0, 0},
     /* shapes of models, around the tiles of the accelerator's kernels */
-    {2, 512, 2, 0, 4, 2, 64, QD_BF16, false, false, 0},
-    {2, 512, 2, 1, 4, 1, 64, QD_BF16, true, false, 0},
-    {1, 777, 4, 2, 4, 4, 128, QD_BF16, false, false, 0},
-    {1, 530, 2, 1, 4, 2, 128, QD_BF16, true, true, 0},
-    {2, 389, 3, 1, 2, 1, 96, QD_BF16, true, false, 0},
-    {1, 300, 2, 0, 3, 1, 96, QD_BF16, false, true, 0},
-    {1, 301, 2, 1, 2, 2, 40, QD_BF16, true, false, 0},
-    {1, 130, 2, 0, 2, 1, 160, QD_BF16, true, false, 0},
-    {2, 260, 4, 0, 4, 2, 128, QD_F32, true, false, 0},
-    {1, 600, 3, 0, 2, 1, 64, QD_BF16, false, false, 11}, /* 19 runs of 11 */
+    {2, 512, 2, 0, 4, 2, 64, QD_BF16, false, false, 0, 0, 0},
+    {2, 512, 2, 1, 4, 1, 64, QD_BF16, true, false, 0, 0, 0},
+    {1, 777, 4, 2, 4, 4, 128, QD_BF16, false, false, 0, 0, 0},
+    {1, 530, 2, 1, 4, 2, 128, QD_BF16, true, true, 0, 0, 0},
+    {2, 389, 3, 1, 2, 1, 96, QD_BF16, true, false, 0, 0, 0},
+    {1, 300, 2, 0, 3, 1, 96, QD_BF16, false, true, 0, 0, 0},
+    {1, 301, 2, 1, 2, 2, 40, QD_BF16, true, false, 0, 0, 0},
+    {1, 130, 2, 0, 2, 1, 160, QD_BF16, true, false, 0, 0, 0},
+    {2, 260, 4, 0, 4, 2, 128, QD_F32, true, false, 0, 0, 0},
+    {1, 600, 3, 0, 2, 1, 64, QD_BF16, false, false, 11, 0, 0}, /* 19 runs of 11 */
+};
+/* Windows shorter and longer than the rows of a rank, so that some parts are wholly outside. */
+static const part_case score_cases[] = {
+    {1, 13, 2, 1, 2, 1, 6, QD_F32, false, false, 0, 1, 0},
+    {1, 64, 4, 1, 2, 1, 8, QD_F32, false, false, 0, 5, 0},
+    {2, 67, 4, 2, 4, 2, 20, QD_F32, true, false, 0, 9, 3},
+    {1, 41, 3, 2, 2, 1, 18, QD_F32, false, true, 0, 12, 0},
+    {1, 120, 2, 0, 2, 2, 16, QD_F32, true, false, 0, 70, 4},
+    {1, 99, 4, 3, 2, 1, 22, QD_BF16, false, true, 0, 30, 0},
+    {1, 80, 2, 1, 2, 1, 16, QD_F32, true, false, 4, 6, 2},
+};
+static const part_case long_score_cases[] = {
+    {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false, 0, 60, 0},
+    {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false, 0, 250, 10},
+    {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true, 0, 33, 0},
 };
 static const part_case speed_cases[] = {
-    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, false, 0},
-    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, true, 0},
-    {1, 4096, 2, 0, 8, 2, 64, QD_BF16, false, false, 0},
-    {1, 4096, 2, 0, 8, 2, 128, QD_BF16, false, false, 0},
-    {1, 4096, 2, 0, 8, 2, 128, QD_BF16, true, false, 0},
+    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, false, 0, 0, 0},
+    {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, true, 0, 0, 0},
+    {1, 4096, 2, 0, 8, 2, 64, QD_BF16, false, false, 0, 0, 0},
+    {1, 4096, 2, 0, 8, 2, 128, QD_BF16, false, false, 0, 0, 0},
+    {1, 4096, 2, 0, 8, 2, 128, QD_BF16, true, false, 0, 0, 0},
 };
 
 static double triangle(const void *p)
@@ -442,6 +468,11 @@ static const ops_op ops[] = {
      .flops = flops_backward, .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
     {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true},
+    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true, .loss = loss,
+     .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
+    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
 };
 
 int main(int argc, char **argv)

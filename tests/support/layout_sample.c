@@ -18,6 +18,11 @@ const layout_model layout_families[] = {
     {SIZES "model.kv_heads=2 model.head_dim=6 model.qk_norm=true data.seq=15 " ATTENTION_BIAS LINEAR, 4, 0},   /* Qwen3, attention_bias */
     {SIZES "model.kv_heads=4 model.qk_norm=true data.seq=13 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 " ATTENTION_BIAS,
      4, 8}, /* Qwen3-MoE, attention_bias */
+    {SIZES "model.kv_heads=1 model.head_dim=12 model.hf_type=mistral data.seq=29 model.window=3 ", 4, 0},     /* Mistral with a window */
+    {SIZES "model.kv_heads=2 model.qkv_bias=true data.seq=26 model.window=5 model.window_from=2 " LINEAR, 4,
+     0}, /* Qwen2, windows from a layer on */
+    {SIZES "model.kv_heads=2 data.seq=23 model.window=4 model.full_every=2 model.score_softcap=2 model.score_scale=0.7 model.tied=true ", 4,
+     0}, /* the attention of Gemma 2 */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

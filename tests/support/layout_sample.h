@@ -15,10 +15,10 @@ typedef struct layout_model {
     int heads, experts; /* experts 0: none */
 } layout_model;
 
-/* One small model per combination of biases and rotary scaling that a family of transformers
- * has. */
+/* One small model per combination of biases, rotary scaling and windows that a family of
+ * transformers has. */
 extern const layout_model layout_families[];
-enum { LAYOUT_FAMILIES = 6 };
+enum { LAYOUT_FAMILIES = 9 };
 
 typedef struct layout_sample {
     uint64_t seed, drawn;

@@ -90,6 +90,9 @@ static bool change_op(qd_program *p, qd_module_class *c, int at, const mutation 
     case OP_ROWS:
         op->k -= (int64_t)m->number;
         return true;
+    case OP_WINDOW:
+        op->window = (int64_t)m->number;
+        return true;
     case OP_ROUND:
         op->round += (int)m->number;
         return true;

@@ -17,6 +17,7 @@ typedef enum edit {
     OP_FIRST,      /* its window begins `number` rows, or tokens, later; OP_TO: the window it writes */
     OP_TO,
     OP_ROWS,  /* it has `number` rows (k) fewer */
+    OP_WINDOW, /* attention: its window is `number` */
     OP_ROUND, /* context: its round is `number` more */
     OP_EARLY, /* what it starts ends `number` ops later: readers do not wait */
     ACTION_DROP,

@@ -441,6 +441,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
+    QD_TRY(qd_device_check_model(c->strategy.traits, &c->model));
     c->kernels = qd_options_enum(o, "run.kernels") == 0 ? NULL : qd_options_string(o, "run.kernels");
     if (c->kernels && strcmp(c->device, "cpu") != 0)
         return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);

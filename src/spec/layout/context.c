@@ -39,6 +39,30 @@ int64_t qd_context_most_rows(int64_t seq, int cp)
     return most;
 }
 
+/* Area between the diagonal that starts at (c, c) and the axis, for queries from `from` to `to`. */
+static double triangle(int64_t from, int64_t to, int64_t c)
+{
+    double low = from > c ? (double)(from - c) : 0.0, high = to > c ? (double)(to - c) : 0.0;
+    return (high * high - low * low) / 2.0;
+}
+
+double qd_context_pairs(int64_t seq, int cp, int coord, int of, int64_t window)
+{
+    qd_row_run queries[QD_CONTEXT_RUNS], keys[QD_CONTEXT_RUNS];
+    int rows = qd_context_runs(seq, cp, coord, queries), cols = qd_context_runs(seq, cp, of, keys);
+    double pairs = 0.0;
+    for (int i = 0; i < rows; i++) {
+        int64_t from = queries[i].position, to = from + queries[i].count;
+        for (int j = 0; j < cols; j++) {
+            int64_t first = keys[j].position, end = first + keys[j].count;
+            pairs += triangle(from, to, first) - triangle(from, to, end); /* keys up to the query */
+            if (window > 0)
+                pairs -= triangle(from, to, first + window) - triangle(from, to, end + window); /* those before the window */
+        }
+    }
+    return pairs;
+}
+
 int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool whole)
 {
     return batch * ((cp > 1 ? 4 : 3) * qd_context_rows(seq, cp, coord) + (whole ? seq : 0));

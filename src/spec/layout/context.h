@@ -24,6 +24,11 @@ int64_t qd_context_rows(int64_t seq, int cp, int coord);
 /* The largest number of rows of one sequence that any rank holds. */
 int64_t qd_context_most_rows(int64_t seq, int cp);
 
+/* Pairs of a query of rank `coord` and a key of rank `of` that attention with this window computes,
+ * in one sequence; 0: causal attention without one. Pairs on the borders count half, as in seq² / 2
+ * of causal attention. */
+double qd_context_pairs(int64_t seq, int cp, int coord, int of, int64_t window);
+
 /* How a rank's queries reach the keys of other ranks. Ring: keys and values pass from rank to rank.
  * Gather: every rank gathers all of them. Ulysses: an all-to-all exchanges heads for positions. */
 typedef enum qd_cp_mode { QD_CP_RING, QD_CP_GATHER, QD_CP_ULYSSES } qd_cp_mode;

@@ -28,8 +28,8 @@ static double elements_met(const qd_layer *decl, const qd_decl_op *op)
 }
 
 /* FLOPs of a module per token, forward and backward: 6 per matrix element, plus attention over the
- * causal half, whose scores are recomputed in the backward pass. A lookup and the scatter-add of
- * its gradient are counted by the bytes they move. */
+ * causal half or the windows, whose scores are recomputed in the backward pass. A lookup and the
+ * scatter-add of its gradient are counted by the bytes they move. */
 static double cost(const qd_ledger *l, int module, int64_t seq)
 {
     const qd_layer *decl = &l->decls[l->modules[module].decl];
@@ -38,7 +38,7 @@ static double cost(const qd_ledger *l, int module, int64_t seq)
         const qd_decl_op *op = &decl->ops[i];
         switch (op->kind) {
         case QD_DECL_EMBED: flops += 100.0 * (double)l->model.hidden; break;
-        case QD_DECL_ATTENTION: flops += 7.0 * (double)seq * (double)decl->values[op->out].cols; break;
+        case QD_DECL_ATTENTION: flops += 7.0 * qd_window_keys(op->window, seq) * (double)decl->values[op->out].cols; break;
         case QD_DECL_LINEAR:
         case QD_DECL_GROUPED_LINEAR:
         case QD_DECL_LOSS: flops += 6.0 * elements_met(decl, op); break;

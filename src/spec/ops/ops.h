@@ -81,6 +81,7 @@ typedef struct qd_op {
      * token in this rank's table. Loss: the first row, the first token of this rank's logits. */
     int64_t first, to;
     int32_t heads, kv_heads;   /* rope, attention: on this rank */
+    int64_t window;            /* attention: how many of the last positions a row attends to; 0: all */
     int32_t experts, expert;   /* grouped GEMM: number of experts on this rank, and the first of them */
     int32_t round;             /* context parallelism: how many ranks back the keys come from; -1: all keys, in order of positions */
     qd_op_exchange exchange;
@@ -111,7 +112,7 @@ typedef enum qd_slot_kind {
      * cp, see qd_context_select. */
     QD_SLOT_INPUT,
     QD_SLOT_ROPE,     /* table of rotary angles */
-    QD_SLOT_CACHE,    /* KV cache of this block: (2, context, kv_heads * head_dim) */
+    QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim) */
     QD_SLOT_LOGITS,   /* (1, vocab), of the last row */
     QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, number of tokens counted */
     QD_SLOT_LOCAL
@@ -219,6 +220,25 @@ static inline int64_t qd_positions(int64_t seq, int64_t context)
 {
     return context > 0 ? context : seq;
 }
+
+/* Generation feeds at most this many tokens at a time. */
+#define QD_GENERATION_PIECE 32
+/* The window of a layer where sequences have this many positions; 0: it has none, or they fit into
+ * it. */
+static inline int64_t qd_window_within(int64_t window, int64_t positions)
+{
+    return window < positions ? window : 0;
+}
+/* Rows of keys in the cache of a layer. With a window it is a ring, which holds what the first of
+ * the tokens fed attends to and all of them. */
+static inline int64_t qd_cache_rows(int64_t window, int64_t context)
+{
+    int64_t rows = window + QD_GENERATION_PIECE - 1;
+    return window > 0 && rows < context ? rows : context;
+}
+
+/* QD_UNSUPPORTED names a field of the model that kernels of the device do not implement. */
+qd_status qd_device_check_model(const qd_device_traits *traits, const qd_model *model);
 
 /* Rows of logits per chunk of the head. Depends on the vocabulary and the kind of device alone, so
  * that no sum depends on the layout. */

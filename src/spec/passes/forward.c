@@ -53,13 +53,16 @@ static void rope(lowering *l, const qd_decl_op *d)
 static void attention(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
-    if (w->config->context > 0) {
+    const qd_class_config *c = w->config;
+    int64_t window = qd_window_within(d->window, qd_positions(c->seq, c->context));
+    if (c->context > 0) {
         int64_t kv = (int64_t)w->kv_heads * w->model->head_dim;
-        int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, w->config->activation, 2 * w->config->context, kv);
-        QD_CLASS_OP(w, ATTENTION_CACHED, (QKV, l->slot[d->x]), (CACHE, cache), (O, l->slot[d->out]));
+        int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, c->activation, 2 * qd_cache_rows(window, c->context), kv);
+        QD_CLASS_OP(w, ATTENTION_CACHED, (QKV, l->slot[d->x]), (CACHE, cache), (O, l->slot[d->out]))->window = window;
         return;
     }
-    QD_CLASS_OP(w, ATTENTION, (QKV, l->slot[d->x]), (INPUT, qd_class_input(w)), (O, l->slot[d->out]), (LSE, qd_class_f32(w, "lse", 0, 0)));
+    QD_CLASS_OP(w, ATTENTION, (QKV, l->slot[d->x]), (INPUT, qd_class_input(w)), (O, l->slot[d->out]), (LSE, qd_class_f32(w, "lse", 0, 0)))
+        ->window = window;
 }
 
 static void activation(lowering *l, const qd_decl_op *d)

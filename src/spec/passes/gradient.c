@@ -136,7 +136,8 @@ static void attention(gradients *g, int i)
     int x = op->slot[QD_ATTENTION_QKV], input = op->slot[QD_ATTENTION_INPUT], o = op->slot[QD_ATTENTION_O],
         lse = op->slot[QD_ATTENTION_LSE], dy = grad_of(g, o), dx = part_of(g, x, false);
     QD_CLASS_OP(g->w, ATTENTION_GRAD, (QKV, x), (INPUT, input), (O, o), (LSE, lse), (D_O, dy), (D_QKV, dx),
-                (DELTA, qd_class_f32(g->w, "delta", 0, 0)));
+                (DELTA, qd_class_f32(g->w, "delta", 0, 0)))
+        ->window = forward(g, i)->window;
     give(g, x, dx, i);
 }
 

@@ -17,6 +17,7 @@ typedef struct attention {
     int input;
     int64_t q, kv, batch, most; /* columns of queries, of keys; the most rows of a sequence on any rank of cp */
     int64_t kv_share;           /* ulysses: columns of keys that a rank receives, whole heads */
+    int64_t window;             /* 0: none */
     double flops;               /* of the forward pass on this rank */
 } attention;
 
@@ -26,17 +27,32 @@ typedef struct attention_state {
     int qkv, o, lse;
 } attention_state;
 
-static attention begin(qd_class_writer *w, int input)
+static attention begin(qd_class_writer *w, int input, int64_t window)
 {
-    attention a = {.w = w, .group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP)), .input = input, .batch = w->config->batch};
+    attention a = {.w = w, .group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP)), .input = input, .batch = w->config->batch,
+                   .window = window};
     a.q = (int64_t)w->heads * w->model->head_dim;
     a.kv = (int64_t)w->kv_heads * w->model->head_dim;
     a.kv_share = qd_context_kv_share(a.group.size, a.kv, w->model->head_dim);
     a.most = qd_context_most_rows(w->config->seq, a.group.size);
-    /* QKᵀ and PV over the causal half. The zigzag assignment of chunks gives all ranks the same
-     * work. */
-    a.flops = 2.0 * (double)w->rows * (double)w->config->seq * (double)a.q;
+    /* QKᵀ and PV over the causal half, or the windows. The zigzag assignment of chunks gives all
+     * ranks the same work, or with windows nearly so. */
+    a.flops = 2.0 * (double)w->rows * qd_window_keys(window, w->config->seq) * (double)a.q;
     return a;
+}
+
+/* FLOPs of the forward pass with the keys of the rank `round` ranks back: with windows, the share
+ * of the pairs of queries and keys, of which some rounds have none. */
+static double round_flops(const attention *a, int round)
+{
+    int n = a->group.size, coord = qd_group_coord(&a->w->ledger->mesh, a->group, a->w->config->rank);
+    double all = 0.0, pairs = 0.0;
+    for (int t = 0; t < n && a->window > 0; t++) {
+        double here = qd_context_pairs(a->w->config->seq, n, coord, (coord + n - t) % n, a->window);
+        all += here;
+        pairs = t == round ? here : pairs;
+    }
+    return a->window > 0 ? a->flops * pairs / all : a->flops / n;
 }
 
 static int whole_rows(const attention *a, const char *name, qd_dtype dtype, int64_t cols)
@@ -81,10 +97,11 @@ static void zero(const attention *a, int x)
     qd_op_sizes(QD_CLASS_OP(a->w, ZERO, (X, x)), a->w->slots[x].rows, a->w->slots[x].cols, 0, 0.0);
 }
 
-/* Sizes of an attention op over `heads` heads of this rank's columns. */
+/* Window and sizes of an attention op over `heads` heads of this rank's columns. */
 static qd_op *over_heads(const attention *a, qd_op *op, int heads, int kv_heads, double flops)
 {
     qd_op_sizes(op, a->w->rows, a->q, a->w->config->seq, flops);
+    op->window = a->window;
     op->heads = heads;
     op->kv_heads = kv_heads;
     return op;
@@ -124,7 +141,7 @@ static void ring(const attention *a, int qkv, int o, int lse)
     for (int t = 0; t < n; t++) {
         if (t < n - 1)
             exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], cols, count, t, true);
-        part(a, qkv, kv[t % 2], o, lse, t, a->flops / n);
+        part(a, qkv, kv[t % 2], o, lse, t, round_flops(a, t));
     }
 }
 
@@ -145,7 +162,7 @@ static int ring_grad(const attention *a, attention_state s, int d_o, int delta, 
         if (t < n - 1)
             exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], cols, count, t, true);
         zero(a, to);
-        part_grad(a, s, kv[t % 2], d_o, delta, dq, to, t, 2.5 * a->flops / n);
+        part_grad(a, s, kv[t % 2], d_o, delta, dq, to, t, 2.5 * round_flops(a, t));
         if (t > 0)
             qd_op_sizes(QD_CLASS_OP(a->w, ADD, (A, dkv[t % 2]), (B, own), (Y, dkv[t % 2])), a->batch * a->most, cols, 0, 0.0);
         exchange(a, QD_OP_CONTEXT_SHIFT, dkv[t % 2], dkv[1 - t % 2], cols, count, t, true);
@@ -206,7 +223,7 @@ static void plain_grad(const attention *a, attention_state s, int d_o, int d_qkv
 void qd_place_attention(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[QD_ATTENTION_INPUT]);
+    attention a = begin(w, op->slot[QD_ATTENTION_INPUT], op->window);
     int n = a.group.size, qkv = qd_place_want(p, op->slot[QD_ATTENTION_QKV], QD_LAYOUT_COLUMNS), o = op->slot[QD_ATTENTION_O];
     bool ulysses = n > 1 && w->config->cp_mode == QD_CP_ULYSSES, narrow = w->config->activation != QD_F32;
     attention_state s = {qkv, o, op->slot[QD_ATTENTION_LSE]};
@@ -237,7 +254,7 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
 void qd_place_attention_grad(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[QD_ATTENTION_GRAD_INPUT]);
+    attention a = begin(w, op->slot[QD_ATTENTION_GRAD_INPUT], op->window);
     int n = a.group.size, lse = op->slot[QD_ATTENTION_GRAD_LSE],
         d_o = qd_place_want(p, op->slot[QD_ATTENTION_GRAD_D_O], QD_LAYOUT_COLUMNS), d_qkv = op->slot[QD_ATTENTION_GRAD_D_QKV],
         delta = op->slot[QD_ATTENTION_GRAD_DELTA];
@@ -261,6 +278,7 @@ void qd_place_attention_grad(qd_placing *p, const qd_op *op)
     int dq = narrow ? qd_class_f32(w, "d_q in fp32", w->rows, a.q) : d_qkv;
     zero(&a, dq);
     over_heads(&a, QD_CLASS_OP(w, ATTENTION_DELTA, (O, s.o), (D_O, d_o), (DELTA, delta)), w->heads, w->kv_heads, 0.0)->k = 0;
+    w->ops[w->op_count - 1].window = 0; /* it has no scores */
     int dkv = w->config->cp_mode == QD_CP_RING ? ring_grad(&a, s, d_o, delta, dq) : gather_grad(&a, s, d_o, delta, dq);
     if (narrow)
         columns(&a, dq, 0, d_qkv, 0, a.q);

@@ -481,8 +481,7 @@ static void add_persistent(builder *b, int64_t moment2)
     if (m->position == QD_POSITION_ROPE)
         qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
     if (s->context > 0) {
-        int64_t kv = (int64_t)m->kv_heads * m->head_dim;
-        qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, m->layers * 2 * s->context * kv * (int64_t)qd_dtype_size(s->activation), true);
+        qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, qd_program_cache_offset(p, m->layers), true);
         qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
     }
     qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
@@ -682,6 +681,17 @@ int64_t qd_program_square_base(const qd_program *p, int family, int part)
         rows += first;
     }
     return rows;
+}
+
+int64_t qd_program_cache_offset(const qd_program *p, int layer)
+{
+    const qd_model *m = &p->ledger->model;
+    int64_t rows = 0, context = p->strategy.context;
+    for (int i = 0; i < layer; i++) { /* the first module is the embedding */
+        int64_t window = qd_layer_window(&p->ledger->decls[p->ledger->modules[i + 1].decl]);
+        rows += qd_cache_rows(qd_window_within(window, context), context);
+    }
+    return 2 * rows * m->kv_heads * m->head_dim * (int64_t)qd_dtype_size(p->strategy.activation);
 }
 
 int64_t qd_program_square_rows(const qd_program *p)

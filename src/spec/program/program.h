@@ -330,6 +330,9 @@ static inline bool qd_program_squared(const qd_program *p, int param)
 /* First row of a rank's part of a family in SQUARES. Families follow each other; within each, parts
  * are sorted by rank, so that one piece of each rank is gathered. */
 int64_t qd_program_square_base(const qd_program *program, int family, int part);
+/* Generation: bytes of the KV caches of the layers before `layer`; of all layers for their
+ * number. */
+int64_t qd_program_cache_offset(const qd_program *program, int layer);
 int64_t qd_program_square_rows(const qd_program *program); /* over all families and parts */
 
 /* Memory by kind of buffer at the time of the largest total, and the total. */

@@ -176,9 +176,15 @@ static qd_status head_norm_grad(derivation *d)
     return backward_unary(d, f, D_QKV, DX);
 }
 
+/* Identifies an attention: what it reads, and its window. */
+static uint64_t attention_key(const derivation *d)
+{
+    return number(FACT_ATTENTION, qd_known_at(d, QKV).value, (uint64_t)d->w->op->window, 0);
+}
+
 static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand dkv)
 {
-    const fact *f = qd_derivation_find(d, FACT_ATTENTION, qd_known_at(d, QKV).value);
+    const fact *f = qd_derivation_find(d, FACT_ATTENTION, attention_key(d));
     if (!f)
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, D_O, f->y));
@@ -341,7 +347,7 @@ static qd_status attention(derivation *d)
     QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
     if (qd_proof_has(d->w, KV))
         QD_TRY(qd_derivation_is_value(d, KV, qkv));
-    QD_TRY(forward_unary(d, FACT_ATTENTION, qkv, QKV, O));
+    QD_TRY(forward_unary(d, FACT_ATTENTION, attention_key(d), QKV, O));
     qd_known_set_value(d, LSE, number(LOG_SUMS, qd_known_at(d, O).value, 0, 0));
     return QD_OK;
 }

@@ -212,6 +212,16 @@ static qd_status check_heads(const proof_walk *w)
     return number(w, "the kv heads of this rank", w->op->kv_heads, kv);
 }
 
+/* The window of the layer, unless sequences fit into it. */
+static qd_status check_attention(const proof_walk *w)
+{
+    const qd_strategy *s = &w->program->strategy;
+    int64_t window = qd_layer_window(&w->ledger->decls[w->ledger->modules[w->class_->module].decl]);
+    int64_t positions = s->context > 0 ? s->context : s->seq;
+    QD_TRY(check_heads(w));
+    return number(w, "the window of this layer", w->op->window, window < positions ? window : 0);
+}
+
 static qd_status check_experts(const proof_walk *w)
 {
     const qd_mesh *mesh = w->proof->mesh;
@@ -335,12 +345,12 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_ROPE_INVERSE:
     case QD_OP_HEAD_NORM:
     case QD_OP_HEAD_NORM_GRAD:
+    case QD_OP_ATTENTION_DELTA: return check_heads(w);
     case QD_OP_ATTENTION:
     case QD_OP_ATTENTION_GRAD:
     case QD_OP_ATTENTION_CACHED:
     case QD_OP_ATTENTION_PART:
-    case QD_OP_ATTENTION_DELTA:
-    case QD_OP_ATTENTION_PART_GRAD: return check_heads(w);
+    case QD_OP_ATTENTION_PART_GRAD: return check_attention(w);
     case QD_OP_DROPOUT: port_rows(w, &first); return number(w, "the first row of this rank", w->op->first, first);
     case QD_OP_ROUTE:
     case QD_OP_ROUTE_GRAD: return check_route(w);

@@ -146,13 +146,18 @@ static void attention(evaluation *e, const qd_decl_op *op, const double *x, doub
     for (int64_t row = 0; row < e->rows; row++)
         for (int h = 0; h < m->heads; h++) {
             int64_t begin = row / e->r->seq * e->r->seq, from = begin + (e->r->doc_start ? e->r->doc_start[row] : 0);
+            if (op->window > 0 && from < row - op->window + 1)
+                from = row - op->window + 1;
             int64_t key = q + h / (m->heads / m->kv_heads) * m->head_dim;
             double sum = 0;
             for (int64_t s = from; s <= row; s++) {
                 double score = 0;
                 for (int i = 0; i < m->head_dim; i++)
                     score += x[row * cols + h * m->head_dim + i] * x[s * cols + key + i];
-                sum += p[s - begin] = exp(score / sqrt(m->head_dim));
+                score *= m->score_scale > 0 ? m->score_scale : 1 / sqrt(m->head_dim);
+                if (m->score_softcap > 0)
+                    score = m->score_softcap * tanh(score / m->score_softcap);
+                sum += p[s - begin] = exp(score);
             }
             for (int64_t s = from; s <= row; s++)
                 for (int i = 0; i < m->head_dim; i++)

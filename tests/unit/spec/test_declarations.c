@@ -184,7 +184,7 @@ static void wrong_declarations(void **state)
     family.variant = beyond;
     refused(&family, MODEL, "layer 1 is variant 1, and there are 1");
     family.variants = QD_DECLARATIONS_MOST - 1;
-    refused(&family, MODEL, "has 7 variants of layers: 1 to 6 are supported");
+    refused(&family, MODEL, "has 9 variants of layers: 1 to 8 are supported");
 }
 
 static void wrong_for_a_layout(void **state)

@@ -252,6 +252,17 @@ static const mutant mutants[] = {
     {LLAMA "parallel.ranks=4 parallel.cp=2 ",
      {ACTION_GROUP, "reduce", "gradients[", .nth = 0, .to = "cp"},
      {"squares", "axis dp", "never summed"}},
+    /* Windows: dropped, or another one, in one pass or on some ranks. */
+    {LLAMA "model.window=4 ",
+     {OP_WINDOW, "attention.grad", "block.0", .nth = 0, .number = 0},
+     {"(attention.grad)", "window", "which is 4"}},
+    {LLAMA "model.window=4 ", {OP_WINDOW, "attention", "block.1", .nth = 0, .number = 5}, {"(attention)", "window", "which is 4"}},
+    {LLAMA "model.window=4 model.full_every=2 ",
+     {OP_WINDOW, "attention", "block.1", .nth = 0, .number = 4},
+     {"(attention)", "window", "which is 0"}},
+    {LLAMA "model.window=4 parallel.ranks=2 parallel.cp=2 ",
+     {OP_WINDOW, "attention.part.grad", "block.0", .nth = 1, .number = 0},
+     {"(attention.part.grad)", "window", "which is 4"}},
     /* Experts. */
     {MOE EP2,
      {ACTION_GROUP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0, .to = "dp×cp"},

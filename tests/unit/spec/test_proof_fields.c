@@ -37,10 +37,12 @@ static const char *const layouts[] = {
     GPT2 "parallel.ranks=2 run.device=cuda model.dropout=0.1 ",
     MOE "parallel.ranks=1 run.device=cuda ",
     LLAMA "parallel.ranks=2 parallel.split_backward=true train.swiglu=again ",
+    LLAMA "parallel.ranks=2 parallel.tp=2 model.window=4 model.full_every=2 ",
+    LLAMA "parallel.ranks=2 parallel.cp=2 model.window=4 model.window_from=1 ",
 };
 
-/* m n k: sizes; f first, t to; h heads, v kv heads; e experts, x first expert; r round; c chunk; s
- * site; o scale; l load_tokens. Exchanges: g group, i its index, d type, q count. */
+/* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
+ * chunk; s site; o scale; l load_tokens. Exchanges: g group, i its index, d type, q count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = "mnkf",
     [QD_OP_EMBED_GRAD] = "mnkf",
@@ -55,9 +57,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_BIAS_GRAD] = "mn",
     [QD_OP_ROPE] = "mhv",
     [QD_OP_ROPE_INVERSE] = "mhv",
-    [QD_OP_ATTENTION] = "hv",
+    [QD_OP_ATTENTION] = "hvw",
     [QD_OP_ATTENTION_CACHED] = "",
-    [QD_OP_ATTENTION_GRAD] = "hv",
+    [QD_OP_ATTENTION_GRAD] = "hvw",
     [QD_OP_ACTIVATION] = "mn",
     [QD_OP_ACTIVATION_GRAD] = "mn",
     [QD_OP_ACTIVATION_GRAD_Y] = "mn",
@@ -102,9 +104,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_REDUCE_SCATTER] = "mngid",
     [QD_OP_ZERO] = "mn",
     [QD_OP_COLUMNS] = "mnft",
-    [QD_OP_ATTENTION_PART] = "hvr",
+    [QD_OP_ATTENTION_PART] = "hvrw",
     [QD_OP_ATTENTION_DELTA] = "hv",
-    [QD_OP_ATTENTION_PART_GRAD] = "hvr",
+    [QD_OP_ATTENTION_PART_GRAD] = "hvrw",
     [QD_OP_HEADS_SPLIT] = "mnk",
     [QD_OP_HEADS_JOIN] = "mnk",
     [QD_OP_ROWS_SPLIT] = "",
@@ -120,7 +122,7 @@ static bool change(qd_op *op, char field, bool more)
 {
     qd_op_exchange *x = &op->exchange;
     int64_t *wide = field == 'm' ? &op->m : field == 'n' ? &op->n : field == 'k' ? &op->k : field == 'f' ? &op->first
-                    : field == 't' ? &op->to : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
+                    : field == 't' ? &op->to : field == 'w' ? &op->window : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
                       : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index : NULL;
     double *real = field == 'o' ? &op->scale : field == 'l' ? &op->load_tokens : NULL;

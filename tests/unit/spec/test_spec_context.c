@@ -57,6 +57,32 @@ static void work_is_balanced(void **state)
     }
 }
 
+/* The share of a pair that is `apart` positions apart: 1 inside the window, a half on its
+ * borders. */
+static double share(int64_t apart, int64_t window)
+{
+    return apart < 0 || (window > 0 && apart > window) ? 0.0 : apart == 0 || apart == window ? 0.5 : 1.0;
+}
+
+/* Pairs of queries and keys of two ranks, against counting. */
+static void pairs_are_counted(void **state)
+{
+    (void)state;
+    for (int cp = 1; cp <= 4; cp++)
+        for (int64_t window = 0; window < 40; window += 1 + window / 3)
+            for (int of = 0; of < cp * cp; of++) {
+                enum { SEQ = 37 };
+                qd_row_run q[QD_CONTEXT_RUNS], k[QD_CONTEXT_RUNS];
+                int rows = qd_context_runs(SEQ, cp, of / cp, q), cols = qd_context_runs(SEQ, cp, of % cp, k);
+                double counted = 0.0;
+                for (int i = 0; i < rows * cols; i++)
+                    for (int64_t x = 0; x < q[i / cols].count; x++)
+                        for (int64_t y = 0; y < k[i % cols].count; y++)
+                            counted += share(q[i / cols].position + x - k[i % cols].position - y, window);
+                assert_true(qd_context_pairs(SEQ, cp, of / cp, of % cp, window) == counted);
+            }
+}
+
 static void inputs_are_picked(void **state)
 {
     (void)state;
@@ -101,6 +127,7 @@ static void short_sequences_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_position_once), cmocka_unit_test(work_is_balanced),
+                                       cmocka_unit_test(pairs_are_counted),
                                        cmocka_unit_test(inputs_are_picked), cmocka_unit_test(short_sequences_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

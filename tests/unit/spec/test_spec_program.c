@@ -5,6 +5,7 @@
 #include <quadrille/check.h>
 
 #include <math.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,9 +63,48 @@ static void stages_count_the_experts_a_token_meets(void **state)
     qd_arena_destroy(arena);
 }
 
+/* The first two of eight blocks attend to all of 4096 positions, which takes 229 k FLOPs per token,
+ * and cost 251 k; the others have windows of 64, which take 7 k, and cost 29 k. */
+static void stages_count_the_keys_in_windows(void **state)
+{
+    (void)state;
+    qd_arena *arena;
+    const qd_program *p = build("model.layers=8 model.hidden=16 model.heads=2 model.head_dim=4 model.vocab=97 data.seq=4096 "
+                                "model.window=64 model.window_from=2 parallel.ranks=2 parallel.pp=2 train.global_batch=2 ", &arena);
+    int blocks = 0;
+    for (int i = 0; i < p->ledger->module_count; i++)
+        blocks += p->ledger->modules[i].stage == 0 && p->ledger->modules[i].layer >= 0;
+    assert_int_equal(blocks, 1); /* without windows four */
+    qd_arena_destroy(arena);
+}
+
+/* FLOPs of the model and of the program, by formula: a token attends to W of T positions, fewer at
+ * the beginning. Matrices count 6 per element, attention 12 per key and column in the model (twice
+ * the causal half) and 14 in the program, which recomputes scores. */
+static void flops_follow_the_windows(void **state)
+{
+    (void)state;
+    enum { T = 128, W = 16, D = 32, LAYERS = 6, WINDOWS = 3 };
+    qd_arena *arena;
+    const qd_program *p = build("model.layers=6 model.hidden=32 model.heads=4 model.ffn=48 model.vocab=97 data.seq=128 model.window=16 "
+                                "model.window_from=1 model.full_every=3 train.global_batch=2 train.micro_batch=2 ", &arena);
+    double keys = 0.0, matrices = 6.0 * (LAYERS * (4.0 * D * D + 3.0 * D * 48) + 97.0 * D);
+    for (int t = 0; t < T; t++)
+        keys += WINDOWS * (t < W ? t + 0.5 : W) + (LAYERS - WINDOWS) * (t + 0.5);
+    keys /= T;
+    assert_true(qd_model_flops_per_token(&p->ledger->model, T) == matrices + 24.0 * keys * D);
+    assert_true(qd_model_attention_flops(&p->ledger->model, T) == 24.0 * keys * D);
+    assert_true(fabs(qd_program_flops(p) / (2.0 * T) - (matrices + 14.0 * keys * D)) < 1.0);
+    qd_arena_destroy(arena);
+}
+
 static void bad_layouts_are_refused(void **state)
 {
     (void)state;
+    refused(SMALL "model.window=4 model.window_from=3", "model.window_from is 3: the model has 3 layers");
+    refused(SMALL "model.window=4 model.full_every=1", "model.full_every is 1, so no layer has the window");
+    refused(SMALL "model.window=4 run.device=cuda", "model.window is not implemented on run.device=cuda");
+    refused(SMALL "model.score_softcap=20 run.device=cuda", "model.score_softcap is not implemented on run.device=cuda");
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "dp 3 is a layout of 3 ranks, but there are 4");
     refused(SMALL "model.activation=gelu train.swiglu=keep", "the model has no SwiGLU");
@@ -461,6 +501,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_count_the_experts_a_token_meets),
+        cmocka_unit_test(stages_count_the_keys_in_windows),
+        cmocka_unit_test(flops_follow_the_windows),
         cmocka_unit_test(bad_layouts_are_refused),
         cmocka_unit_test(rows_have_names_of_their_own),
         cmocka_unit_test(operands_have_names),

@@ -20,7 +20,7 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads",
                        kernel, (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride,
                        (long long)a->o_stride, a->heads, a->kv_heads);
-    return QD_OK;
+    return qd_check_scores(kernel, a->window, a->softcap);
 }
 
 /* The work of a kernel, split into tiles of queries. */
@@ -50,8 +50,8 @@ static work make_work(qd_stream *stream, const qd_attention_args *a, const qd_ro
                 .lse = a->lse, .doc_start = a->doc_start, .q_runs = run, .k_runs = run, .q_run_count = 1, .k_run_count = 1,
                 .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride, .k_stride = a->k_stride,
                 .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
-                .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
-                .dtype = a->dtype, .out_dtype = a->dtype},
+                .dv_stride = a->v_stride, .window = a->window, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+                .scale = a->scale, .softcap = a->softcap, .dtype = a->dtype, .out_dtype = a->dtype},
     };
 }
 
@@ -179,7 +179,8 @@ static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
                                               .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
-                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride}));
+                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
+                                              .window = a->window, .softcap = a->softcap}));
     QD_TRY(qd_row_runs_check(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq, INT64_MAX));
     QD_TRY(qd_row_runs_check(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq, INT64_MAX));
     const qd_cpu *cpu = qd_cpu_of(stream);
@@ -192,9 +193,9 @@ static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_
                 .lse = a->lse, .doc_start = a->doc_start, .q_runs = a->q_runs, .k_runs = a->k_runs, .q_run_count = a->q_run_count,
                 .k_run_count = a->k_run_count, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
                 .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride,
-                .dk_stride = a->dk_stride, .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads,
-                .head_dim = a->head_dim, .scale = a->scale, .dtype = a->dtype, .out_dtype = QD_F32, .merge = !a->begin,
-                .accumulate = true},
+                .dk_stride = a->dk_stride, .dv_stride = a->dv_stride, .window = a->window, .heads = a->heads,
+                .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale, .softcap = a->softcap, .dtype = a->dtype,
+                .out_dtype = QD_F32, .merge = !a->begin, .accumulate = true},
     };
     for (int i = 0; i < a->q_run_count; i++)
         w->tiles += (a->q_runs[i].count + rows - 1) / rows;
@@ -214,6 +215,10 @@ qd_status qd_cpu_attention_part_backward(qd_stream *stream, const qd_attention_p
     work w;
     QD_TRY(make_part_work("attention_part_backward", stream, a, QD_ATTENTION_BLOCK, &w));
     QD_TRY(qd_attention_part_check_gradients("attention_part_backward", a));
-    qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
+    bool meets = false; /* if not, there is nothing to add to the gradients */
+    for (int i = 0; i < a->k_run_count; i++)
+        meets = meets || qd_cpu_attention_meets(&w.job, &a->k_runs[i]);
+    if (meets)
+        qd_pool_for(w.cpu->pool, a->batch * a->kv_heads, 1, backward_range, &w);
     return QD_OK;
 }

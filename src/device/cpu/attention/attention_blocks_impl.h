@@ -210,14 +210,21 @@ static int64_t larger(int64_t x, int64_t y)
     return x > y ? x : y;
 }
 
+/* The first position in the window of a query at position t; below 0: all positions are in it. */
+static int64_t window_start(const job *a, int64_t t)
+{
+    return a->window > 0 ? t - a->window + 1 : 0;
+}
+
 /* Row r of a tile, at position t = position + r, attends to keys at positions first_key(r) .. t. */
 static int64_t first_key(const job *a, int64_t batch, const tile *at, int64_t r)
 {
     int64_t start = a->doc_start ? a->doc_start[batch * a->q_seq + at->row + r] : 0;
+    start = larger(start, window_start(a, at->position + r));
     return smaller(larger(start, 0), at->position + r);
 }
 
-/* The first position that any row of the tile attends to. */
+/* The first position that any row of the tile attends to. Windows start at ascending positions. */
 static int64_t first_key_of(const job *a, int64_t batch, const tile *at)
 {
     int64_t least = first_key(a, batch, at, 0);
@@ -242,6 +249,12 @@ static key_block block_at(const qd_row_run *run, int64_t at)
 static int64_t group_keys(int64_t t, const key_block *k)
 {
     return smaller(larger(t + MR - k->position, 0), k->keys);
+}
+
+/* Whether the windows of all rows from position t on start behind the block. */
+static bool outside_window(const job *a, int64_t t, const key_block *k)
+{
+    return a->window > 0 && window_start(a, t) >= k->position + k->keys;
 }
 
 static int key_vectors(int64_t keys)
@@ -284,6 +297,14 @@ static void mask_row(float *s, int vectors, int64_t low, int64_t high, float val
         if (from > 0 || to < QD_VF)
             vf_store(s + v * QD_VF, vf_select((lane >= from) & (lane < to), vf_load(s + v * QD_VF), vf_set(value)));
     }
+}
+
+/* Soft-caps scores: cap · tanh(s / cap), for `rows` rows of `vectors`. */
+static void cap_scores(float *s, int rows, int vectors, float cap)
+{
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            vf_store(s + r * BLOCK + v * QD_VF, cap * vec_tanh(vf_load(s + r * BLOCK + v * QD_VF) * (1.0f / cap)));
 }
 
 /* Rows that are prefetched a few at a time during other computation: the rows of a head are short

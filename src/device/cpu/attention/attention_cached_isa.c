@@ -14,19 +14,27 @@ static float dot(const float *q, const void *k, int64_t n, qd_dtype dtype)
     return vf_sum(sum);
 }
 
+/* Row of a ring. */
+static int64_t row_at(const qd_attention_cached_args *a, int64_t at)
+{
+    return at < a->context ? at : at - a->context;
+}
+
 static void one_row(const qd_attention_cached_args *a, int64_t row, int head)
 {
     const int64_t d = a->head_dim, cols = a->kv_heads * d, from = (head / (a->heads / a->kv_heads)) * d;
-    const int64_t keys = a->past + row + 1;
+    const int64_t keys = a->past + row + 1, window = a->window > 0 && a->window < keys ? a->window : keys;
     float q[QD_CPU_CACHED_HEAD_DIM], o[QD_CPU_CACHED_HEAD_DIM] = {0}, scores[BLOCK];
     const void *query = qd_cpu_at(a->q, row * a->q_stride + head * d, a->dtype);
     QD_FOR_VECTORS(i, width, d, { vec_store(q, i, vec_load(query, i, width, a->dtype) * vf_set(a->scale), width, QD_F32); });
     float most = -INFINITY, total = 0.0f;
-    for (int64_t first = 0; first < keys; first += BLOCK) {
-        int64_t count = keys - first < BLOCK ? keys - first : BLOCK;
+    for (int64_t first = keys - window; first < keys; first += BLOCK) {
+        int64_t count = keys - first < BLOCK ? keys - first : BLOCK, at = first % a->context;
         float block_most = most;
         for (int64_t j = 0; j < count; j++) {
-            scores[j] = dot(q, qd_cpu_at(a->k_cache, (first + j) * cols + from, a->dtype), d, a->dtype);
+            scores[j] = dot(q, qd_cpu_at(a->k_cache, row_at(a, at + j) * cols + from, a->dtype), d, a->dtype);
+            if (a->softcap > 0)
+                scores[j] = a->softcap * tanhf(scores[j] / a->softcap);
             block_most = scores[j] > block_most ? scores[j] : block_most;
         }
         float shrink = expf(most - block_most); /* 0 for the first block */
@@ -35,7 +43,7 @@ static void one_row(const qd_attention_cached_args *a, int64_t row, int head)
             o[i] *= shrink;
         for (int64_t j = 0; j < count; j++) {
             float weight = expf(scores[j] - block_most);
-            const void *value = qd_cpu_at(a->v_cache, (first + j) * cols + from, a->dtype);
+            const void *value = qd_cpu_at(a->v_cache, row_at(a, at + j) * cols + from, a->dtype);
             total += weight;
             QD_FOR_VECTORS(i, width, d, {
                 vec_store(o, i, vec_load(o, i, width, QD_F32) + vec_load(value, i, width, a->dtype) * vf_set(weight), width, QD_F32);

@@ -30,12 +30,24 @@ typedef struct qd_cpu_attention_job {
     const qd_row_run *q_runs, *k_runs;
     int q_run_count, k_run_count;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
+    int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
-    float scale;
+    float scale, softcap;
     qd_dtype dtype, out_dtype;
     bool merge;      /* forward: merge into the existing o and lse; o is fp32 */
     bool accumulate; /* backward: accumulate into the gradients; they are fp32 */
 } qd_cpu_attention_job;
+
+/* Whether the windows of any queries contain keys of the run. */
+static inline bool qd_cpu_attention_meets(const qd_cpu_attention_job *j, const qd_row_run *keys)
+{
+    bool meets = j->window == 0;
+    for (int i = 0; i < j->q_run_count && !meets; i++) {
+        const qd_row_run *q = &j->q_runs[i];
+        meets = keys->position < q->position + q->count && keys->position + keys->count > q->position - j->window + 1;
+    }
+    return meets;
+}
 
 /* Consecutive rows of queries, starting at row `row` of the part, at position `position`. */
 typedef struct qd_cpu_attention_tile {

@@ -119,8 +119,9 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
     }
     if (ahead && a->k_run_count == 1) {
         int64_t rows = ahead->tile.rows, q0 = rows * before / work, q1 = rows * (before + here) / work;
-        int64_t most = smaller(BLOCK, run->count), k0 = most * before / work, k1 = most * (before + here) / work;
-        key = ahead->batch * a->k_seq + run->row + k0;
+        int64_t start = larger(window_start(a, ahead->tile.position) - run->position, 0) / BLOCK * BLOCK;
+        int64_t most = larger(smaller(BLOCK, run->count - start), 0), k0 = most * before / work, k1 = most * (before + here) / work;
+        key = ahead->batch * a->k_seq + run->row + start + k0;
         add_fetch(&f, a, a->q, (ahead->batch * a->q_seq + ahead->tile.row + q0) * a->q_stride + ahead->head * hd,
                   a->q_stride, 1, q1 - q0);
         add_fetch(&f, a, a->k, key * a->k_stride + ahead->head / group * hd, a->k_stride, 1, k1 - k0);
@@ -184,6 +185,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     float *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
     /* fp32 queries are read in place, except for the rows of an incomplete group. */
     int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
+    const float cap = a->softcap * LOG2_E;
     bool streamed = streams_rows(a, a->o, a->o_stride, a->heads), begun = false;
     running state;
     for (int run = 0; run < a->k_run_count; run++) {
@@ -203,9 +205,9 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
             pack_rows(w.v, w.ld, a->v, (key0 + k.row) * a->v_stride + kv * hd, a->v_stride, k.keys, hd, 1, a->dtype);
             fetches f = fetches_of(a, now, ahead, k_run, from, least);
             for (int g = 0; g < rows; g += MR) {
-                int64_t seen = group_keys(at->position + g, &k);
+                int64_t seen = outside_window(a, at->position + g, &k) ? 0 : group_keys(at->position + g, &k);
                 float *o = w.o + g * w.ld;
-                if (seen == 0 && fresh) /* nor will it attend to the following blocks of this run */
+                if (seen == 0 && fresh) /* its result starts empty */
                     memset(o, 0, (size_t)(MR * w.ld) * sizeof *o);
                 if (seen == 0)
                     continue;
@@ -218,6 +220,8 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                                 vectors);
                 else
                     product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
+                if (cap > 0)
+                    cap_scores(w.s, MR, vectors, cap);
                 for (int r = g; r < g + MR; r++) {
                     if (last && !streamed && r < rows)
                         expect_row(a, row0 + at->row + r, head);
@@ -296,11 +300,22 @@ static int pair_vectors(const pair *b, int g)
     return key_vectors(smaller((seen + MR - 1) / MR * MR, b->k.keys));
 }
 
+/* dp = (dp - delta) times the derivative of the soft-cap that gave s, 1 - (s / cap)^2; 0 where s is
+ * masked. */
+static void cap_gradients(float *dp, const float *s, int vectors, float cap, float delta)
+{
+    for (int v = 0; v < vectors; v++) {
+        vf t = vf_max(vf_load(s + v * QD_VF) * (1.0f / cap), vf_set(-1.0f));
+        vf_store(dp + v * QD_VF, (vf_load(dp + v * QD_VF) - delta) * (1.0f - t * t));
+    }
+}
+
 /* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, without `scale`.
  * Zero where masked, up to the last group of MR keys that the row group attends to. */
 static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
 {
     int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
+    const float cap = a->softcap * LOG2_E;
     /* One GEMM after the other: the operands of both do not fit in the L1 cache together. */
     for (int g = 0; g < b->q.rows; g += MR)
         product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, pair_vectors(b, g));
@@ -313,6 +328,8 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
             float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
             int64_t low = r < b->q.rows ? first_key(a, b->batch, &b->q, r) - b->k.position : seen;
             int64_t high = smaller(b->q.position + r + 1 - b->k.position, seen);
+            if (low < high && cap > 0)
+                cap_scores(s, 1, vectors, cap);
             if (low >= high) {
                 memset(s, 0, (size_t)vectors * sizeof(vf));
                 memset(dp, 0, (size_t)vectors * sizeof(vf));
@@ -321,6 +338,10 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
             if (low > 0 || high < vectors * QD_VF)
                 mask_row(s, vectors, low, high, -INFINITY);
             float shift = a->lse[at + r] * LOG2_E, delta = a->delta[at + r];
+            if (cap > 0) {
+                cap_gradients(dp, s, vectors, cap, delta);
+                delta = 0;
+            }
             for (int v = 0; v < vectors; v++) {
                 vf p = exp2_negative(vf_load(s + v * QD_VF) - shift);
                 vf_store(s + v * QD_VF, p);
@@ -413,6 +434,8 @@ static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_r
 {
     for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
         b->q = (tile){run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
+        if (outside_window(a, b->q.position, &b->k))
+            break;
         if (first_key_of(a, b->batch, &b->q) >= b->k.position + b->k.keys || b->q.position + b->q.rows <= b->k.position)
             continue;
         int place = first + (int)(from / BLOCK);
@@ -496,6 +519,8 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
     for (int k_run = 0; k_run < a->k_run_count; k_run++) {
         for (int64_t from = 0; from < a->k_runs[k_run].count; from += BLOCK) {
             pair b = {.batch = batch, .k = block_at(&a->k_runs[k_run], from)};
+            if (a->accumulate && !qd_cpu_attention_meets(a, &(qd_row_run){b.k.row, b.k.position, b.k.keys}))
+                continue;
             pack_keys(a, &w, &b, kv);
             memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
             memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));

@@ -23,7 +23,7 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads", kernel,
                        (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride, (long long)a->o_stride,
                        a->heads, a->kv_heads);
-    return QD_OK;
+    return qd_refuse_scores(kernel, a->window, a->softcap);
 }
 
 /* Tensor-core kernels read 16 bytes per access; the others have no alignment requirements. */
@@ -106,7 +106,8 @@ static qd_status check_part(const char *kernel, const qd_attention_part_args *a)
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
                                               .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
-                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride}));
+                                              .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
+                                              .window = a->window, .softcap = a->softcap}));
     QD_TRY(qd_row_runs_check(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq, MOST_SEQ));
     return qd_row_runs_check(kernel, "keys", a->k_runs, a->k_run_count, a->k_seq, MOST_SEQ);
 }

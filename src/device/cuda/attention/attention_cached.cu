@@ -127,6 +127,7 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attention_cached_args *a)
 {
     QD_TRY(qd_check_float("attention_cached", "q", a->dtype));
+    QD_TRY(qd_refuse_scores("attention_cached", a->window, a->softcap));
     if (a->past < 0 || a->rows < 0 || a->past + a->rows > a->context)
         return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit in a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);
