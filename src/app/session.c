@@ -141,6 +141,9 @@ static qd_status start(qd_session *s)
     if (strcmp(qd_options_string(s->options, "run.backend"), "mpi") == 0)
         return QD_FAIL(QD_USAGE, "run.backend=mpi: the ranks of a session are threads of one process; leave run.backend out, or use "
                                  "qd_train()");
+    if (qd_options_int(s->options, "run.restarts") > 0)
+        return QD_FAIL(QD_USAGE, "run.restarts starts ranks again that are processes, and those of a session are threads: leave it out, or "
+                                 "use qd_train()");
     QD_TRY(qd_run_prepare_local(&s->run, &s->observer, &s->summary));
     s->summary.shown.ranks_as = "threads";
     if (s->run.config.tuning[0] == '\0') /* the place of caches is found in the environment */
@@ -210,6 +213,7 @@ static qd_status resumed_options(const char *folder, const qd_options *changes, 
     QD_TRY(changes ? qd_options_copy(changes, options) : qd_options_create(&table, 1, options));
     QD_TRY(qd_options_set(*options, "run.dir", folder));
     QD_TRY(qd_options_set(*options, "run.resume", "true"));
+    QD_TRY(qd_options_set(*options, "run.restarts", "0")); /* the saved run may have been supervised */
     return qd_resume_options(*options, 0);
 }
 

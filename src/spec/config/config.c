@@ -200,6 +200,10 @@ static const qd_option options_table[] = {
      "from"},
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL,
      "resume from the newest valid checkpoint in run.dir, on the same or a different layout", "resume"},
+    {"run.restarts", QD_OPTION_INT, "0", 0, 1e6, NULL,
+     "how often local ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
+     "journal",
+     "restarts"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "write trace.json (Perfetto) to run.dir", "trace"},
     {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "number of traced steps, starting with the first", NULL},
@@ -437,6 +441,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->async_save = qd_options_bool(o, "run.async_save");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
+    c->restarts = qd_options_int(o, "run.restarts");
+    if (c->restarts > 0 && !c->save)
+        return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
     c->weights = qd_options_string(o, "run.weights");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
@@ -462,8 +469,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         const char *key, *what;
     } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
                         {"run.save_every", "the folder that checkpoints are written to"},
+                        {"run.restarts", "the folder that the run restarts from"},
                         {"run.resume", "the folder of the run to resume"}};
-    const bool wanted[] = {c->trace, c->save_every > 0, c->resume};
+    const bool wanted[] = {c->trace, c->save_every > 0, c->restarts > 0, c->resume};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (wanted[i] && c->run_dir[0] == '\0')
             return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);

@@ -47,6 +47,7 @@ typedef struct qd_config {
     bool async_save;     /* written from a copy while training continues */
     int keep;
     bool resume;
+    int64_t restarts;    /* of local ranks after a failure */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
     bool ranks_as_threads, trace;

@@ -240,7 +240,7 @@ static qd_status make_ready(void *context)
 }
 
 /* Processes that do not find each other would each train the whole run, in the same folder. */
-static qd_status check_world(const place *p, bool mpi)
+static qd_status check_world(const place *p, bool mpi, int64_t restarts)
 {
     if (p->role == ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
@@ -252,6 +252,11 @@ static qd_status check_world(const place *p, bool mpi)
                        "start one process, which starts "
                        "its ranks by itself (--ranks %d)",
                        p->starter, p->size, p->size);
+    if (restarts > 0)
+        return QD_FAIL(QD_USAGE,
+                       "run.restarts restarts local ranks, and %s started these: leave it out and start the command again with --resume "
+                       "(docs/operations.md)",
+                       p->starter);
     if (!qd_mpi_built())
         return QD_FAIL(QD_UNSUPPORTED,
                        "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library "
@@ -413,13 +418,19 @@ static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summa
 {
     QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
-    bool one = c->world == 1;
+    bool one = c->world == 1, supervised = c->restarts > 0;
+    int stopped;
     run->observer = observer;
     bool threads = c->ranks_as_threads || c->strategy.traits->ranks_as_threads;
-    summary->shown.ranks_as = one ? "this process" : threads ? "threads" : "processes";
+    if (supervised && threads && !one)
+        return QD_FAIL(QD_USAGE, "run.restarts starts ranks again that are processes, and the ranks of this run are threads: %s",
+                       c->ranks_as_threads ? "leave run.ranks_as out" : "use one rank, or leave run.restarts out");
+    summary->shown.ranks_as = supervised ? "processes" : one ? "this process" : threads ? "threads" : "processes";
     if (observer && observer->on_start)
         observer->on_start(observer->context, &summary->shown);
-    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv);
+    if (supervised)
+        return qd_launch_restarting(run, argv, observer);
+    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv, &stopped);
 }
 
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer)
@@ -438,7 +449,7 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     atomic_store(&failure_told, 0);
     atomic_store(&stop_asked, 0);
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
-    status = check_world(&p, mpi);
+    status = check_world(&p, mpi, qd_options_int(options, "run.restarts"));
     if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
         end_local_rank(&p, run_local_rank(&p, &run));
     if (status == QD_OK && mpi)

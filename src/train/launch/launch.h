@@ -17,6 +17,9 @@
 #define QD_ENV_LAUNCHER "QUADRILLE_LAUNCHER"
 #define QD_ENV_CONFIG_FD "QUADRILLE_CONFIG_FD" /* the configuration as the launcher parsed it */
 
+/* The journal of restarts, in the run folder. */
+#define QD_JOURNAL_FILE "restarts.jsonl"
+
 /* The launcher sends this to local ranks in place of SIGINT, which a terminal sends to all
  * processes of a job. */
 #define QD_SIGNAL_INTERRUPT SIGUSR2
@@ -47,8 +50,11 @@ qd_status qd_launch_config_read(int fd, qd_options **options);
 
 /* Ways to run the ranks; `run` is complete. */
 /* Starts one process per rank and returns when all have ended. The caller must be
- * single-threaded. */
-qd_status qd_launch_processes(const qd_run *run, char *const *argv);
+ * single-threaded. *stopped: the signal by which the user ended the run; 0: none. */
+qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped);
+/* The same, and starts the ranks again after a failure, up to run.restarts times. Changes the
+ * configuration of `run`. */
+qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer);
 /* Ranks as threads of this process; with one rank, this thread. */
 qd_status qd_launch_threads(const qd_run *run);
 #endif

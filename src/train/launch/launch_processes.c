@@ -275,7 +275,7 @@ static qd_status open_crew(crew *c)
     return watch_signals(c);
 }
 
-qd_status qd_launch_processes(const qd_run *run, char *const *argv)
+qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped)
 {
     crew c = {.run = run, .size = run->config.world, .report = {-1, -1}, .config = -1, .signals = -1};
     sigaction(SIGCHLD, NULL, &c.child_before);
@@ -288,6 +288,7 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv)
         enter(&c, PHASE_TERMINATING);
     }
     supervise(&c);
+    *stopped = c.stop_signal;
     if (c.stop_signal != 0)
         qd_failure_add(&c.failure, QD_INTERRUPTED, "interrupted", "");
     if (c.signals >= 0)

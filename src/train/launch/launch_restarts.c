@@ -1,0 +1,269 @@
+/* Restarts local ranks after a failure (run.restarts): decides from the status whether a restart
+ * can help, continues from the newest intact checkpoint, and keeps a journal in the run folder.
+ *
+ * The launcher stays, so that signals, output and the observer are those of one run; only the ranks
+ * are new. A resumed run is bit-identical to one that was not disturbed, so the result does not
+ * depend on the failures. */
+#define _GNU_SOURCE
+#include "train/launch/launch.h"
+
+#include "base/clock.h"
+#include "base/file.h"
+#include "base/text/json_writer.h"
+#include "train/run/run_state.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Consecutive failures after the same step with the same message: the next one would be the same.
+ * Non-finite numbers are reproduced bit by bit, unless a flipped bit was the reason. */
+enum { MOST_EQUAL = 3, MOST_EQUAL_NOT_FINITE = 2 };
+
+typedef struct keeper {
+    qd_run *run;
+    qd_train_observer passed; /* what the ranks report to: counts steps and passes them on */
+    const qd_train_observer *observer;
+    qd_strbuf journal;
+    int64_t attempt;   /* from 1 */
+    int64_t step;      /* last step that was reported, in this attempt or an earlier one; -1: none */
+    double failed_at;  /* clock time of the failure that the present attempt follows; 0: none, or it has recovered */
+    qd_failure before; /* the failure before the present one */
+    int64_t before_step;
+    int equal;         /* consecutive equal failures */
+} keeper;
+
+/* Why a run failed, in the words of the journal; NULL: a restart would fail in the same way. */
+static const char *cause_of(qd_status status)
+{
+    switch (status) {
+    case QD_SYSTEM:
+    case QD_REMOTE: return "rank lost";
+    case QD_TIMEOUT: return "rank missing";
+    case QD_MISMATCH: return "ranks disagree";
+    case QD_NO_MEMORY: return "out of memory";
+    case QD_IO: return "input or output";
+    case QD_NOT_FINITE: return "not finite";
+    default: return NULL; /* configuration, damaged files, a signal, a folder in use */
+    }
+}
+
+static void put_time(qd_json_writer *w)
+{
+    char text[32] = "";
+    struct tm parts;
+    time_t now = time(NULL);
+    if (gmtime_r(&now, &parts))
+        strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+    qd_json_put_string(w, "time", text);
+}
+
+static qd_json_writer begin_line(keeper *k, const char *event)
+{
+    qd_json_writer w = qd_json_writer_on(&k->journal);
+    qd_json_object_begin(&w, NULL);
+    put_time(&w);
+    qd_json_put_string(&w, "event", event);
+    qd_json_put_int(&w, "attempt", k->attempt);
+    return w;
+}
+
+/* Writes the whole journal: a restart without a checkpoint clears the folder. The journal is for
+ * people, so a disk that refuses it does not end the run. */
+static void end_line(keeper *k, qd_json_writer *w)
+{
+    qd_run_file path;
+    qd_error_record record;
+    qd_json_end(w);
+    qd_json_newline(w);
+    qd_error_keep(&record);
+    if (k->journal.failed || qd_run_path(&k->run->config, QD_JOURNAL_FILE, path) != QD_OK ||
+        qd_file_replace(path, k->journal.data, k->journal.length) != QD_OK) {
+        if (k->observer->on_note)
+            k->observer->on_note(k->observer->context, qd_error_message());
+    }
+    qd_error_put_back(&record);
+}
+
+/* A resumed run continues the journal of its folder. */
+static void load_journal(keeper *k)
+{
+    qd_run_file path;
+    char *text = NULL;
+    size_t length = 0;
+    if (k->run->config.resume && qd_run_path(&k->run->config, QD_JOURNAL_FILE, path) == QD_OK &&
+        qd_file_read(path, (size_t)64 << 20, &text, &length) == QD_OK)
+        qd_strbuf_append(&k->journal, text, length);
+    qd_error_clear();
+    free(text);
+}
+
+static void pass_step(void *context, const qd_train_step *step)
+{
+    keeper *k = context;
+    k->step = step->step;
+    if (k->failed_at > 0.0) {
+        qd_json_writer w = begin_line(k, "recovered");
+        qd_json_put_int(&w, "step", step->step);
+        qd_json_put_double(&w, "seconds", qd_clock_now() - k->failed_at);
+        end_line(k, &w);
+        k->failed_at = 0.0;
+    }
+    if (k->observer->on_step)
+        k->observer->on_step(k->observer->context, step);
+}
+
+static void pass_end(void *context, const qd_train_end *end)
+{
+    const keeper *k = context;
+    if (k->observer->on_end)
+        k->observer->on_end(k->observer->context, end);
+}
+
+static void pass_note(void *context, const char *text)
+{
+    const keeper *k = context;
+    if (k->observer->on_note)
+        k->observer->on_note(k->observer->context, text);
+}
+
+/* Records the failure and counts how often it has occurred in a row. */
+static void record_failure(keeper *k, qd_status status)
+{
+    const char *cause = cause_of(status), *message = qd_error_message();
+    bool equal = k->before.status == status && k->before_step == k->step && strcmp(k->before.message, message) == 0;
+    k->equal = equal ? k->equal + 1 : 1;
+    k->before = (qd_failure){0};
+    qd_failure_add_own(&k->before, status);
+    k->before_step = k->step;
+    k->failed_at = qd_clock_now();
+    qd_json_writer w = begin_line(k, "failure");
+    qd_json_put_string(&w, "cause", cause ? cause : qd_status_text(status));
+    if (k->step >= 0)
+        qd_json_put_int(&w, "step", k->step);
+    else
+        qd_json_put_null(&w, "step");
+    qd_json_put_string(&w, "message", message);
+    end_line(k, &w);
+}
+
+/* Ends the run with the evidence: why there is no further restart, and the last failure. */
+static qd_status give_up(keeper *k, qd_status status, const char *why)
+{
+    qd_json_writer w = begin_line(k, "given up");
+    qd_json_put_string(&w, "reason", why);
+    end_line(k, &w);
+    qd_failure last = k->before;
+    (void)qd_failure_raise(&last);
+    return qd_error_prefix(status, "%s, see %.200s/" QD_JOURNAL_FILE ": ", why, k->run->config.run_dir);
+}
+
+/* Whether the last checkpoint of the run is there: ranks may fail after it, while they end. */
+static bool is_complete(const keeper *k, const char *checkpoints)
+{
+    qd_checkpoint *checkpoint = NULL;
+    bool complete = qd_store_open(checkpoints, INT64_MAX, true, &checkpoint, NULL) == QD_OK &&
+                    qd_checkpoint_meta(checkpoint)->step >= k->run->config.steps;
+    qd_checkpoint_close(checkpoint);
+    qd_error_clear();
+    return complete;
+}
+
+/* The options of the next attempt: it resumes or, where nothing was saved yet, starts again. NULL:
+ * nothing is left to do. */
+static qd_status next_options(const keeper *k, qd_options **options)
+{
+    qd_run_file checkpoints;
+    QD_TRY(qd_run_path(&k->run->config, "checkpoints", checkpoints));
+    bool resumes = qd_store_holds(checkpoints);
+    qd_options *copy = NULL;
+    if (k->step >= k->run->config.steps && is_complete(k, checkpoints))
+        return QD_OK;
+    QD_TRY(qd_options_copy(k->run->options, &copy));
+    qd_status status = qd_options_set(copy, "run.resume", resumes ? "true" : "false");
+    if (status == QD_OK)
+        status = qd_options_set(copy, "run.overwrite", resumes ? "false" : "true");
+    if (status == QD_OK)
+        *options = copy;
+    else
+        qd_options_destroy(copy);
+    return status;
+}
+
+static void tell_restart(const keeper *k, bool resumes)
+{
+    char text[QD_ERROR_MESSAGE_BYTES + 128];
+    snprintf(text, sizeof text, "%s: restart %lld of %lld from %s", k->before.message, (long long)k->attempt - 1,
+             (long long)k->run->config.restarts, resumes ? "the newest checkpoint" : "the beginning");
+    pass_note((void *)(uintptr_t)k, text);
+}
+
+/* Before each attempt but the first. *options: of the attempt before, replaced by the new ones. */
+static qd_status prepare_again(keeper *k, qd_options **options, bool *complete)
+{
+    qd_options *next = NULL;
+    qd_run_summary summary = {0};
+    QD_TRY(next_options(k, &next));
+    *complete = !next;
+    if (*complete)
+        return QD_OK;
+    k->run->options = next;
+    qd_status status = qd_run_prepare_local(k->run, NULL, &summary);
+    qd_options_destroy(*options);
+    *options = next;
+    if (status != QD_OK)
+        return qd_error_prefix(status, "restart %lld: ", (long long)k->attempt - 1);
+    qd_json_writer w = begin_line(k, "restart");
+    qd_json_put_bool(&w, "resumes", k->run->config.resume);
+    qd_json_put_double(&w, "seconds", qd_clock_now() - k->failed_at);
+    end_line(k, &w);
+    tell_restart(k, k->run->config.resume);
+    return QD_OK;
+}
+
+static qd_status run_attempts(keeper *k, char *const *argv, qd_options **options)
+{
+    char why[96];
+    for (k->attempt = 1;; k->attempt++) {
+        int stopped = 0;
+        bool complete = false;
+        qd_status status = k->attempt == 1 ? QD_OK : prepare_again(k, options, &complete);
+        if (status != QD_OK || complete)
+            return status;
+        k->run->observer = &k->passed;
+        status = qd_launch_processes(k->run, argv, &stopped);
+        if (status == QD_OK || stopped != 0 || qd_ended_in_order(status))
+            return status;
+        record_failure(k, status);
+        if (!cause_of(status)) {
+            snprintf(why, sizeof why, "%s: no restart can help", qd_status_text(status));
+            return give_up(k, status, why);
+        }
+        if (k->equal >= (status == QD_NOT_FINITE ? MOST_EQUAL_NOT_FINITE : MOST_EQUAL)) {
+            if (k->step >= 0)
+                snprintf(why, sizeof why, "%d equal failures in a row after step %lld", k->equal, (long long)k->step);
+            else
+                snprintf(why, sizeof why, "%d equal failures in a row before the first step", k->equal);
+            return give_up(k, status, why);
+        }
+        if (k->attempt > k->run->config.restarts) {
+            snprintf(why, sizeof why, "failed after %lld restart%s", (long long)k->attempt - 1, k->attempt == 2 ? "" : "s");
+            return give_up(k, status, why);
+        }
+    }
+}
+
+qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer)
+{
+    const qd_options *given = run->options;
+    qd_options *options = NULL;
+    keeper k = {.run = run, .observer = observer, .step = -1, .before_step = -1};
+    k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
+    load_journal(&k);
+    qd_status status = run_attempts(&k, argv, &options);
+    run->options = given;
+    qd_options_destroy(options);
+    qd_strbuf_free(&k.journal);
+    return status;
+}
