@@ -184,6 +184,24 @@ static void remove_leftovers(const char *path)
     free(folder);
 }
 
+qd_status qd_folder_sync_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    if (!folder)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory", path);
+    qd_status status = QD_OK;
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    /* Some file systems cannot flush a folder and return EINVAL. A folder that may not be listed
+     * (EACCES) cannot be opened. */
+    if ((fd < 0 && errno != EACCES) || (fd >= 0 && fsync(fd) != 0 && errno != EINVAL))
+        status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", folder, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    free(folder);
+    return status;
+}
+
 /* *gone: another machine that writes the same file, and knows no process of this one, has taken
  * `aside` for a leftover. */
 static qd_status replace_by(const char *aside, const char *path, const char *text, size_t length, bool *gone)
@@ -202,7 +220,7 @@ static qd_status replace_by(const char *aside, const char *path, const char *tex
     }
     if (status != QD_OK)
         unlink(aside);
-    return status;
+    return status == QD_OK ? qd_folder_sync_of(path) : status;
 }
 
 qd_status qd_file_replace(const char *path, const char *text, size_t length)

@@ -135,7 +135,9 @@ static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 
 qd_status qd_store_prepare(const char *root, int64_t step)
 {
-    if (mkdir(root, 0755) != 0 && errno != EEXIST)
+    if (mkdir(root, 0755) == 0)
+        QD_TRY(qd_folder_sync_of(root));
+    else if (errno != EEXIST)
         return QD_FAIL(QD_IO, "%s: cannot be created: %s", root, strerror(errno));
     char *aside = qd_ckpt_step_path(root, step, QD_CKPT_ASIDE);
     qd_status status = aside ? qd_ckpt_remove_folder(aside) : no_memory(root); /* left by a killed run */
@@ -268,6 +270,8 @@ qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ck
     if (status == QD_OK)
         status = point_latest(root, meta->step, left);
     if (status == QD_OK)
+        status = qd_ckpt_sync_folder(root); /* the link is durable before older checkpoints go */
+    if (status == QD_OK)
         status = prune(root, keep > 0 ? keep : -1, meta->step, left);
     free(aside);
     free(folder);
@@ -291,6 +295,19 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
         status = QD_FAIL(status, "%s", message);
     }
     return status;
+}
+
+void qd_store_repair_latest(const char *root, int64_t step)
+{
+    char target[64], found[64];
+    char *link = qd_ckpt_path(root, QD_CKPT_LATEST), *unused = NULL;
+    snprintf(target, sizeof target, "step-%012lld", (long long)step);
+    ssize_t length = link ? readlink(link, found, sizeof found) : 0;
+    if (link && (length != (ssize_t)strlen(target) || memcmp(found, target, (size_t)length) != 0) &&
+        point_latest(root, step, &unused) != QD_OK)
+        qd_error_clear(); /* the next commit tries again */
+    free(unused);
+    free(link);
 }
 
 bool qd_store_holds(const char *root)

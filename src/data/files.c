@@ -238,23 +238,6 @@ qd_status qd_file_hash(const char *path, uint64_t seed, uint64_t *hash)
 }
 
 
-qd_status qd_folder_sync_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char *folder = slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
-    if (!folder)
-        return QD_FAIL(QD_NO_MEMORY, "%s: no memory", path);
-    qd_status status = QD_OK;
-    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    /* Some file systems cannot flush a folder and return EINVAL. */
-    if (fd < 0 || (fsync(fd) != 0 && errno != EINVAL))
-        status = QD_FAIL(QD_IO, "%s: cannot be flushed to the disk: %s", folder, strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    free(folder);
-    return status;
-}
-
 qd_status qd_folder_make(const char *path)
 {
     char *partial = strdup(path);
@@ -267,7 +250,10 @@ qd_status qd_folder_make(const char *path)
             continue;
         *at = '\0';
         struct stat info;
-        if (mkdir(partial, 0755) != 0 && (errno != EEXIST || stat(partial, &info) != 0 || !S_ISDIR(info.st_mode)))
+        bool made = mkdir(partial, 0755) == 0;
+        if (made)
+            status = qd_folder_sync_of(partial);
+        else if (errno != EEXIST || stat(partial, &info) != 0 || !S_ISDIR(info.st_mode))
             status = QD_FAIL(QD_USAGE, "%s: the folder cannot be created: %s", partial, strerror(errno));
         *at = end;
         if (end == '\0')

@@ -50,8 +50,6 @@ char *qd_path_with(const char *path, const char *suffix);
 /* folder/name; NULL when out of memory. */
 char *qd_path_join(const char *folder, const char *name);
 
-/* Flushes the folder that contains `path`, so that a rename inside it survives a power failure. */
-qd_status qd_folder_sync_of(const char *path);
 /* Creates a folder and its missing parents. */
 qd_status qd_folder_make(const char *path);
 /* Removes the files of a folder as far as possible; not its sub-folders. */

@@ -192,6 +192,10 @@ static const qd_option options_table[] = {
      "with run.save_every, write checkpoints from a copy in host memory while training continues; false: training waits, and no copy is "
      "kept",
      NULL},
+    {"run.save_overlap", QD_OPTION_INT, "1", 1, 1e12, NULL,
+     "with run.async_save, steps that may be done while a checkpoint is written; then training waits for it: a failure loses at most "
+     "run.save_every + run.save_overlap - 1 steps",
+     NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "number of checkpoints to keep; 0: all", NULL},
     {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
      "run folder, checkpoint or Hugging Face folder with the initial weights; the model must be the same", "weights"},
@@ -439,6 +443,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->save_every = c->save ? qd_options_int(o, "run.save_every") : 0;
     c->save_seconds = c->save ? 60.0 * qd_options_float(o, "run.save_minutes") : 0.0;
     c->async_save = qd_options_bool(o, "run.async_save");
+    c->save_overlap = qd_options_int(o, "run.save_overlap");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
     c->restarts = qd_options_int(o, "run.restarts");

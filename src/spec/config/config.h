@@ -45,6 +45,7 @@ typedef struct qd_config {
     int64_t save_every;  /* steps between checkpoints; 0: none by steps */
     double save_seconds; /* between checkpoints; 0: none by time */
     bool async_save;     /* written from a copy while training continues */
+    int64_t save_overlap; /* steps after which training waits for it */
     int keep;
     bool resume;
     int64_t restarts;    /* of local ranks after a failure */

@@ -137,8 +137,10 @@ static bool keeps_checkpoints(const qd_rank_run *s)
  * SIGTERM is used. Rank 0 decides whether it is time for a checkpoint, because clocks differ. */
 static qd_status ask_ranks(qd_rank_run *s)
 {
-    double seconds = s->run->config.save_seconds;
-    bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds;
+    /* Begun early by the time it takes, a checkpoint is complete when the interval ends: the state
+     * on disk is never older than one interval. */
+    double seconds = s->run->config.save_seconds, early = fmin(s->save_took, seconds / 2);
+    bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds - early;
     int32_t asked[2] = {atomic_load(s->run->stop), due};
     QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 2, QD_I32, QD_MAX, NULL));
     s->stop = asked[0];
@@ -225,8 +227,11 @@ static qd_status save(qd_rank_run *s)
     if (unsynced)
         qd_rank_note(s, unsynced);
     QD_TRY(qd_saver_begin(s->saver, s->config_text));
-    bool last = s->stop != 0 || qd_trainer_position(s->trainer).step == c->steps;
-    return poll_save(s, last || qd_saver_snapshot(s->saver) == 0);
+    s->saving = qd_trainer_position(s->trainer).step;
+    bool last = s->stop != 0 || s->saving == c->steps;
+    QD_TRY(poll_save(s, last || qd_saver_snapshot(s->saver) == 0));
+    s->save_took = qd_clock_now() - s->saved_at;
+    return QD_OK;
 }
 
 qd_status qd_rank_run_save(qd_rank_run *s)
@@ -404,6 +409,9 @@ qd_status qd_rank_run_step(qd_rank_run *s)
         qd_trainer_set_trace(s->trainer, NULL);
     QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
     double seconds = qd_clock_now() - from;
+    /* A step counts as done when no more than one interval would be lost with it. */
+    if (s->saver)
+        QD_TRY(poll_save(s, step - s->saving >= c->save_overlap));
     qd_dispatched moved;
     QD_TRY(count_dispatched(s, &moved));
     if (qd_comm_rank(s->world) == 0)
@@ -415,7 +423,6 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     QD_TRY(ask_ranks(s));
     if (!s->saver)
         return QD_OK;
-    QD_TRY(poll_save(s, false));
     bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps;
     return due ? save(s) : QD_OK;
 }

@@ -136,6 +136,11 @@ qd_status qd_run_folder_open(qd_rank_run *s)
     qd_leftovers_clear(shared, warning, sizeof warning);
     if (warning[0] != '\0')
         qd_rank_note(s, warning);
+    if (c->resume) {
+        qd_run_file root;
+        QD_TRY(qd_run_path(c, "checkpoints", root));
+        qd_store_repair_latest(root, qd_trainer_position(s->trainer).step);
+    }
     qd_status status = write_files(s);
     if (status != QD_OK && !c->resume)
         unlink(path); /* otherwise the folder would seem to hold a run */

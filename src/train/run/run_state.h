@@ -33,6 +33,8 @@ typedef struct qd_rank_run {
     double peak_flops; /* rank 0: of all machines of the run, measured, or the most that a step has reached; 0: unknown */
     int64_t kept;  /* step of the newest checkpoint of this state, loaded or written; -1: none */
     double saved_at; /* when the last checkpoint, or the first step, began */
+    double save_took; /* seconds that training waited for the last checkpoint */
+    int64_t saving;  /* step of the last checkpoint that was begun */
     bool time_to_save; /* run.save_minutes have passed on rank 0; known to all ranks */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
