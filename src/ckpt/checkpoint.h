@@ -69,8 +69,8 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
  * verifies all of it. Damaged ones are skipped, and *passed_over (may be NULL; free it) says why.
  * QD_USAGE if there is none. */
 qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpoint **checkpoint, char **passed_over);
-/* Lets the link `latest` name the checkpoint of `step`, where a killed run has left it behind, or at
- * a damaged one. */
+/* Lets the link `latest` name the checkpoint of `step`: a killed run may have left it behind, or it
+ * may name a damaged one. */
 void qd_store_repair_latest(const char *root, int64_t step);
 /* Whether there is any checkpoint, intact or not. */
 bool qd_store_holds(const char *root);

@@ -105,8 +105,8 @@ class Restarts(program.ProgramTest):
 
     def test_repeated_failure(self):
         """Non-finite numbers occur again at the same step: there are no further attempts."""
-        result = self.run_program(*self.small("train.steps=50", "train.optimizer=sgd", "train.lr=1000", "train.clip=0", "train.warmup=0", "run.dir=run", "--restarts", "9",
-                                              "--ranks", "2"))
+        diverges = ["train.optimizer=sgd", "train.lr=1000", "train.clip=0", "train.warmup=0"]
+        result = self.run_program(*self.small("train.steps=50", *diverges, "run.dir=run", "--restarts", "9", "--ranks", "2"))
         self.one_line(result, 1, "2 equal failures in a row after step", "restarts.jsonl")
         self.assertEqual(len([line for line in self.journal("run") if line["event"] == "failure"]), 2)
 
