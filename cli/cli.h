@@ -38,6 +38,8 @@ extern const cli_command cli_train, cli_eval, cli_generate, cli_tokenize, cli_co
 /* The command of that name; NULL: none. */
 const cli_command *cli_find(const char *name);
 const cli_command *const *cli_commands(void); /* NULL-terminated */
+/* QD_USAGE for a command that does not exist, with the one that was probably meant. */
+qd_status cli_unknown_command(const char *name);
 
 #define CLI_OPTIONS(array) .options = (array), .option_count = (int)(sizeof(array) / sizeof((array)[0]))
 

@@ -145,7 +145,7 @@ static qd_status run(cli_call *call)
         return print_clusters();
     const cli_command *command = cli_find(call->words[0]);
     if (!command)
-        return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", call->words[0]);
+        return cli_unknown_command(call->words[0]);
     return cli_print_help(command);
 }
 

@@ -36,6 +36,44 @@ const cli_command *cli_find(const char *name)
     return NULL;
 }
 
+/* Commands of other programs, and the call that does the same here. */
+static const char *const other_commands[][2] = {
+    {"run pretrain finetune fine-tune fit start launch", "train"},
+    {"resume continue", "train --resume --dir FOLDER"},
+    {"evaluate evaluation validate val test perplexity ppl score", "eval"},
+    {"sample infer inference complete chat predict prompt text", "generate"},
+    {"tokenise tokenizer encode prepare preprocess data", "tokenize"},
+    {"export import hf huggingface to-hf from-hf", "convert"},
+    {"memory estimate dry-run dryrun prove inspect", "check"},
+    {"sim model", "simulate"},
+    {"search autotune tune optimize optimise planner layout", "plan"},
+    {"compare equivalence", "verify"},
+    {"benchmark profile speed", "bench"},
+    {"view plot dashboard show html visualize visualise", "report"},
+    {"info env diagnose diagnostics system gpus devices", "doctor"},
+    {"pipeline gantt", "schedule"},
+    {"models presets list", "help models"},
+    {"clusters hardware", "help clusters"},
+    {"options config keys usage", "help"},
+};
+
+qd_status cli_unknown_command(const char *name)
+{
+    const char *names[32];
+    int count = 0;
+    size_t length = strlen(name);
+    for (size_t i = 0; i < sizeof other_commands / sizeof *other_commands; i++)
+        if (qd_text_has_word(other_commands[i][0], name))
+            return QD_FAIL(QD_USAGE, "there is no command '%s'; did you mean 'quadrille %s'?", name, other_commands[i][1]);
+    if (strchr(name, '=') || (length > 5 && (strcmp(name + length - 5, ".yaml") == 0 || strcmp(name + length - 4, ".yml") == 0)))
+        return QD_FAIL(QD_USAGE, "'%.60s' is not a command; did you mean 'quadrille train %.60s'?", name, name);
+    for (; commands[count]; count++)
+        names[count] = commands[count]->name;
+    const char *nearest = qd_text_nearest(name, names, count);
+    return nearest ? QD_FAIL(QD_USAGE, "there is no command '%.60s'; did you mean 'quadrille %s'?", name, nearest)
+                   : QD_FAIL(QD_USAGE, "there is no command '%.60s': quadrille help lists them", name);
+}
+
 bool cli_utf8(void)
 {
     return strcmp(nl_langinfo(CODESET), "UTF-8") == 0;
@@ -239,7 +277,7 @@ static qd_status dispatch(int argc, char *const *argv)
         name = "version";
     const cli_command *command = cli_find(name);
     if (!command)
-        return QD_FAIL(QD_USAGE, "there is no command '%s': quadrille help lists them", name);
+        return cli_unknown_command(name);
     return run_command(command, argc - 2, argv + 2, argv);
 }
 

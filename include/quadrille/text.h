@@ -5,6 +5,7 @@
 
 #include <quadrille/export.h>
 #include <quadrille/strbuf.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,6 +28,11 @@ QD_API int qd_text_columns(const char *text);
 /* Appends `text` and a newline, wrapped at blanks to `width` columns (0: one line). The first line
  * continues at column `indent`; further lines are indented to it. */
 QD_API void qd_text_wrap(const char *text, int indent, int width, qd_strbuf *out);
+
+/* Whether `word` is one of the words of `words`, which are separated by single blanks. */
+QD_API bool qd_text_has_word(const char *words, const char *word);
+/* The name that is spelt most similarly to what a user wrote; NULL if none is close. */
+QD_API const char *qd_text_nearest(const char *written, const char *const *names, int count);
 
 #ifdef __cplusplus
 }

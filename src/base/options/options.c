@@ -15,11 +15,6 @@ struct qd_options {
     option_value *values;
 };
 
-static bool in_configuration(const qd_option *option)
-{
-    return strchr(option->key, '.') != NULL;
-}
-
 static int find_key(const qd_options *options, const char *key)
 {
     for (int i = 0; i < options->count; i++)
@@ -36,85 +31,9 @@ static int find_flag(const qd_options *options, const char *flag)
     return find_key(options, flag);
 }
 
-static bool is_section(const qd_options *options, const char *name, const char **example)
+static qd_option_names names_of(const qd_options *options)
 {
-    size_t length = strlen(name);
-    for (int i = 0; i < options->count; i++) {
-        const char *key = options->table[i]->key;
-        if (strncmp(key, name, length) == 0 && key[length] == '.') {
-            *example = key;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Edit distance between the name as written and a known key. The last part of the key alone is
- * compared too, at a distance one larger, because users forget the section (train.tp for
- * parallel.tp). */
-static int key_distance(const char *written, const char *known)
-{
-    int best = qd_edit_distance(written, strlen(written), known, strlen(known));
-    const char *written_dot = strrchr(written, '.'), *known_dot = strrchr(known, '.');
-    const char *written_part = written_dot ? written_dot + 1 : written;
-    const char *known_part = known_dot ? known_dot + 1 : known;
-    int part = 1 + qd_edit_distance(written_part, strlen(written_part), known_part, strlen(known_part));
-    /* Parts of two or three letters are close to everything: they count only when equal. */
-    if ((part == 1 || strlen(known_part) > 3) && part < best)
-        best = part;
-    return best;
-}
-
-static int nearest_limit(const char *written)
-{
-    int limit = (int)strlen(written) / 3;
-    return limit < 2 ? 2 : limit;
-}
-
-/* flags: the user wrote --name, so compare short forms too and show dashes in the message. */
-static qd_status unknown_name(const qd_options *options, const char *written, bool flags)
-{
-    const char *what = flags ? "option '--" : "key '", *example;
-    if (strlen(written) > 64)
-        return QD_FAIL(QD_USAGE, "unknown %s%.40s…'", what, written);
-    if (!flags && is_section(options, written, &example))
-        return QD_FAIL(QD_USAGE, "'%s' is a section, not a key; set its keys, for example '%s'", written, example);
-    const char *nearest = NULL;
-    int nearest_distance = nearest_limit(written) + 1;
-    for (int i = 0; i < options->count; i++) {
-        const qd_option *option = options->table[i];
-        int distance = flags || in_configuration(option) ? key_distance(written, option->key) : nearest_distance;
-        if (distance < nearest_distance) {
-            nearest_distance = distance;
-            nearest = option->key;
-        }
-        if (flags && option->flag) {
-            distance = qd_edit_distance(written, strlen(written), option->flag, strlen(option->flag));
-            if (distance < nearest_distance) {
-                nearest_distance = distance;
-                nearest = option->flag;
-            }
-        }
-    }
-    if (nearest)
-        return QD_FAIL(QD_USAGE, "unknown %s%s'; did you mean '%s%s'?", what, written, flags ? "--" : "", nearest);
-    if (flags)
-        return QD_FAIL(QD_USAGE, "unknown option '--%s': --help lists the options", written);
-    /* Nothing is close: list the sections. */
-    qd_strbuf sections = {0};
-    for (int i = 0; i < options->count; i++) {
-        const char *key = options->table[i]->key;
-        int length = (int)strcspn(key, "."), first = 0;
-        while (first < i && (strncmp(options->table[first]->key, key, (size_t)length + 1) != 0))
-            first++;
-        if (first == i && key[length] == '.')
-            qd_strbuf_printf(&sections, "%s%.*s", sections.length > 0 ? ", " : "", length, key);
-    }
-    qd_status status = sections.length > 0
-                           ? QD_FAIL(QD_USAGE, "unknown key '%s'; the sections are %s", written, sections.data)
-                           : QD_FAIL(QD_USAGE, "unknown key '%s'", written);
-    qd_strbuf_free(&sections);
-    return status;
+    return (qd_option_names){options->table, options->count};
 }
 
 static qd_status allocate(int count, qd_options **out)
@@ -209,9 +128,9 @@ static qd_status stage_leaf(load_state *state, const qd_yaml_leaf *leaf)
 {
     int index = find_key(state->options, leaf->key);
     if (index < 0)
-        return unknown_name(state->options, leaf->key, false);
+        return qd_option_unknown(names_of(state->options), leaf->key, leaf->kind == QD_YAML_SCALAR ? leaf->text : NULL, QD_NAME_IN_FILE);
     const qd_option *option = state->options->table[index];
-    if (!in_configuration(option))
+    if (!qd_option_in_configuration(option))
         return QD_FAIL(QD_USAGE, "'%s' is an option of the command, not of the configuration; write --%s", option->key,
                        option->key);
     option_value *value = &state->staged[index];
@@ -242,7 +161,7 @@ static qd_status visit_leaf(void *context, const qd_yaml_leaf *leaf)
 {
     load_state *state = context;
     const char *example;
-    if (leaf->kind == QD_YAML_NULL && is_section(state->options, leaf->key, &example))
+    if (leaf->kind == QD_YAML_NULL && qd_option_is_section(names_of(state->options), leaf->key, &example))
         return QD_OK; /* a section whose keys are all commented out */
     qd_status status = stage_leaf(state, leaf);
     if (status != QD_OK)
@@ -296,7 +215,7 @@ qd_status qd_options_set(qd_options *options, const char *key, const char *value
 {
     int index = find_flag(options, key);
     if (index < 0)
-        return unknown_name(options, key, false);
+        return qd_option_unknown(names_of(options), key, value, QD_NAME_ASSIGNED);
     return set_index(options, index, value);
 }
 
@@ -321,7 +240,7 @@ qd_status qd_options_assign(qd_options *options, const char *assignment)
     const char *value;
     QD_TRY(split(assignment, key, sizeof key, &value));
     int index = find_flag(options, key);
-    if (index >= 0 && !in_configuration(options->table[index]))
+    if (index >= 0 && !qd_option_in_configuration(options->table[index]))
         return QD_FAIL(QD_USAGE, "'%s' is an option of the command; write --%s", key, key);
     return qd_options_set(options, key, value);
 }
@@ -353,6 +272,12 @@ static bool is_known_option(const qd_options *options, const char *word)
     return length < (int)sizeof name && find_flag(options, name) >= 0;
 }
 
+/* What an unknown option was probably given, for the message. */
+static const char *guessed_value(int argc, char *const *argv, int at)
+{
+    return at + 1 < argc && strncmp(argv[at + 1], "--", 2) != 0 && !is_assignment(argv[at + 1]) ? argv[at + 1] : NULL;
+}
+
 /* Parses one word after its dashes; advances *at when the next word is its value. */
 static qd_status parse_flag(qd_options *options, int argc, char *const *argv, int *at, int dashes)
 {
@@ -364,7 +289,7 @@ static qd_status parse_flag(qd_options *options, int argc, char *const *argv, in
         snprintf(name, sizeof name, "%s", word);
     int index = find_flag(options, name);
     if (index < 0)
-        return unknown_name(options, name, true);
+        return qd_option_unknown(names_of(options), name, value ? value : guessed_value(argc, argv, *at), QD_NAME_FLAG);
     if (!value) {
         bool more = *at + 1 < argc;
         if (options->table[index]->type == QD_OPTION_BOOL)
@@ -493,7 +418,7 @@ static void print_level(const qd_options *options, const char *prefix, size_t le
 {
     for (int i = 0; i < options->count; i++) {
         const qd_option *option = options->table[i];
-        if (!in_configuration(option) || strncmp(option->key, prefix, length) != 0)
+        if (!qd_option_in_configuration(option) || strncmp(option->key, prefix, length) != 0)
             continue;
         size_t part = strcspn(option->key + length, ".");
         bool leaf = option->key[length + part] == '\0';

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { NUMBER_BYTES = 64, SHOWN_BYTES = 60, MOST_TEXT = 64 * 1024, MOST_ITEMS = 65536 };
+enum { NUMBER_BYTES = 64, MOST_TEXT = 64 * 1024, MOST_ITEMS = 65536 };
 
 static bool is_digit(char c)
 {
@@ -19,9 +19,9 @@ static bool is_digit(char c)
 static int shown(const char *text)
 {
     size_t length = strcspn(text, "\n");
-    if (length <= SHOWN_BYTES)
+    if (length <= QD_OPTION_SHOWN)
         return (int)length;
-    return (int)qd_utf8_valid(text, SHOWN_BYTES);
+    return (int)qd_utf8_valid(text, QD_OPTION_SHOWN);
 }
 
 /* Copies a number without surrounding blanks and without underscores between digits; false if the
@@ -153,39 +153,32 @@ bool qd_option_choice(const char *choices, int index, const char **start, int *l
     return *length > 0;
 }
 
-int qd_edit_distance(const char *a, size_t a_length, const char *b, size_t b_length)
+/* The choice that is spelt similarly, whatever the case of its letters; NULL: none. */
+static const char *nearest_choice(const char *choices, const char *text, int *nearest_length)
 {
-    enum { MOST = 64 };
-    int rows[3][MOST + 1];
-    if (a_length > MOST || b_length > MOST)
-        return MOST + 1;
-    int *before = rows[0], *above = rows[1], *row = rows[2];
-    for (size_t j = 0; j <= b_length; j++)
-        above[j] = (int)j;
-    for (size_t i = 1; i <= a_length; i++) {
-        row[0] = (int)i;
-        for (size_t j = 1; j <= b_length; j++) {
-            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
-            if (above[j] + 1 < best)
-                best = above[j] + 1;
-            if (row[j - 1] + 1 < best)
-                best = row[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
-                best = before[j - 2] + 1;
-            row[j] = best;
+    const char *start, *nearest = NULL;
+    char lower[64];
+    int length, nearest_distance = 3;
+    if (strlen(text) >= sizeof lower)
+        return NULL;
+    for (size_t i = 0; i <= strlen(text); i++)
+        lower[i] = text[i] >= 'A' && text[i] <= 'Z' ? (char)(text[i] + 32) : text[i];
+    for (int i = 0; qd_option_choice(choices, i, &start, &length); i++) {
+        int distance = qd_edit_distance(lower, strlen(lower), start, (size_t)length);
+        if (distance < nearest_distance) {
+            nearest = start;
+            *nearest_length = length;
+            nearest_distance = distance;
         }
-        int *oldest = before;
-        before = above;
-        above = row;
-        row = oldest;
     }
-    return above[b_length];
+    return nearest;
 }
 
 static qd_status parse_choice(const qd_option *option, const char *text, int *choice)
 {
-    const char *start, *nearest = NULL;
-    int length, nearest_length = 0, nearest_distance = 3;
+    const char *start, *nearest;
+    char known[64];
+    int length, nearest_length = 0;
     qd_strbuf list = {0};
     for (int i = 0; qd_option_choice(option->choices, i, &start, &length); i++) {
         if (strlen(text) == (size_t)length && strncmp(text, start, (size_t)length) == 0) {
@@ -194,12 +187,12 @@ static qd_status parse_choice(const qd_option *option, const char *text, int *ch
             return QD_OK;
         }
         qd_strbuf_printf(&list, "%s%.*s", i > 0 ? ", " : "", length, start);
-        int distance = qd_edit_distance(text, strlen(text), start, (size_t)length);
-        if (distance < nearest_distance) {
-            nearest = start;
-            nearest_length = length;
-            nearest_distance = distance;
-        }
+    }
+    if (qd_synonym_choice(option->key, text, known, sizeof known)) {
+        nearest = known;
+        nearest_length = (int)strlen(known);
+    } else {
+        nearest = nearest_choice(option->choices, text, &nearest_length);
     }
     qd_status status = nearest ? QD_FAIL(QD_USAGE, "%s: '%.*s' is not one of %s; did you mean '%.*s'?", option->key,
                                          shown(text), text, list.data ? list.data : "", nearest_length, nearest)

@@ -1,4 +1,5 @@
-/* Formats byte counts, durations and numbers for people, and wraps text for a terminal. */
+/* Formats byte counts, durations and numbers for people, wraps text for a terminal, and finds names
+ * that are spelt similarly. */
 #include "base/text/text.h"
 
 #include <stdio.h>
@@ -102,4 +103,62 @@ void qd_text_wrap(const char *text, int indent, int width, qd_strbuf *out)
         text += strspn(text, " ");
     }
     qd_strbuf_puts(out, "\n");
+}
+
+int qd_edit_distance(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+    enum { MOST = 64 };
+    int rows[3][MOST + 1];
+    if (a_length > MOST || b_length > MOST)
+        return MOST + 1;
+    int *before = rows[0], *above = rows[1], *row = rows[2];
+    for (size_t j = 0; j <= b_length; j++)
+        above[j] = (int)j;
+    for (size_t i = 1; i <= a_length; i++) {
+        row[0] = (int)i;
+        for (size_t j = 1; j <= b_length; j++) {
+            int best = above[j - 1] + (a[i - 1] != b[j - 1]);
+            if (above[j] + 1 < best)
+                best = above[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
+            row[j] = best;
+        }
+        int *oldest = before;
+        before = above;
+        above = row;
+        row = oldest;
+    }
+    return above[b_length];
+}
+
+int qd_edit_limit(const char *written)
+{
+    int limit = (int)strlen(written) / 3;
+    return limit < 2 ? 2 : limit;
+}
+
+bool qd_text_has_word(const char *words, const char *word)
+{
+    size_t length = strlen(word);
+    for (const char *at = words; length > 0 && (at = strstr(at, word)) != NULL; at += length)
+        if ((at == words || at[-1] == ' ') && (at[length] == ' ' || at[length] == '\0'))
+            return true;
+    return false;
+}
+
+const char *qd_text_nearest(const char *written, const char *const *names, int count)
+{
+    const char *nearest = NULL;
+    int nearest_distance = qd_edit_limit(written) + 1;
+    for (int i = 0; i < count; i++) {
+        int distance = qd_edit_distance(written, strlen(written), names[i], strlen(names[i]));
+        if (distance < nearest_distance) {
+            nearest_distance = distance;
+            nearest = names[i];
+        }
+    }
+    return nearest;
 }

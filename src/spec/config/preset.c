@@ -49,20 +49,73 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     return QD_OK;
 }
 
-/* The known name that shares the longest prefix of at least three letters with `name`, because
- * presets differ at the end. NULL: none. */
+/* How presets are compared: in lower case, without the organisation (meta-llama/), the company
+ * (Meta-Llama-3-8B) and what separates words. dots: 3.1 and 31 differ. */
+static void plain_name(const char *name, bool dots, char *out, size_t size)
+{
+    const char *slash = strrchr(name, '/');
+    size_t used = 0;
+    for (const char *at = slash ? slash + 1 : name; *at && used + 1 < size; at++) {
+        char c = *at >= 'A' && *at <= 'Z' ? (char)(*at + 32) : *at;
+        if (c != '-' && c != '_' && c != ' ' && (dots || c != '.'))
+            out[used++] = c;
+    }
+    out[used] = '\0';
+    if (strncmp(out, "meta", 4) == 0)
+        memmove(out, out + 4, used - 4 + 1);
+}
+
+/* Names that their authors use and that do not contain the size. */
+static const char *alias(const char *plain)
+{
+    static const char *const aliases[][2] = {{"gpt2", "gpt2-124M"},       {"gpt2small", "gpt2-124M"}, {"gpt2medium", "gpt2-355M"},
+                                             {"gpt2large", "gpt2-774M"},  {"gpt2xl", "gpt2-1558M"},   {"gpt21.5b", "gpt2-1558M"},
+                                             {"gpt3", "gpt3-175b"}};
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (strcmp(aliases[i][0], plain) == 0)
+            return aliases[i][1];
+    return NULL;
+}
+
+enum { PLAIN_NAME = 128 };
+
+/* The preset of that name, whatever its case and separators; *own is its name here. NULL: none. */
+static const qd_json_node *find(const qd_json_node *presets, const char *name, const char **own)
+{
+    char wanted[PLAIN_NAME], plain[PLAIN_NAME];
+    plain_name(name, true, wanted, sizeof wanted);
+    const char *known = alias(wanted);
+    if (known)
+        plain_name(known, true, wanted, sizeof wanted);
+    for (size_t i = 0; wanted[0] && i < qd_json_count(presets); i++) {
+        const qd_json_node *preset = qd_json_item(presets, i);
+        *own = qd_json_as_string(qd_json_member(preset, "name"));
+        plain_name(*own ? *own : "", true, plain, sizeof plain);
+        if (strcmp(plain, wanted) == 0)
+            return preset;
+    }
+    return NULL;
+}
+
+/* The known name that shares the most letters with `name` at its beginning, at least three of them,
+ * and its end; presets differ in the middle (version) and at the end (size). NULL: none. */
 static const char *nearest(const qd_json_node *presets, const char *name)
 {
     const char *best = NULL;
+    char wanted[PLAIN_NAME], plain[PLAIN_NAME];
     size_t best_length = 2;
+    plain_name(name, false, wanted, sizeof wanted);
     for (size_t i = 0; i < qd_json_count(presets); i++) {
         const char *other = qd_json_as_string(qd_json_member(qd_json_item(presets, i), "name"));
-        size_t length = 0;
-        while (other && name[length] && name[length] == other[length])
-            length++;
-        if (length > best_length) {
+        plain_name(other ? other : "", false, plain, sizeof plain);
+        size_t head = 0, tail = 0, length = strlen(wanted), own = strlen(plain);
+        while (wanted[head] && wanted[head] == plain[head])
+            head++;
+        while (head >= 3 && head + tail < length && head + tail < own && wanted[length - tail - 1] == plain[own - tail - 1])
+            tail++;
+        if (head + tail > best_length) {
             best = other;
-            best_length = length;
+            best_length = head + tail;
         }
     }
     return best;
@@ -72,13 +125,11 @@ qd_status qd_preset_find(const char *name, qd_model *model)
 {
     qd_json *document = NULL;
     QD_TRY(load(&document));
-    const qd_json_node *presets = qd_json_root(document), *found = NULL;
-    for (size_t i = 0; i < qd_json_count(presets) && !found; i++)
-        if (is(qd_json_item(presets, i), "name", name))
-            found = qd_json_item(presets, i);
+    const char *own = NULL;
+    const qd_json_node *presets = qd_json_root(document), *found = find(presets, name, &own);
     const char *like = found ? NULL : nearest(presets, name);
     qd_status status =
-        found ? read_preset(document, found, name, model)
+        found ? read_preset(document, found, own, model)
         : like
             ? QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; did you mean '%s'? 'quadrille help models' lists them", name, like)
             : QD_FAIL(QD_USAGE, "model.preset: there is no model '%s'; 'quadrille help models' lists them", name);
@@ -125,23 +176,20 @@ static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 
 qd_status qd_preset_nearest(qd_options *options, char *differences, size_t size)
 {
-    char name[64];
     qd_json *document = NULL;
     qd_status status = QD_OK;
     differences[0] = '\0';
-    snprintf(name, sizeof name, "%s", qd_options_string(options, "model.preset"));
     QD_TRY(load(&document));
-    const qd_json_node *presets = qd_json_root(document);
-    for (size_t i = 0; name[0] && i < qd_json_count(presets); i++) {
-        const qd_json_node *p = qd_json_item(presets, i);
-        bool supported = true;
-        qd_json_as_bool(qd_json_member(p, "supported"), &supported);
-        if (!is(p, "name", name) || supported)
-            continue;
-        const char *reason = qd_json_as_string(qd_json_member(p, "unsupported"));
-        snprintf(differences, size, "%s cannot be trained by this version (%s): using the nearest model that can", name,
+    const char *own = NULL;
+    const qd_json_node *preset = find(qd_json_root(document), qd_options_string(options, "model.preset"), &own);
+    bool supported = true;
+    if (preset)
+        qd_json_as_bool(qd_json_member(preset, "supported"), &supported);
+    if (!supported) {
+        const char *reason = qd_json_as_string(qd_json_member(preset, "unsupported"));
+        snprintf(differences, size, "%s cannot be trained by this version (%s): using the nearest model that can", own,
                  reason ? reason : "");
-        status = set_nearest(options, p);
+        status = set_nearest(options, preset);
     }
     qd_json_destroy(document);
     return status;
