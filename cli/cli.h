@@ -40,6 +40,8 @@ const cli_command *cli_find(const char *name);
 const cli_command *const *cli_commands(void); /* NULL-terminated */
 /* QD_USAGE for a command that does not exist, with the one that was probably meant. */
 qd_status cli_unknown_command(const char *name);
+/* What was probably meant: "train", "help models"; NULL: nothing is similar. */
+const char *cli_similar_command(const char *name);
 
 #define CLI_OPTIONS(array) .options = (array), .option_count = (int)(sizeof(array) / sizeof((array)[0]))
 
@@ -56,8 +58,8 @@ qd_status cli_unknown_command(const char *name);
             "built-in cluster (quadrille help clusters) or a YAML file; its keys can be given as key=value", NULL                          \
     }
 
-/* Prints the --help text of a command to standard output. */
-qd_status cli_print_help(const cli_command *command);
+/* Prints the --help text of a command to standard output. all: with every key that it accepts. */
+qd_status cli_print_help(const cli_command *command, bool all);
 
 /* QD_USAGE if the call has words. */
 qd_status cli_no_words(const cli_call *call);

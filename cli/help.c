@@ -8,48 +8,148 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void print_usage(void)
+/* Width of help: that of the terminal, 100 columns in a file or a pipe. */
+static int help_width(void)
 {
-    cli_say("", 0, "Quadrille trains language models with data, tensor, context, pipeline and expert parallelism.");
-    putchar('\n');
-    for (int i = 0; cli_commands()[i]; i++) {
-        const cli_command *c = cli_commands()[i];
-        char word[32];
-        snprintf(word, sizeof word, "  quadrille %s", c->name);
-        cli_say(word, 21, "%s", c->summary);
-    }
-    puts("\nquadrille help COMMAND explains one of them; quadrille help models and\nquadrille help clusters list the values of --model and "
-         "--cluster.");
+    int columns = cli_columns(stdout);
+    return columns > 0 ? columns : 100;
 }
 
-static qd_status print_options(const qd_option_table *table, const char *title)
+/* Prints text that starts in column `column`, wrapped, after `word`. */
+static void print_wrapped(const char *word, int column, const char *text)
+{
+    qd_strbuf out = {0};
+    qd_text_wrap(text, column, help_width(), &out);
+    printf("%-*s", column, word);
+    cli_put(stdout, out.failed ? "\n" : out.data);
+    qd_strbuf_free(&out);
+}
+
+static void print_usage(void)
+{
+    print_wrapped("", 0, "Quadrille trains language models with data, tensor, context, pipeline and expert parallelism.");
+    putchar('\n');
+    for (int i = 0; cli_commands()[i]; i++) {
+        char word[32];
+        snprintf(word, sizeof word, "  quadrille %s", cli_commands()[i]->name);
+        print_wrapped(word, 21, cli_commands()[i]->summary);
+    }
+    putchar('\n');
+    print_wrapped("", 0,
+                  "quadrille help COMMAND explains a command, help KEY a key of the configuration (help lr), help SECTION the keys of a "
+                  "section (help parallel); help --all prints everything. help models and help clusters list the values of --model and "
+                  "--cluster.");
+}
+
+/* A command line, broken as a shell would read it. */
+static void print_example(const char *line, int length)
+{
+    int width = help_width(), used = 0;
+    for (int at = (int)strspn(line, " "); at < length;) {
+        int word = (int)strcspn(line + at, " ");
+        word = word > length - at ? length - at : word;
+        if (used > 0 && used + 1 + word + 2 > width) {
+            puts(" \\");
+            used = 0;
+            printf("     ");
+        }
+        used += printf("%s%.*s", used > 0 ? " " : "  ", word, line + at);
+        at += word + (int)strspn(line + at + word, " ");
+    }
+    putchar('\n');
+}
+
+/* Lines that begin with blanks are examples; the others are paragraphs, wrapped anew. */
+static void print_details(const char *text)
+{
+    qd_strbuf paragraph = {0};
+    for (const char *line = text; *line;) {
+        int length = (int)strcspn(line, "\n");
+        if (line[0] == ' ')
+            print_example(line, length);
+        else if (length > 0)
+            qd_strbuf_printf(&paragraph, "%s%.*s", paragraph.length > 0 ? " " : "", length, line);
+        line += length + (line[length] == '\n');
+        if (paragraph.length > 0 && (*line == '\n' || *line == ' ' || *line == '\0')) {
+            print_wrapped("", 0, paragraph.failed ? "" : paragraph.data);
+            qd_strbuf_free(&paragraph);
+            paragraph = (qd_strbuf){0};
+        } else if (length == 0) {
+            putchar('\n');
+        }
+    }
+    qd_strbuf_free(&paragraph);
+}
+
+static qd_status print_options(qd_option_table table, const char *section, const char *title)
 {
     char *text;
-    int columns = cli_columns(stdout);
-    QD_TRY(qd_options_help(table, 1, NULL, columns, &text));
-    printf("\n%s\n", title);
+    QD_TRY(qd_options_help(&table, 1, section, help_width(), &text));
+    if (title) {
+        putchar('\n');
+        print_wrapped("", 0, title);
+    }
     cli_put(stdout, text);
     free(text);
     return QD_OK;
 }
 
-qd_status cli_print_help(const cli_command *c)
+/* Keys that are set most often: those with a short form, and a few more. */
+static bool is_common(const qd_option *option)
 {
-    printf("quadrille %s ", c->name);
-    cli_put(stdout, c->arguments);
-    puts("\n");
-    cli_say("", 0, "%s.", c->summary);
-    if (c->details)
-        printf("\n%s\n", c->details);
-    if (c->option_count > 0)
-        QD_TRY(print_options(&(qd_option_table){c->options, c->option_count}, "Options of this command"));
-    if (c->configuration) {
-        qd_option_table table = qd_config_table();
-        QD_TRY(print_options(&table, "Configuration: keys of the file CONFIG, or key=value, or the short form --flag value"));
+    return option->flag || qd_text_has_word("train.global_batch train.micro_batch train.precision train.warmup train.recompute "
+                                            "data.validation model.layers model.hidden model.heads model.vocab",
+                                            option->key);
+}
+
+static qd_status print_common_keys(void)
+{
+    qd_option_table all = qd_config_table(), some = {0};
+    qd_option *list = calloc((size_t)all.count, sizeof *list);
+    if (!list)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the help");
+    for (int i = 0; i < all.count; i++)
+        if (is_common(&all.options[i]))
+            list[some.count++] = all.options[i];
+    some.options = list;
+    qd_status status = print_options(some, NULL, "Configuration, the keys that are set most often (as key=value, --flag value, or in the "
+                                                 "file CONFIG):");
+    free(list);
+    return status;
+}
+
+qd_status cli_print_help(const cli_command *c, bool all)
+{
+    char usage[64];
+    snprintf(usage, sizeof usage, "quadrille %s", c->name);
+    int column = (int)strlen(usage) + 1;
+    print_wrapped(usage, column, c->arguments);
+    putchar('\n');
+    qd_strbuf summary = {0};
+    qd_strbuf_printf(&summary, "%s.", c->summary);
+    print_wrapped("", 0, summary.failed ? c->summary : summary.data);
+    qd_strbuf_free(&summary);
+    if (c->details) {
+        putchar('\n');
+        print_details(c->details);
     }
-    if (c->more) {
-        qd_option_table table = c->more();
-        QD_TRY(print_options(&table, "Cluster: keys of its file, or key=value"));
+    if (c->option_count > 0) {
+        putchar('\n');
+        QD_TRY(print_options((qd_option_table){c->options, c->option_count}, NULL, NULL));
+    }
+    if (c->configuration && all)
+        QD_TRY(print_options(qd_config_table(), NULL, "Configuration: keys of the file CONFIG, or key=value, or the short form --flag "
+                                                      "value"));
+    else if (c->configuration)
+        QD_TRY(print_common_keys());
+    if (c->more && all)
+        QD_TRY(print_options(c->more(), NULL, "Cluster: keys of its file, or key=value"));
+    if (!all && (c->configuration || c->more)) {
+        putchar('\n');
+        print_wrapped("", 0, c->more ? "All keys: --help --all. One key: quadrille help KEY. One section: quadrille help SECTION (model., "
+                                       "data., train., parallel., run.; of a cluster accelerator., node., network., software., cost.)."
+                                     : "All keys: --help --all. One key: quadrille help KEY. One section: quadrille help SECTION (model., "
+                                       "data., train., parallel., run.).");
     }
     return QD_OK;
 }
@@ -122,8 +222,97 @@ static qd_status print_clusters(void)
     return QD_OK;
 }
 
+/* Every command, then every key. */
+static qd_status print_everything(void)
+{
+    print_usage();
+    for (int i = 0; cli_commands()[i]; i++) {
+        cli_command alone = *cli_commands()[i];
+        alone.configuration = false; /* printed once, below */
+        alone.more = NULL;
+        printf("\n\n");
+        QD_TRY(cli_print_help(&alone, true));
+    }
+    putchar('\n');
+    QD_TRY(print_options(qd_config_table(), NULL, "Configuration: keys of the file CONFIG, or key=value, or the short form --flag value"));
+    return print_options(qd_cluster_table(), NULL, "Cluster: keys of its file, or key=value");
+}
+
+/* A key, or else the options of commands with that name. */
+static qd_status print_key(const char *word, bool *found)
+{
+    word += strncmp(word, "--", 2) == 0 ? 2 : 0; /* after a -- that ends options */
+    qd_option_table tables[2] = {qd_config_table(), qd_cluster_table()};
+    char *text;
+    QD_TRY(qd_options_describe(tables, 2, word, help_width(), &text));
+    *found = text != NULL;
+    if (text)
+        cli_put(stdout, text);
+    bool key = *found;
+    free(text);
+    for (int i = 0; !key && cli_commands()[i]; i++) {
+        qd_option_table own = {cli_commands()[i]->options, cli_commands()[i]->option_count};
+        QD_TRY(qd_options_describe(&own, 1, word, help_width(), &text));
+        if (text) {
+            printf("%squadrille %s ", *found ? "\n" : "", cli_commands()[i]->name);
+            cli_put(stdout, text);
+            *found = true;
+        }
+        free(text);
+    }
+    return QD_OK;
+}
+
+/* "parallel" or "parallel."; the latter also where a command has the name of a section. */
+static qd_status print_section(const char *word, bool *found)
+{
+    qd_option_table tables[2] = {qd_config_table(), qd_cluster_table()};
+    char name[32];
+    size_t length = strlen(word);
+    *found = false;
+    if (length == 0 || length >= sizeof name)
+        return QD_OK;
+    memcpy(name, word, length + 1);
+    if (name[length - 1] == '.')
+        name[--length] = '\0';
+    for (int t = 0; t < 2 && !*found; t++)
+        for (int i = 0; i < tables[t].count && !*found; i++)
+            if (strncmp(tables[t].options[i].key, name, length) == 0 && tables[t].options[i].key[length] == '.') {
+                *found = true;
+                QD_TRY(print_options(tables[t], name, NULL));
+            }
+    return QD_OK;
+}
+
+static qd_status explain(const char *word, bool all)
+{
+    bool found = false;
+    const cli_command *command = cli_find(word);
+    if (strcmp(word, "models") == 0)
+        return print_models();
+    if (strcmp(word, "clusters") == 0)
+        return print_clusters();
+    if (command)
+        return cli_print_help(command, all);
+    QD_TRY(print_section(word, &found));
+    if (!found)
+        QD_TRY(print_key(word, &found));
+    if (found)
+        return QD_OK;
+    const char *meant = cli_similar_command(word);
+    if (meant)
+        return QD_FAIL(QD_USAGE, "there is no command '%.60s'; did you mean 'quadrille %s'?", word, meant);
+    qd_option_table tables[2] = {qd_config_table(), qd_cluster_table()};
+    qd_options *options = NULL;
+    QD_TRY(qd_options_create(tables, 2, &options));
+    qd_status status = qd_options_set(options, word, ""); /* fails with the key that was probably meant */
+    qd_options_destroy(options);
+    return status;
+}
+
 static qd_status run(cli_call *call)
 {
+    bool all = qd_options_bool(call->options, "all");
     if (qd_options_bool(call->options, "markdown")) {
         char *text;
         qd_option_table table = qd_config_table();
@@ -133,30 +322,29 @@ static qd_status run(cli_call *call)
         free(text);
         return QD_OK;
     }
-    if (call->word_count == 0) {
-        print_usage();
-        return QD_OK;
-    }
     if (call->word_count > 1)
         return QD_FAIL(QD_USAGE, "help: '%s' is one argument too many", call->words[1]);
-    if (strcmp(call->words[0], "models") == 0)
-        return print_models();
-    if (strcmp(call->words[0], "clusters") == 0)
-        return print_clusters();
-    const cli_command *command = cli_find(call->words[0]);
-    if (!command)
-        return cli_unknown_command(call->words[0]);
-    return cli_print_help(command);
+    if (call->word_count == 1)
+        return explain(call->words[0], all);
+    if (all)
+        return print_everything();
+    print_usage();
+    return QD_OK;
 }
 
 static const qd_option own[] = {
+    {"all", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints every option and key; with a command, those that it accepts", NULL},
     {"markdown", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the reference of all configuration keys as Markdown", NULL},
 };
 
 const cli_command cli_help = {
     .name = "help",
-    .arguments = "[COMMAND | models | clusters]",
-    .summary = "Lists the commands, or explains one",
+    .arguments = "[COMMAND | SECTION | KEY | models | clusters] [--all]",
+    .summary = "Lists the commands, or explains a command or a key",
+    .details = "  quadrille help train\n"
+               "  quadrille help train.lr\n"
+               "  quadrille help parallel\n\n"
+               "A section can be written with a dot: help train. prints the keys of the section, help train explains the command.",
     CLI_OPTIONS(own),
     .run = run,
 };

@@ -57,21 +57,26 @@ static const char *const other_commands[][2] = {
     {"options config keys usage", "help"},
 };
 
-qd_status cli_unknown_command(const char *name)
+const char *cli_similar_command(const char *name)
 {
     const char *names[32];
     int count = 0;
-    size_t length = strlen(name);
     for (size_t i = 0; i < sizeof other_commands / sizeof *other_commands; i++)
         if (qd_text_has_word(other_commands[i][0], name))
-            return QD_FAIL(QD_USAGE, "there is no command '%s'; did you mean 'quadrille %s'?", name, other_commands[i][1]);
-    if (strchr(name, '=') || (length > 5 && (strcmp(name + length - 5, ".yaml") == 0 || strcmp(name + length - 4, ".yml") == 0)))
-        return QD_FAIL(QD_USAGE, "'%.60s' is not a command; did you mean 'quadrille train %.60s'?", name, name);
+            return other_commands[i][1];
     for (; commands[count]; count++)
         names[count] = commands[count]->name;
-    const char *nearest = qd_text_nearest(name, names, count);
-    return nearest ? QD_FAIL(QD_USAGE, "there is no command '%.60s'; did you mean 'quadrille %s'?", name, nearest)
-                   : QD_FAIL(QD_USAGE, "there is no command '%.60s': quadrille help lists them", name);
+    return qd_text_nearest(name, names, count);
+}
+
+qd_status cli_unknown_command(const char *name)
+{
+    size_t length = strlen(name);
+    const char *meant = cli_similar_command(name);
+    if (strchr(name, '=') || (length > 5 && (strcmp(name + length - 5, ".yaml") == 0 || strcmp(name + length - 4, ".yml") == 0)))
+        return QD_FAIL(QD_USAGE, "'%.60s' is not a command; did you mean 'quadrille train %.60s'?", name, name);
+    return meant ? QD_FAIL(QD_USAGE, "there is no command '%.60s'; did you mean 'quadrille %s'?", name, meant)
+                 : QD_FAIL(QD_USAGE, "there is no command '%.60s': quadrille help lists them", name);
 }
 
 bool cli_utf8(void)
@@ -254,8 +259,8 @@ static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
 static qd_status run_command(const cli_command *command, int argc, char *const *argv, char *const *process_argv)
 {
     cli_call call = {.command = command, .argv = process_argv};
-    qd_status status = has_word(argc, argv, "--help") || has_word(argc, argv, "-h") ? cli_print_help(command)
-                                                                                      : read_arguments(&call, argc, argv);
+    qd_status status = has_word(argc, argv, "--help") || has_word(argc, argv, "-h") ? cli_print_help(command, has_word(argc, argv, "--all"))
+                                                                                    : read_arguments(&call, argc, argv);
     if (status == QD_OK && call.options)
         status = command->run(&call);
     progress_watch_end(); /* a command that failed may not have ended it */

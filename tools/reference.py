@@ -8,9 +8,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGE = os.path.join(ROOT, "docs", "configuration.md")
 HEAD = """# Configuration
 
-Look up any key of a run; `quadrille help train` prints the same list. A key can be set in a YAML
-file, on the command line, or in its short form. The command line overrides the file, the file
-overrides the default. Integers can be written as `4k`, `1.5M`, `2G` or `1e6`.
+Look up any key of a run; `quadrille help KEY` explains one, `quadrille help train --all` prints the
+same list. A key can be set in a YAML file, on the command line, or in its short form. The command
+line overrides the file, the file overrides the default. Integers can be written as `4k`, `1.5M`,
+`2G` or `1e6`. Names of other trainers (`learning_rate`, `n_layer`, `--tensor-model-parallel-size`)
+are refused with a message that names the key here.
 
 ```yaml
 model:    {preset: llama-tiny}

@@ -116,6 +116,9 @@ QD_API qd_status qd_options_save(const qd_options *options, const char *path);
 /* Help text for a terminal of `width` columns (0: 100). section: NULL for all keys, "parallel" for
  * those below it, "" for those without a dot. */
 QD_API qd_status qd_options_help(const qd_option_table *tables, int count, const char *section, int width, char **text);
+/* Explains one key, named by itself or by its short form: meaning, type, default and how to set it.
+ * *text is NULL if no table has it. */
+QD_API qd_status qd_options_describe(const qd_option_table *tables, int count, const char *key, int width, char **text);
 /* Reference in Markdown, one table per section. */
 QD_API qd_status qd_options_to_markdown(const qd_option_table *tables, int count, char **text);
 

@@ -134,6 +134,55 @@ qd_status qd_options_help(const qd_option_table *tables, int count, const char *
     return qd_strbuf_take(&out, text);
 }
 
+static void print_line(const char *word, const char *text, int width, qd_strbuf *out)
+{
+    enum { COLUMN = 13 };
+    qd_strbuf_printf(out, "  %-*s", COLUMN - 2, word);
+    qd_text_wrap(text, COLUMN, width, out);
+}
+
+static void describe(const qd_option *option, int width, qd_strbuf *out)
+{
+    qd_strbuf text = {0};
+    const char *value = option->fallback && *option->fallback ? option->fallback : "VALUE";
+    const char *dashes = option->flag && !option->flag[1] ? "-" : "--";
+    bool configuration = section_length(option) > 0, flag = option->type == QD_OPTION_BOOL;
+    qd_strbuf_printf(out, "%s%s\n", configuration ? "" : "--", option->key);
+    print_line("meaning", option->help, width, out);
+    print_type(option, &text);
+    print_line("type", text.failed ? "" : text.data, width, out);
+    print_line("default", option->fallback && *option->fallback ? option->fallback : "none", width, out);
+    qd_strbuf_free(&text);
+    text = (qd_strbuf){0};
+    if (configuration)
+        qd_strbuf_printf(&text, "%s=%s", option->key, value);
+    if (option->flag)
+        qd_strbuf_printf(&text, "%s%s%s%s%s", configuration ? " or " : "", dashes, option->flag, flag ? "" : " ", flag ? "" : value);
+    if (!configuration)
+        qd_strbuf_printf(&text, "%s--%s%s%s", option->flag ? " or " : "", option->key, flag ? "" : " ", flag ? "" : value);
+    print_line("write", text.failed ? "" : text.data, width, out);
+    if (configuration)
+        qd_strbuf_printf(out, "  in a file  %.*s: {%s: %s}\n", section_length(option), option->key,
+                         option->key + section_length(option) + 1, value);
+    out->failed = out->failed || text.failed;
+    qd_strbuf_free(&text);
+}
+
+qd_status qd_options_describe(const qd_option_table *tables, int count, const char *key, int width, char **text)
+{
+    option_list list = {tables, count};
+    const qd_option *option = NULL;
+    qd_strbuf out = {0};
+    int i = 0;
+    *text = NULL;
+    while ((option = option_at(list, i)) != NULL && strcmp(option->key, key) != 0 && (!option->flag || strcmp(option->flag, key) != 0))
+        i++;
+    if (!option)
+        return QD_OK;
+    describe(option, width == 0 ? DEFAULT_WIDTH : width < LEAST_WIDTH ? LEAST_WIDTH : width, &out);
+    return qd_strbuf_take(&out, text);
+}
+
 static void print_markdown_row(const qd_option *option, qd_strbuf *out)
 {
     qd_strbuf_printf(out, "| `%s` | ", option->key);

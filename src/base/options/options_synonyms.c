@@ -114,7 +114,8 @@ static const qd_synonym synonyms[] = {
      NULL},
     {"bf16 bfloat16", "train.precision", "true=bf16|false=fp32", NULL},
     {"fp32", "train.precision", "true=fp32|false=bf16", NULL},
-    {"fp16 float16 fp8 float8 loss_scale", NULL, NULL, "models train in fp32 or, with train.precision=bf16, in bf16, which needs no loss scaling"},
+    {"fp16 float16 fp8 float8 loss_scale", NULL, NULL,
+     "models train in fp32 or, with train.precision=bf16, in bf16, which needs no loss scaling"},
     {"reduce_dtype mixed_precision_reduce", "train.grad_dtype", "bfloat16=bf16|float32=fp32", NULL},
     {"accumulate_allreduce_grads_in_fp32 grad_reduce_in_fp32", "train.grad_dtype", "true=fp32|false=bf16", NULL},
     {"gradient_checkpointing activation_checkpointing activation_checkpoint activation_checkpoint.mode checkpoint_activations "
@@ -139,8 +140,8 @@ static const qd_synonym synonyms[] = {
     {"pipeline_parallel pipeline_parallel_size pipeline_parallel_degree pipeline_model_parallel_size pp_size pp_degree num_stages",
      "parallel.pp", NULL, NULL},
     {"pipeline_schedule pp_schedule pipeline_parallel_schedule", "parallel.schedule",
-     "interleaved1f1b=interleaved|interleaved_1f1b=interleaved|zbvzerobubble=zb_v|zbv=zb_v|zb1p=zb_h1|zero_bubble=zb_h1|dualpipev=dualpipe_v|"
-     "dualpipe=dualpipe_v",
+     "interleaved1f1b=interleaved|interleaved_1f1b=interleaved|zbvzerobubble=zb_v|zbv=zb_v|zb1p=zb_h1|zero_bubble=zb_h1|"
+     "dualpipev=dualpipe_v|dualpipe=dualpipe_v",
      NULL},
     {"virtual_pipeline_model_parallel_size virtual_pipeline_size num_virtual_stages vpp", "parallel.virtual_stages", NULL, NULL},
     {"context_parallel context_parallel_size context_parallel_degree cp_size cp_degree", "parallel.cp", NULL, NULL},
@@ -163,7 +164,8 @@ static const qd_synonym synonyms[] = {
     {"resume_from resume_from_checkpoint resume_path load load_dir load_checkpoint restore", NULL, NULL,
      "--resume --dir FOLDER resumes a run; run.weights=FOLDER only starts from its weights"},
     {"auto_resume continue resume_training", "run.resume", NULL, NULL},
-    {"init_from pretrained pretrained_path pretrained_checkpoint init_checkpoint load_weights initial_load_path", "run.weights", NULL, NULL},
+    {"init_from pretrained pretrained_path pretrained_checkpoint init_checkpoint load_weights initial_load_path", "run.weights", NULL,
+     NULL},
     {"log_interval log_freq log_steps logging_steps logging_interval print_every", "run.log_every", NULL, NULL},
     {"profile profiler profiling enable_profiling", "run.trace", NULL, NULL},
     {"profile_steps", "run.trace_steps", NULL, NULL},
