@@ -19,8 +19,8 @@
 #include <unistd.h>
 
 static const cli_command *const commands[] = {
-    &cli_train, &cli_eval,   &cli_generate, &cli_tokenize, &cli_convert, &cli_check, &cli_schedule, &cli_simulate,
-    &cli_plan,  &cli_verify, &cli_bench,    &cli_report,   &cli_doctor,  &cli_help,  &cli_version,  NULL,
+    &cli_init,     &cli_train, &cli_eval,   &cli_generate, &cli_tokenize, &cli_convert, &cli_check, &cli_schedule,
+    &cli_simulate, &cli_plan,  &cli_verify, &cli_bench,    &cli_report,   &cli_doctor,  &cli_help,  &cli_version,  NULL,
 };
 
 const cli_command *const *cli_commands(void)
@@ -227,6 +227,25 @@ static const qd_option common_options[] = {
     {"debug", QD_OPTION_BOOL, "false", 0, 0, NULL, "after an error, shows where in the program it happened", NULL},
 };
 
+/* Without CONFIG, run.yaml of the current folder, unless the arguments are complete without it:
+ * they name a model, or a run to resume. */
+static qd_status find_configuration(cli_call *call)
+{
+    static const char name[] = "run.yaml";
+    qd_option_table table = qd_config_table();
+    for (int i = 0; i < table.count; i++)
+        if (strncmp(table.options[i].key, "model.", 6) == 0 && qd_options_is_set(call->options, table.options[i].key))
+            return QD_OK;
+    if (qd_options_bool(call->options, "run.resume") || access(name, R_OK) != 0)
+        return QD_OK;
+    call->config = true;
+    if (qd_train_is_rank())
+        return QD_OK;
+    if (qd_train_rank() <= 0)
+        cli_on_failure(NULL, "using run.yaml of this folder");
+    return qd_options_load(call->options, name);
+}
+
 static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
 {
     const cli_command *command = call->command;
@@ -243,8 +262,10 @@ static qd_status read_arguments(cli_call *call, int argc, char *const *argv)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the arguments");
     QD_TRY(qd_options_create(tables, count, &call->options));
     QD_TRY(qd_options_parse(call->options, argc, argv, call->words, &call->word_count));
-    if (!command->configuration || command->own_words || call->word_count == 0)
+    if (!command->configuration || command->own_words)
         return QD_OK;
+    if (call->word_count == 0)
+        return find_configuration(call);
     if (qd_options_find(call->options, call->words[0]) && access(call->words[0], F_OK) != 0)
         return QD_FAIL(QD_USAGE, "'%s' is a key, and there is no file with that name: write %s=VALUE", call->words[0], call->words[0]);
     if (call->words[0][0] == '\0')

@@ -303,7 +303,9 @@ const cli_command cli_train = {
     .summary = "Trains a model, on local ranks or on those of mpirun or srun",
     .details = "  quadrille train run.yaml --ranks 4 train.lr=1e-3\n"
                "  mpirun -n 4 quadrille train run.yaml\n\n"
-               "CONFIG is a YAML file with the keys below; the command line overrides it. With --dir, checkpoints are written every\n"
+               "CONFIG is a YAML file with the keys below; the command line overrides it. Without it, run.yaml of the current folder\n"
+               "is used, unless the arguments name a model or resume a run; quadrille init writes one.\n"
+               "With --dir, checkpoints are written every\n"
                "30 minutes (run.save_minutes, run.save_every), at the end, and when the run is stopped. Ctrl-C stops the run after\n"
                "the current step, a second Ctrl-C at once. SIGTERM, SIGUSR1, SIGHUP and SIGPIPE, to this process or any rank, stop it\n"
                "with exit status 75: resume it with --resume. In containers: mpirun --allow-run-as-root --oversubscribe.",

@@ -1,5 +1,6 @@
 """Names that a new user tries: commands of other programs and slips, each with the call that does
 what was meant. Keys, values and presets: tests/unit/spec/test_spec_names.c."""
+import json
 import os
 import sys
 import unittest
@@ -84,6 +85,41 @@ class Names(program.ProgramTest):
         for line in self.on_terminal("help", "models", columns=80).splitlines():  # in a pipe one line each, for grep
             self.assertLessEqual(len(line), 80, line)
         self.assertIn(" \\\n", self.on_terminal("help", "plan", columns=80))  # an example that a shell still understands
+
+    def test_init(self):
+        """The file is complete, commented and loads; train, check and others find it."""
+        said = self.ok(self.run_program("init", "llama-tiny", f"data.path={self.corpus}", "--steps", "3", "data.seq=32",
+                                        "train.global_batch=8")).stdout
+        self.assertIn("next     quadrille train\n", said)
+        with open(self.path("run.yaml"), encoding="utf-8") as file:
+            text = file.read()
+        for line in text.splitlines():
+            self.assertLessEqual(len(line), 100 + len(self.corpus), line)
+        for part in ("preset: llama-tiny", "# peak learning rate", "steps: 3 ", "ranks: 1", "device: cpu", "dir: runs/llama-tiny"):
+            self.assertIn(part, text)
+        self.one_line(self.run_program("init"), 2, "run.yaml exists", "--force", "-o FILE")
+        result = self.ok(self.run_program("train"))
+        self.assertEqual(result.stderr, "quadrille: using run.yaml of this folder\n")
+        self.assertEqual(len(self.metrics("runs/llama-tiny")), 3)
+        with_config = self.ok(self.run_program("check", "run.yaml", "--json")).stdout
+        self.assertEqual(self.ok(self.run_program("check", "--json")).stdout, with_config)
+        self.ok(self.run_program("train", "--ranks", "2", "--overwrite", "run.threads=1", "train.micro_batch=4"))  # processes find it too
+        # Complete without it: a model is named, or a run resumes with its own configuration.
+        self.assertEqual(self.ok(self.run_program("check", "--model", "gpt2-tiny")).stderr, "")
+        resumed = self.ok(self.run_program("train", "--resume", "--dir", "runs/llama-tiny", "--steps", "4"))
+        self.assertEqual((resumed.stderr, len(self.metrics("runs/llama-tiny"))), ("", 4))
+
+    def test_init_for_a_cluster(self):
+        self.ok(self.run_program("init", "Llama-3.1-8B", "--cluster", "h100", "--gpus", "16", "train.global_batch=64", "-o", "big.yaml"))
+        report = json.loads(self.ok(self.run_program("check", "big.yaml", "--json")).stdout)
+        self.assertEqual(report["ranks"], 16)
+        self.assertLess(report["memory_bytes_per_rank"], 80 * 2**30)
+        self.one_line(self.run_program("init", "llama3-8b", "accelerator.memory_gib=8"), 1, "llama3-8b on", "no layout fits")
+        self.one_line(self.run_program("init", "llama3-9b"), 2, "did you mean 'llama3-8b'?")
+        self.one_line(self.run_program("init", "a", "b"), 2, "'b'")
+        self.one_line(self.run_program("init", "--gpus", "4"), 2, "--gpus", "--cluster")
+        self.one_line(self.run_program("init", "gpt2", "--model", "gpt2"), 2, "twice")
+        self.assertEqual(os.listdir(self.folder).count("run.yaml"), 0)
 
 
 if __name__ == "__main__":
