@@ -25,6 +25,16 @@ static inline float qd_bf16_to_f32(uint16_t half)
     return qd_f32_from_bits((uint32_t)half << 16);
 }
 
+/* 1 sign, 4 exponent and 3 mantissa bits, bias 7; no infinities, and NaN only if all other bits are
+ * set. */
+static inline float qd_e4m3_to_f32(uint8_t byte)
+{
+    uint32_t exponent = byte >> 3 & 15u, mantissa = byte & 7u;
+    float value = exponent > 0 ? qd_f32_from_bits((exponent + 120u) << 23 | mantissa << 20) : (float)mantissa * 0x1p-9f;
+    value = (byte & 0x7fu) == 0x7fu ? qd_f32_from_bits(0x7fc00000u) : value;
+    return byte & 0x80u ? -value : value;
+}
+
 static inline uint16_t qd_f32_to_bf16(float value)
 {
     uint32_t bits = qd_f32_bits(value);

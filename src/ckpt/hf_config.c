@@ -421,8 +421,7 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
     if (!c->family)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only %s can be imported", qd_json_name(document), kind, kinds);
     if (member(&r, "quantization_config"))
-        return QD_FAIL(QD_UNSUPPORTED, "%s: the model is quantized ('quantization_config'): use the original weights",
-                       qd_json_name(document));
+        QD_TRY(qd_hf_quantization_read(document, member(&r, "quantization_config"), &c->blocks));
     c->model = qd_model_default(c->family->arch);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);
     read_fields(&r, c);

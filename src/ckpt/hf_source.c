@@ -22,6 +22,7 @@ struct qd_hf_source {
     int tensor_count;
     int *tensor_of; /* per parameter */
     const qd_safetensors_entry **entries; /* per tensor of theirs */
+    const qd_safetensors_entry **scales;  /* of an fp8 matrix; NULL: it is stored as it is */
 };
 
 static bool has(const char *folder, const char *name)
@@ -122,6 +123,7 @@ static inline float element(const void *data, int64_t index, qd_dtype dtype)
     float single;
     double wide;
     switch (dtype) { /* data may be unaligned */
+    case QD_F8E4M3: return qd_e4m3_to_f32(((const uint8_t *)data)[index]);
     case QD_BF16: memcpy(&half, (const char *)data + index * 2, 2); return qd_bf16_to_f32(half);
     case QD_F16: memcpy(&half, (const char *)data + index * 2, 2); return qd_f16_to_f32(half);
     case QD_F64: memcpy(&wide, (const char *)data + index * 8, 8); return (float)wide;
@@ -237,7 +239,10 @@ static bool is_constant(const char *name)
 
 static qd_status check_shape(const qd_hf_source *s, const qd_hf_tensor *t, const qd_safetensors_entry *e)
 {
-    if (e->dtype != QD_F32 && e->dtype != QD_BF16 && e->dtype != QD_F16 && e->dtype != QD_F64)
+    if (e->dtype == QD_F8E4M3 && s->config.blocks.rows == 0)
+        return QD_FAIL(QD_USAGE, "%s: tensor '%s' has type %s, but config.json has no quantization_config", s->folder, e->name,
+                       qd_dtype_name(e->dtype));
+    if (e->dtype != QD_F32 && e->dtype != QD_BF16 && e->dtype != QD_F16 && e->dtype != QD_F64 && e->dtype != QD_F8E4M3)
         return QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' has type %s: it must be fp32, bf16, fp16 or fp64", s->folder, e->name,
                        qd_dtype_name(e->dtype));
     bool same = e->dims == t->dims;
@@ -289,17 +294,20 @@ static int by_pointer(const void *a, const void *b)
 /* Every tensor of the files must be used, or known to be unused. */
 static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
 {
-    const void **used = QD_ARENA_NEW(arena, const void *, s->tensor_count + 1);
+    const size_t count = 2 * (size_t)s->tensor_count;
+    const void **used = QD_ARENA_NEW(arena, const void *, count + 1);
     names unknown = {0};
     if (!used)
         return QD_NO_MEMORY;
-    for (int t = 0; t < s->tensor_count; t++)
-        used[t] = s->entries[t];
-    qsort(used, (size_t)s->tensor_count, sizeof *used, by_pointer);
+    for (int t = 0; t < s->tensor_count; t++) {
+        used[2 * t] = s->entries[t];
+        used[2 * t + 1] = s->scales[t];
+    }
+    qsort(used, count, sizeof *used, by_pointer);
     for (int f = 0; f < s->file_count; f++)
         for (int i = 0; i < qd_safetensors_count(s->files[f]); i++) {
             const qd_safetensors_entry *e = qd_safetensors_at(s->files[f], i);
-            if (bsearch(&e, used, (size_t)s->tensor_count, sizeof *used, by_pointer) || is_constant(e->name))
+            if (bsearch(&e, used, count, sizeof *used, by_pointer) || is_constant(e->name))
                 continue;
             if (s->config.model.tied && strcmp(e->name, "lm_head.weight") == 0)
                 QD_TRY(check_tied(s, e));
@@ -312,6 +320,28 @@ static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
                    unknown.text);
 }
 
+/* The scales of an fp8 matrix. */
+static qd_status find_scale(const qd_hf_source *s, const qd_hf_tensor *tensor, const qd_safetensors_entry *weight,
+                            const qd_safetensors_entry **scale)
+{
+    char name[256];
+    if (tensor->transposed)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' is fp8 and stored as (inputs, outputs): use the original weights", s->folder,
+                       weight->name);
+    *scale = qd_hf_scale_name(weight->name, name, sizeof name) ? find(s, name) : NULL;
+    if (!*scale)
+        return QD_FAIL(QD_USAGE, "%s: tensor '%s' is fp8, and its scales, '%s_scale_inv', are missing", s->folder, weight->name,
+                       weight->name);
+    return qd_hf_scale_check(s->folder, weight, *scale, s->config.blocks);
+}
+
+static qd_status check_tensor(const qd_hf_source *s, int tensor)
+{
+    const qd_safetensors_entry *entry = s->entries[tensor];
+    QD_TRY(check_shape(s, &s->tensors[tensor], entry));
+    return entry->dtype == QD_F8E4M3 ? find_scale(s, &s->tensors[tensor], entry, &s->scales[tensor]) : QD_OK;
+}
+
 qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
 {
     names missing = {0};
@@ -319,7 +349,8 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
     QD_TRY(qd_hf_tensors(ledger, arena, &s->tensors, &s->tensor_count));
     s->tensor_of = QD_ARENA_NEW(arena, int, ledger->param_count);
     s->entries = QD_ARENA_NEW(arena, const qd_safetensors_entry *, s->tensor_count + 1);
-    if (!s->tensor_of || !s->entries)
+    s->scales = QD_ARENA_NEW(arena, const qd_safetensors_entry *, s->tensor_count + 1);
+    if (!s->tensor_of || !s->entries || !s->scales)
         return QD_NO_MEMORY;
     for (int t = 0; t < s->tensor_count; t++) {
         const qd_hf_tensor *tensor = &s->tensors[t];
@@ -328,7 +359,7 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
             s->tensor_of[tensor->params[i]] = t;
         s->entries[t] = entry;
         if (entry)
-            QD_TRY(check_shape(s, tensor, entry));
+            QD_TRY(check_tensor(s, t));
         else if (tensor->param_count > 0)
             add_name(&missing, tensor->name);
     }
@@ -372,7 +403,8 @@ static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, 
             for (int64_t c = 0; c < cols; c++)
                 out[r * cols + c] = element(data, r * wide + left + c, e->dtype);
     free(data);
-    return QD_OK;
+    const qd_safetensors_entry *scale = s->scales[s->tensor_of[param]];
+    return scale ? qd_hf_scale_apply(scale, s->config.blocks, first, left, rows, cols, out) : QD_OK;
 }
 
 qd_status qd_hf_fetch(void *source, const qd_state_piece *piece, float *out)

@@ -4,6 +4,7 @@
 #define QD_CKPT_HUGGINGFACE_IMPL_H
 
 #include "ckpt/huggingface.h"
+#include "ckpt/safetensors.h"
 #include "model/field_table.h"
 
 #define QD_HF_FILE "model.safetensors"
@@ -40,11 +41,32 @@ const qd_hf_family *qd_hf_family_of(const qd_model *model);
 qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field);
 void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
 
+/* Blocks of a quantized matrix that share a scale; 0 x 0: the weights are not quantized. */
+typedef struct qd_hf_blocks {
+    int64_t rows, cols;
+} qd_hf_blocks;
+
+/* hf_quantized.c */
+
+/* Reads quantization_config of config.json. QD_UNSUPPORTED names a format other than fp8 in
+ * blocks. */
+qd_status qd_hf_quantization_read(const qd_json *document, const qd_json_node *config, qd_hf_blocks *blocks);
+/* The name of the tensor with the scales of a weight; false: it is too long to have one. */
+bool qd_hf_scale_name(const char *weight, char *name, size_t size);
+/* Whether `scale` fits the fp8 matrix `weight`: QD_USAGE or QD_UNSUPPORTED names what does not. */
+qd_status qd_hf_scale_check(const char *folder, const qd_safetensors_entry *weight, const qd_safetensors_entry *scale,
+                            qd_hf_blocks blocks);
+/* Multiplies the box of rows [first, first + rows) and columns [left, left + cols) of a matrix,
+ * read as fp32, by the scales of its blocks. */
+qd_status qd_hf_scale_apply(const qd_safetensors_entry *scale, qd_hf_blocks blocks, int64_t first, int64_t left, int64_t rows,
+                            int64_t cols, float *values);
+
 /* The contents of config.json. */
 typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
     int64_t positions;
+    qd_hf_blocks blocks;
 } qd_hf_config;
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);

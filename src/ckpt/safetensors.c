@@ -19,7 +19,8 @@ static const struct {
     qd_dtype dtype;
     const char *name;
 } type_names[] = {{QD_F32, "F32"}, {QD_BF16, "BF16"}, {QD_F16, "F16"}, {QD_I32, "I32"},
-                  {QD_I64, "I64"}, {QD_F64, "F64"},   {QD_U8, "U8"},   {QD_U8, "BOOL"}}; /* BOOL: masks, which are ignored */
+                  {QD_I64, "I64"}, {QD_F64, "F64"},   {QD_U8, "U8"},   {QD_U8, "BOOL"}, /* BOOL: masks, which are ignored */
+                  {QD_F8E4M3, "F8_E4M3"}};
 enum { TYPES = sizeof type_names / sizeof *type_names };
 
 static const char *type_name(qd_dtype dtype)

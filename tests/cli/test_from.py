@@ -12,6 +12,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
+import quantize  # noqa: E402
 
 PRESETS = ["gpt2-tiny", "qwen3-tiny", "mixtral-tiny"]
 TEXT = os.path.join(program.SOURCE, "LICENSE")
@@ -86,6 +87,44 @@ class From(program.ProgramTest):
         self.one_line(self.run_program("train", "--dir", "parts", "--resume", "train.steps=7", "data.seq=32"), 2, "data.seq has changed")
         self.one_line(self.run_program(*words, "train.steps=1", "data.tokenizer=", "model.vocab=999"), 2, "data.format=examples",
                       "data.tokenizer")
+
+    def test_weights_in_fp8_blocks_are_imported_exactly(self):
+        for preset, rows, cols in (("qwen3-tiny", 40, 24), ("mixtral-tiny", 128, 128)):
+            folder = f"fp8-{preset}-{rows}"
+            meant = quantize.quantize(self.path(f"hf-{preset}"), self.path(folder), rows, cols)
+            self.ok(self.run_program("convert", folder, f"run-{folder}"))
+            self.ok(self.run_program("convert", f"run-{folder}", f"back-{folder}"))
+            back = quantize.read_tensors(self.path(f"back-{folder}/model.safetensors"))
+            self.assertEqual(set(back), set(meant))
+            for name, values in meant.items():
+                self.assertEqual(back[name][1], values, f"{folder}: {name}")
+            # Every rank reads its own part of the blocks.
+            one = self.losses("--from", folder)
+            for mine, theirs in zip(self.losses("--from", folder, "--ranks", "2", "--tp", "2"), one):
+                self.assertAlmostEqual(mine, theirs, delta=1e-5)
+
+    def test_quantized_folders_that_cannot_be_read_are_named(self):
+        quantize.quantize(self.path("hf-qwen3-tiny"), self.path("fp8"), 128, 128)
+        file = self.path("fp8/model.safetensors")
+        with open(self.path("fp8/config.json")) as config:
+            settings = json.load(config)
+
+        def refused(changes, *parts):
+            changed = {**settings, "quantization_config": {**settings["quantization_config"], **changes}}
+            with open(self.path("fp8/config.json"), "w") as config:
+                json.dump({k: v for k, v in changed.items() if v}, config)
+            self.one_line(self.run_program("convert", "fp8", "unused"), 2, *parts)
+            self.assertFalse(os.path.exists(self.path("unused")))
+
+        refused({"quant_method": "gptq"}, "quant_method 'gptq'")
+        refused({"fmt": "e5m2"}, "'fmt'", "e5m2")
+        refused({"weight_block_size": None}, "weight_block_size")
+        refused({"weight_block_size": [64, 128]}, "weight_scale_inv", "one scale per block of 64 x 128")
+        settings["quantization_config"] = {}
+        with open(self.path("fp8/config.json"), "w") as config:
+            json.dump({k: v for k, v in settings.items() if v != {}}, config)
+        self.one_line(self.run_program("convert", "fp8", "unused"), 2, "no quantization_config")
+        self.assertTrue(os.path.exists(file))
 
 
 if __name__ == "__main__":
