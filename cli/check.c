@@ -77,6 +77,7 @@ static qd_status print_report_json(const qd_check_report *r)
     qd_json_put_int(&w, "state_bytes_per_rank", r->state_bytes);
     qd_json_put_int(&w, "memory_bytes_per_rank", r->memory_bytes);
     qd_json_put_int(&w, "host_memory_bytes_per_rank", r->host_bytes);
+    qd_json_put_int(&w, "evaluation_bytes_per_rank", r->evaluation_bytes);
     qd_json_put_int(&w, "chunk_bytes_per_rank", r->chunk_bytes);
     qd_json_put_int(&w, "snapshot_bytes_per_rank", r->snapshot_bytes);
     qd_json_object_begin(&w, "memory");

@@ -84,6 +84,10 @@ qd_status cli_write(const char *path, const char *text, size_t length);
 
 bool cli_utf8(void);         /* whether the locale's encoding is UTF-8 */
 int cli_columns(FILE *file); /* width of the terminal; 0: not a terminal, or one that cannot rewrite a line (TERM=dumb) */
+/* An escape sequence that starts a colour, or ends it; "" where it would not be shown: not a
+ * terminal, TERM=dumb, or NO_COLOR is set (https://no-color.org). */
+typedef enum cli_shade { CLI_PLAIN, CLI_DIM, CLI_GREEN } cli_shade;
+const char *cli_colour(FILE *file, cli_shade shade);
 /* Writes UTF-8 text. In other locales "×" becomes "x", "·" "*", "…" "..." and "Ψ" "P". */
 void cli_put(FILE *file, const char *text);
 /* Prints a line that begins with `word`, followed by text from `column` on, which is wrapped to the

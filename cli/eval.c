@@ -20,7 +20,7 @@ static qd_status print_json(const qd_evaluate_options *o, const qd_evaluate_repo
     qd_json_put_string(&w, "model", o->model);
     qd_json_put_int(&w, "step", r->step);
     qd_json_put_string(&w, "text", r->data);
-    qd_json_put_bool(&w, "held_out", o->text == NULL);
+    qd_json_put_bool(&w, "held_out", r->held_out);
     qd_json_put_double(&w, "loss", r->loss);
     qd_json_put_double(&w, "perplexity", exp(r->loss));
     if (r->bytes > 0)
@@ -60,7 +60,7 @@ static void print_report(const qd_evaluate_options *o, const qd_evaluate_report 
     qd_text_count((double)r->tokens / r->seconds, rate, sizeof rate);
     qd_text_count((double)r->baseline_trained, trained, sizeof trained);
     printf("model    %s, step %lld\n", o->model, (long long)r->step);
-    printf("text     %s%s: %s tokens in windows of %lld\n", o->text ? "" : "held-out part of ", r->data, tokens, (long long)r->seq);
+    printf("text     %s%s: %s tokens in windows of %lld\n", r->held_out ? "held-out part of " : "", r->data, tokens, (long long)r->seq);
     print_loss("loss", r->loss);
     if (r->bytes > 0)
         printf("  %.3f bits per byte", r->bits_per_byte);
@@ -83,6 +83,7 @@ static qd_status run(cli_call *call)
         .seq = qd_options_int(call->options, "seq"),
         .per_pass = qd_options_int(call->options, "per-pass"),
         .device = qd_options_string(call->options, "device"),
+        .windows = qd_options_int(call->options, "windows"),
         .threads = (int)qd_options_int(call->options, "threads"),
         .baseline = qd_options_bool(call->options, "baseline"),
         .progress = on_pass,
@@ -108,7 +109,9 @@ static qd_status run(cli_call *call)
 
 static const qd_option own[] = {
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens of a window; 0: as in training", NULL},
-    {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL, "windows per forward pass; 0: about 4096 tokens", NULL},
+    {"per-pass", QD_OPTION_INT, "0", 0, 1e6, NULL,
+     "windows per forward pass; 0: about 4096 tokens, or a global batch if the run validated while it trained", NULL},
+    {"windows", QD_OPTION_INT, "0", 0, 1e12, NULL, "windows to evaluate, evenly spaced; 0: all", NULL},
     {"baseline", QD_OPTION_BOOL, "false", 0, 0, NULL, "also scores a Kneser-Ney trigram model of the same training tokens", NULL},
     {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
     CLI_OPTION_DEVICE,
@@ -118,13 +121,13 @@ static const qd_option own[] = {
 
 const cli_command cli_eval = {
     .name = "eval",
-    .arguments = "MODEL [TEXT] [--seq N] [--baseline] [--logits FILE] [--device D] [--threads N] [--json]",
+    .arguments = "MODEL [TEXT] [--seq N] [--windows N] [--baseline] [--logits FILE] [--device D] [--threads N] [--json]",
     .summary = "Computes loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"
                "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. TEXT is a file, a folder or token\n"
-               "shards; without it, the held-out part of the training data is used (data.validation). A relative data.path is\n"
-               "relative to the current folder, as in training.",
+               "shards; without it, data.eval_path of the run or the held-out part of its training data is used (data.validation).\n"
+               "Relative paths of the run are relative to the current folder, as in training.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -93,6 +93,13 @@ int cli_columns(FILE *file)
     return ioctl(fileno(file), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
+const char *cli_colour(FILE *file, cli_shade shade)
+{
+    static const char *const codes[] = {[CLI_PLAIN] = "\033[0m", [CLI_DIM] = "\033[2m", [CLI_GREEN] = "\033[32m"};
+    const char *none = getenv("NO_COLOR");
+    return cli_columns(file) == 0 || (none && none[0]) ? "" : codes[shade];
+}
+
 static void say(const char *word, int column, int width, const char *format, va_list args)
 {
     char *text = NULL;

@@ -55,6 +55,9 @@ void plan_print_memory(const qd_check_report *r)
 void plan_print_host(const qd_check_report *r)
 {
     char amount[32];
+    qd_text_bytes(r->evaluation_bytes, amount, sizeof amount);
+    if (r->evaluation_bytes > 0)
+        cli_say("", 9, "evaluations take %s for activations, between steps and in the same memory", amount);
     qd_text_bytes(r->host_bytes, amount, sizeof amount);
     if (r->host_bytes > 0)
         printf("host     %s of host memory per rank in addition: optimizer state\n", amount);

@@ -31,15 +31,24 @@ double progress_seconds(const progress_line *line)
     return now() - line->begin;
 }
 
-void progress_draw_first(FILE *file, double share, const char *const *texts, int count, double seconds_left)
+const char *progress_times_text(progress_times times, char *text, size_t size)
+{
+    char elapsed[32] = "", left[32] = "";
+    if (times.elapsed >= 0.0)
+        qd_text_seconds(times.elapsed, elapsed, sizeof elapsed);
+    if (times.left >= 0.0)
+        qd_text_seconds(times.left, left, sizeof left);
+    snprintf(text, size, "%s%s%s%s", elapsed, elapsed[0] && left[0] ? ", " : "", left, left[0] ? " left" : "");
+    return text;
+}
+
+void progress_draw_first(FILE *file, double share, const char *const *texts, int count, progress_times times)
 {
     enum { BAR = 16 };
-    char bar[4 * BAR + 1], left[32], rest[48] = "";
+    char bar[4 * BAR + 1], shown[96], rest[128] = "";
     int columns = cli_columns(file); /* each time: the terminal may have been resized */
-    if (seconds_left >= 0.0) {
-        qd_text_seconds(seconds_left, left, sizeof left);
-        snprintf(rest, sizeof rest, "  %s left", left);
-    }
+    if (progress_times_text(times, shown, sizeof shown)[0])
+        snprintf(rest, sizeof rest, "  %s", shown);
     int chosen = 0;
     while (chosen < count && columns <= qd_text_columns(texts[chosen]) + qd_text_columns(rest))
         chosen++;
@@ -48,15 +57,16 @@ void progress_draw_first(FILE *file, double share, const char *const *texts, int
     if (chosen == count)
         fprintf(file, "\r%.*s\033[K", columns > 1 ? columns - 1 : 0, texts[count - 1]);
     else if (chosen == 0 && columns > qd_text_columns(texts[0]) + qd_text_columns(rest) + BAR + 3)
-        fprintf(file, "\r[%s] %s%s\033[K", bar, texts[0], rest);
+        fprintf(file, "\r[%s%s%s] %s%s%s%s\033[K", cli_colour(file, CLI_GREEN), bar, cli_colour(file, CLI_PLAIN), texts[0],
+                cli_colour(file, CLI_DIM), rest, cli_colour(file, CLI_PLAIN));
     else
-        fprintf(file, "\r%s%s\033[K", texts[chosen], rest);
+        fprintf(file, "\r%s%s%s%s\033[K", texts[chosen], cli_colour(file, CLI_DIM), rest, cli_colour(file, CLI_PLAIN));
     fflush(file);
 }
 
-void progress_draw(FILE *file, double share, const char *text, double seconds_left)
+void progress_draw(FILE *file, double share, const char *text, progress_times times)
 {
-    progress_draw_first(file, share, &text, 1, seconds_left);
+    progress_draw_first(file, share, &text, 1, times);
 }
 
 void progress_show(progress_line *line, double share, const char *text)
@@ -64,7 +74,7 @@ void progress_show(progress_line *line, double share, const char *text)
     double at = now();
     if (line->columns == 0 || (line->open && at - line->shown < 0.1))
         return;
-    progress_draw(stderr, share, text, share > 0.0 ? (at - line->begin) * (1.0 - share) / share : -1.0);
+    progress_draw(stderr, share, text, (progress_times){-1.0, share > 0.0 ? (at - line->begin) * (1.0 - share) / share : -1.0});
     line->open = true;
     line->shown = at;
 }

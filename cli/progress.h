@@ -14,12 +14,17 @@ progress_line progress_start(void);
 double progress_seconds(const progress_line *line); /* since the start */
 /* Shows "[####            ] text  12 s left", at most ten times a second. share: 0 to 1. */
 void progress_show(progress_line *line, double share, const char *text);
-/* Draws the line on any terminal. Narrow terminals lose the bar first, then the time left (< 0:
- * unknown). */
-void progress_draw(FILE *file, double share, const char *text, double seconds_left);
-/* The same for a text in several lengths, longest first: shows the first that fits next to the time
- * left. If none fits, shows the last one, truncated and without the time. */
-void progress_draw_first(FILE *file, double share, const char *const *texts, int count, double seconds_left);
+/* Seconds since the start, and those left; below 0: unknown. */
+typedef struct progress_times {
+    double elapsed, left;
+} progress_times;
+/* "12 s, 3 min 20 s left"; "" if both are unknown. Returns text. */
+const char *progress_times_text(progress_times times, char *text, size_t size);
+/* Draws the line on any terminal. Narrow terminals lose the bar first, then the times. */
+void progress_draw(FILE *file, double share, const char *text, progress_times times);
+/* The same for a text in several lengths, longest first: shows the first that fits next to the
+ * times. If none fits, shows the last one, truncated and without the times. */
+void progress_draw_first(FILE *file, double share, const char *const *texts, int count, progress_times times);
 void progress_clear(progress_line *line); /* removes the line */
 
 /* Shows "text, 12 s", twice a second, during work that reports no progress. A second call changes

@@ -17,6 +17,7 @@ typedef struct view {
     bool line_open; /* the cursor is on a progress line */
     double begin, shown; /* seconds: first step, last time the line was drawn */
     int64_t first_step;  /* 1, or later in a resumed run; 0: none yet */
+    double validation;   /* the last loss; 0: none yet */
     double *losses;
     int64_t count, capacity;
 } view;
@@ -83,16 +84,21 @@ static void keep_loss(view *v, double loss)
     v->losses[v->count++] = loss;
 }
 
-/* A line in several lengths: shorter forms drop MFU, then the norm, then the speed. */
-enum { STEP_FORMS = 4, STEP_TEXT = 160 };
+/* A line in several lengths: shorter forms drop MFU, the norm, the speed, the validation loss and
+ * at last the learning rate. */
+enum { STEP_FORMS = 6, STEP_TEXT = 192 };
 typedef struct step_text {
     char forms[STEP_FORMS][STEP_TEXT];
 } step_text;
 
-/* "step 12/200  loss 3.1234  norm 0.91  41.2 k tokens/s  MFU 31 %" */
-static void format_step(const qd_train_step *s, step_text *text)
+/* "step 12/200  loss 3.1234  val 3.2345  lr 1.00e-03  norm 0.91  41.2 k tokens/s  MFU 31 %".
+ * validation: 0: none. */
+static void format_step(const qd_train_step *s, double validation, step_text *text)
 {
-    char rate[32], head[96], norm[40], speed[48], mfu[32] = "";
+    char rate[32], head[96], norm[40], speed[48], mfu[32] = "", val[40] = "", lr[32];
+    if (validation != 0.0)
+        snprintf(val, sizeof val, "  val %.4f", validation);
+    snprintf(lr, sizeof lr, "  lr %.2e", s->lr);
     /* Three digits with trailing zeros, so that columns stay aligned; not "123." */
     snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "  norm %#.3g" : "  norm %.3g", s->grad_norm);
     qd_text_count(s->tokens_per_second, rate, sizeof rate);
@@ -101,9 +107,16 @@ static void format_step(const qd_train_step *s, step_text *text)
         snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * s->mfu);
     snprintf(head, sizeof head, "step %*lld/%lld  loss %.4f", snprintf(NULL, 0, "%lld", (long long)s->steps), (long long)s->step,
              (long long)s->steps, s->loss);
-    const char *const parts[STEP_FORMS][3] = {{norm, speed, mfu}, {norm, speed, ""}, {"", speed, ""}, {"", "", ""}};
+    const char *const parts[STEP_FORMS][5] = {{val, lr, norm, speed, mfu}, {val, lr, norm, speed, ""}, {val, lr, "", speed, ""},
+                                              {val, lr, "", "", ""},       {"", lr, "", "", ""},       {"", "", "", "", ""}};
     for (int i = 0; i < STEP_FORMS; i++)
-        snprintf(text->forms[i], STEP_TEXT, "%s%s%s%s", head, parts[i][0], parts[i][1], parts[i][2]);
+        snprintf(text->forms[i], STEP_TEXT, "%s%s%s%s%s%s", head, parts[i][0], parts[i][1], parts[i][2], parts[i][3], parts[i][4]);
+}
+
+static progress_times times_of(const view *v, const qd_train_step *s)
+{
+    double elapsed = now() - v->begin, each = elapsed / (double)(s->step - v->first_step + 1);
+    return (progress_times){elapsed, s->step == s->steps ? -1.0 : each * (double)(s->steps - s->step)};
 }
 
 static void rewrite_line(view *v, const qd_train_step *s)
@@ -113,10 +126,11 @@ static void rewrite_line(view *v, const qd_train_step *s)
     bool last = s->step == s->steps;
     if (v->line_open && !last && at - v->shown < 0.1)
         return;
-    format_step(s, &text);
-    const char *const forms[STEP_FORMS] = {text.forms[0], text.forms[1], text.forms[2], text.forms[3]};
-    progress_draw_first(stdout, (double)s->step / (double)s->steps, forms, STEP_FORMS,
-                        last ? -1.0 : (at - v->begin) / (double)(s->step - v->first_step + 1) * (double)(s->steps - s->step));
+    format_step(s, v->validation, &text);
+    const char *forms[STEP_FORMS];
+    for (int i = 0; i < STEP_FORMS; i++)
+        forms[i] = text.forms[i];
+    progress_draw_first(stdout, (double)s->step / (double)s->steps, forms, STEP_FORMS, times_of(v, s));
     v->line_open = true;
     v->shown = at;
 }
@@ -127,12 +141,16 @@ static void on_step(void *context, const qd_train_step *s)
     if (v->first_step == 0)
         v->first_step = s->step;
     keep_loss(v, s->loss);
+    bool validated = s->validation_tokens > 0;
+    if (validated)
+        v->validation = s->validation_loss;
     if (v->columns > 0) {
         rewrite_line(v, s);
-    } else if (s->step % v->log_every == 0 || s->step == 1 || s->step == s->steps) {
+    } else if (s->step % v->log_every == 0 || s->step == 1 || s->step == s->steps || validated) {
         step_text text;
-        format_step(s, &text);
-        puts(text.forms[0]);
+        char times[96];
+        format_step(s, validated ? s->validation_loss : 0.0, &text);
+        printf("%s  %s\n", text.forms[0], progress_times_text(times_of(v, s), times, sizeof times));
         fflush(stdout);
     }
 }
@@ -146,7 +164,7 @@ static void on_prepare(void *context, const char *what, int64_t done, int64_t to
         return;
     char line[320];
     snprintf(line, sizeof line, "reading text: %.0f %% of %s", 100.0 * (double)done / (double)total, what);
-    progress_draw(stdout, (double)done / (double)total, line, -1.0);
+    progress_draw(stdout, (double)done / (double)total, line, (progress_times){-1.0, -1.0});
     v->line_open = true;
     v->shown = at;
 }
@@ -167,6 +185,22 @@ static void on_failure(void *context, const char *message)
     cli_on_failure(NULL, message);
 }
 
+/* What can be done with the run now. */
+static void print_next(const view *v, const qd_train_end *e)
+{
+    const char *dir = qd_options_string(v->options, "run.dir");
+    if (!dir[0])
+        return;
+    printf("next     quadrille report %s\n", dir);
+    if (e->saved < 0)
+        return;
+    if (qd_options_float(v->options, "data.validation") > 0.0 || qd_options_string(v->options, "data.eval_path")[0])
+        printf("         quadrille eval %s\n", dir);
+    printf("         quadrille generate %s\n", dir);
+    if (e->interrupted)
+        printf("         quadrille train --dir %s --resume\n", dir);
+}
+
 static void on_end(void *context, const qd_train_end *e)
 {
     view *v = context;
@@ -180,6 +214,8 @@ static void on_end(void *context, const qd_train_end *e)
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
     qd_text_bytes(e->resident_bytes, resident, sizeof resident);
     printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);
+    if (e->best >= 0)
+        printf("best     validation loss %.4f after step %lld\n", e->best_loss, (long long)e->best);
     printf("speed    %s tokens/s over %s\n", rate, seconds);
     if (e->saved >= 0)
         printf("saved    %s/checkpoints, the newest after step %lld\n", qd_options_string(v->options, "run.dir"), (long long)e->saved);
@@ -197,6 +233,7 @@ static void on_end(void *context, const qd_train_end *e)
         qd_text_bytes(e->host_bytes, allocated, sizeof allocated);
         printf("host     %s of host memory per rank as planned: optimizer state\n", allocated);
     }
+    print_next(v, e);
     fflush(stdout);
 }
 
@@ -259,6 +296,10 @@ static void on_end_json(void *context, const qd_train_end *e)
     else
         qd_json_put_null(&w, "saved");
     qd_json_put_bool(&w, "interrupted", e->interrupted);
+    if (e->best >= 0) {
+        qd_json_put_int(&w, "best", e->best);
+        qd_json_put_double(&w, "best_loss", e->best_loss);
+    }
     qd_json_end(&w);
     put_line(&line);
 }

@@ -14,9 +14,9 @@ extern "C" {
 typedef struct qd_evaluate_options {
     size_t size;
     const char *model; /* a checkpoint, or a run folder: its newest valid checkpoint */
-    const char *text;  /* text file, folder or shards; NULL: the held-out part of the model's training data */
+    const char *text;  /* text file, folder or shards; NULL: data.eval_path of the run, or the held-out part of its training data */
     int64_t seq;       /* tokens of a window; 0: as in training */
-    int64_t per_pass;  /* windows per forward pass; 0: about 4096 tokens */
+    int64_t per_pass;  /* windows per forward pass; 0: about 4096 tokens, or those of validation in training */
     const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;       /* 0: all cores */
     bool baseline;     /* also score a trigram model on the same held-out tokens (qd_data_trigram()); not with a text */
@@ -27,6 +27,7 @@ typedef struct qd_evaluate_options {
      * the call with QD_INTERRUPTED. */
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *context;
+    int64_t windows; /* windows to evaluate, evenly spaced, as with train.eval_batches; 0: all */
 } qd_evaluate_options;
 QD_SIZED_DEFAULT(qd_evaluate_options)
 
@@ -43,6 +44,7 @@ typedef struct qd_evaluate_report {
     double baseline_loss;   /* of the trigram model: see qd_trigram_report */
     int64_t baseline_trained, baseline_scored, baseline_trigrams; /* baseline_scored is 0 without a baseline */
     double baseline_seconds;
+    bool held_out; /* the text is the held-out part of the training data */
 } qd_evaluate_report;
 QD_SIZED_DEFAULT(qd_evaluate_report)
 

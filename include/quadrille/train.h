@@ -47,6 +47,10 @@ typedef struct qd_train_step {
     int64_t memory_peak_bytes; /* of the program's buffers on rank 0 */
     int64_t dispatch_bytes;    /* sent to experts of other ranks and back, sum over ranks */
     int64_t across_bytes, across_flat_bytes; /* the part between nodes (parallel.nodes); what flat dispatch would send there */
+    int64_t validation_tokens; /* predicted by the evaluation after this step; 0: there was none */
+    double validation_loss;    /* mean over them, nats per token; NaN: not finite */
+    double validation_seconds; /* not part of step_seconds */
+    bool validation_best;      /* the lowest so far */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 
@@ -64,6 +68,8 @@ typedef struct qd_train_end {
     int64_t dispatch_bytes, across_bytes, across_flat_bytes; /* as in qd_train_step, sum over steps */
     int64_t saved;    /* step of the newest checkpoint that this run has written; -1: none */
     bool interrupted; /* by a signal */
+    int64_t best;     /* step with the lowest validation loss so far; -1: none */
+    double best_loss;
 } qd_train_end;
 QD_SIZED_DEFAULT(qd_train_end)
 

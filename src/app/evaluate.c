@@ -17,16 +17,18 @@ static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
     return count > 1 ? count : 1;
 }
 
-/* The last windows, if they are fewer than a pass has: a program for that many, which shares the
- * weights. Rows of a pass are independent, so the losses are those of a pass filled up with windows
- * that do not count. */
+/* The last windows, if they are fewer than a pass has: a program for as many micro-batches as they
+ * need, which shares the weights. Rows of a pass are independent, so the losses are those of a pass
+ * filled up with windows that do not count. */
 static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int64_t first, int64_t count, qd_step_output *out)
 {
     qd_side_program side;
     qd_config c = run->config;
-    c.global_batch = c.strategy.micro_batch = count;
+    if (c.strategy.micro_batch == c.global_batch)
+        c.strategy.micro_batch = count;
+    c.global_batch = (count + c.strategy.micro_batch - 1) / c.strategy.micro_batch * c.strategy.micro_batch;
     qd_status status = qd_side_program_open(run, &c, &side);
-    const qd_step_input input = {.step = 1, .first_sample = first, .global_batch = count, .source = source, .optim = &c.optimizer};
+    const qd_step_input input = {.step = 1, .first_sample = first, .global_batch = c.global_batch, .source = source, .optim = &c.optimizer};
     if (status == QD_OK)
         status = qd_interpret(side.interpreter, &input, out);
     if (status == QD_OK && out->skipped)
@@ -44,7 +46,8 @@ qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, 
         c->strategy.seq = passes->seq;
     QD_TRY(check_seq(c));
     c->threads = passes->threads;
-    c->global_batch = c->strategy.micro_batch = choose_per_pass(passes->per_pass, c->strategy.seq, all);
+    c->global_batch = choose_per_pass(passes->per_pass, c->strategy.seq, passes->micro > 0 ? INT64_MAX : all);
+    c->strategy.micro_batch = passes->micro > 0 ? passes->micro : c->global_batch;
     QD_TRY(qd_model_run_start(run, source));
     for (int64_t done = 0; done < all;) {
         qd_step_output out;

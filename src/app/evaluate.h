@@ -16,6 +16,7 @@ typedef struct qd_evaluation {
 
 typedef struct qd_evaluate_passes {
     int64_t seq, per_pass; /* tokens of a window, windows per pass; 0: see <quadrille/evaluate.h> */
+    int64_t micro;         /* windows that a pass computes at once, a divisor of per_pass; 0: all */
     const char *device; /* NULL: cpu */
     int threads;
     bool (*progress)(void *context, int64_t done, int64_t all);

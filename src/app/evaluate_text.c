@@ -1,5 +1,6 @@
 /* qd_evaluate(): opens the data set and chooses the tokens that are predicted. */
 #include "ckpt/safetensors.h"
+#include "data/windows.h"
 #include "train/run/run_corpus.h"
 #include "app/evaluate.h"
 #include "app/generate.h"
@@ -13,88 +14,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Tokens [first, end) of each source, cut into windows; all except the first of each are
- * predicted. */
-typedef struct token_range {
-    int64_t first, end, windows;
-} token_range;
-
-typedef struct range_windows {
-    const qd_run_corpus *corpus;
-    token_range *ranges; /* per source */
-    int count;
-    int64_t all; /* windows */
-    int64_t bytes; /* of the targets so far */
-} range_windows;
-
-/* *seq: the requested length of a window; reduced to the longest text if that is shorter. */
-static qd_status make_ranges(const qd_run_corpus *corpus, bool held_out, int64_t train_seq, int64_t *seq, range_windows *w)
-{
-    int64_t longest = 1;
-    *w = (range_windows){.corpus = corpus, .count = qd_data_source_count(corpus->data)};
-    w->ranges = calloc((size_t)w->count, sizeof *w->ranges);
-    if (!w->ranges)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %d sources", w->count);
-    for (int s = 0; s < w->count; s++) {
-        qd_data_source_info info = qd_data_source_info_default();
-        qd_data_source_describe(corpus->data, s, &info);
-        token_range *r = &w->ranges[s];
-        r->first = held_out ? info.windows * train_seq : 0;
-        r->end = held_out ? r->first + info.validation_windows * train_seq + 1 : info.tokens;
-        longest = r->end - r->first - 1 > longest ? r->end - r->first - 1 : longest;
-    }
-    *seq = *seq < longest ? *seq : longest;
-    for (int s = 0; s < w->count; s++) {
-        w->ranges[s].windows = (w->ranges[s].end - w->ranges[s].first - 2) / *seq + 1;
-        w->all += w->ranges[s].windows;
-    }
-    return QD_OK;
-}
-
-static void count_bytes(range_windows *w, const int32_t *targets, int64_t count)
-{
-    const qd_tokenizer *tokenizer = w->corpus->tokenizer;
-    for (int64_t i = 0; i < count; i++) {
-        size_t length = 1;
-        if (tokenizer && targets[i] >= 0 && (qd_tokenizer_is_special(tokenizer, targets[i]) ||
-                                             !qd_tokenizer_bytes(tokenizer, targets[i], &length)))
-            length = 0; /* not part of the text */
-        w->bytes += targets[i] >= 0 ? (int64_t)length : 0;
-    }
-}
-
-/* Window `index` of all; positions past the end of its range, or of all ranges, do not count. */
-static qd_status fill_one(range_windows *w, int64_t index, int64_t seq, int32_t *tokens, int32_t *targets, int32_t *doc_start)
-{
-    int64_t have = 0;
-    int s = 0;
-    for (; s < w->count && index >= w->ranges[s].windows; s++)
-        index -= w->ranges[s].windows;
-    if (s < w->count) {
-        const token_range *r = &w->ranges[s];
-        int64_t first = r->first + index * seq, left = r->end - 1 - first;
-        have = left < seq ? left : seq;
-        QD_TRY(qd_data_window(w->corpus->data, s, first, have, tokens, targets, doc_start));
-        count_bytes(w, targets, have);
-    }
-    for (int64_t i = have; i < seq; i++) {
-        tokens[i] = doc_start[i] = 0;
-        targets[i] = -1;
-    }
-    return QD_OK;
-}
-
-static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
-                      int32_t *doc_start)
-{
-    for (int64_t i = 0; i < count; i++)
-        QD_TRY(fill_one(context, first + i, seq, tokens + i * seq, targets + i * seq, doc_start + i * seq));
-    return QD_OK;
-}
-
-/* Opens the given text, or the run's training data with the tokens that it stored. Writes
+/* Opens `text`, or, if it is NULL, the run's training data with the tokens that it stored. Writes
  * nothing. */
-static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *run, qd_run_corpus *corpus)
+static qd_status open_corpus(const qd_evaluate_options *o, const char *text, const qd_model_run *run, qd_run_corpus *corpus)
 {
     qd_config c = run->config;
     char tokens[PATH_MAX];
@@ -102,18 +24,23 @@ static qd_status open_corpus(const qd_evaluate_options *o, const qd_model_run *r
     bool kept = run->folder[0] != '\0' &&
                 (size_t)snprintf(tokens, sizeof tokens, "%s/tokens", run->folder) < sizeof tokens && stat(tokens, &info) == 0;
     c.run_dir = "";
-    if (!o->text) {
-        if (c.data.examples)
-            return QD_FAIL(QD_UNSUPPORTED, "%s: the held-out part of examples (data.format) cannot be evaluated: name a text", run->name);
+    if (!text) {
+        if (c.data.examples && o->seq > 0 && o->seq != c.strategy.seq)
+            return QD_FAIL(QD_UNSUPPORTED, "%s: the held-out examples (data.format) are packed into windows of %lld tokens: omit --seq",
+                           run->name, (long long)c.strategy.seq);
+        if (c.data.examples && (o->baseline || o->logits))
+            return QD_FAIL(QD_UNSUPPORTED, "%s: %s is for text, and the run was trained on examples (data.format)", run->name,
+                           o->baseline ? "--baseline" : "--logits");
         if (c.data.validation <= 0.0)
-            return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0): name a text to evaluate", run->name);
+            return QD_FAIL(QD_USAGE, "%s: no data was held out (data.validation is 0, data.eval_path is empty): name a text to evaluate",
+                           run->name);
         if (kept && c.data.cache[0] == '\0')
             c.data.cache = tokens;
         return qd_run_corpus_open(&c, NULL, corpus);
     }
     if (o->baseline)
-        return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: omit the text %s", o->text);
-    c.data.path = o->text;
+        return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: omit the text %s", text);
+    c.data.path = text;
     c.data.examples = false;
     c.data.validation = 0.0;
     c.data.cache = "";
@@ -143,7 +70,7 @@ static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int
 }
 
 /* Logits of the first window, token by token: the logits of a whole window are never in memory. */
-static qd_status write_logits(const qd_model_source *model, const qd_evaluate_options *o, range_windows *w, int64_t seq)
+static qd_status write_logits(const qd_model_source *model, const qd_evaluate_options *o, qd_windows *w, int64_t seq)
 {
     qd_generator *g = NULL;
     qd_safetensors_writer *writer = NULL;
@@ -157,7 +84,7 @@ static qd_status write_logits(const qd_model_source *model, const qd_evaluate_op
     logits = malloc((size_t)(have * qd_generator_vocab(g)) * sizeof *logits);
     if (!tokens || !logits)
         QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for the logits of %lld tokens", (long long)have));
-    QD_TRY_DONE(qd_data_window(w->corpus->data, 0, w->ranges[0].first, have, tokens, tokens + have, tokens + 2 * have));
+    QD_TRY_DONE(qd_data_window(w->data, 0, w->ranges[0].first, have, tokens, tokens + have, tokens + 2 * have));
     QD_TRY_DONE(qd_safetensors_create(o->logits, &writer));
     status = write_rows(writer, g, tokens, logits, have);
     if (status == QD_OK)
@@ -183,41 +110,59 @@ static qd_status score_baseline(const qd_data *data, qd_evaluate_report *report)
     return QD_OK;
 }
 
+/* A run that validates while it trains is evaluated in passes of the same windows: on the layout of
+ * one rank the losses are bit-identical. Sums do not depend on how a pass is split further, so
+ * that keeps to about as many tokens as other passes. */
+static void choose_passes(const qd_config *c, int64_t seq, qd_evaluate_passes *passes)
+{
+    if (passes->per_pass > 0 || passes->seq != c->strategy.seq || !qd_config_validates(c))
+        return;
+    passes->per_pass = passes->micro = c->global_batch;
+    while (passes->micro > 1 && (passes->micro * seq > 4096 || passes->per_pass % passes->micro != 0))
+        passes->micro--;
+}
+
 qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
 {
     qd_model_run run;
     qd_run_corpus corpus = {0};
-    range_windows windows = {0};
+    qd_windows windows = {0};
     qd_evaluation result = {0};
     qd_status status = QD_OK;
     *report = qd_evaluate_report_default();
     QD_TRY_DONE(qd_model_run_open(model, o->device, &run));
-    QD_TRY_DONE(open_corpus(o, &run, &corpus));
-    int64_t train_seq = run.config.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
-    QD_TRY_DONE(make_ranges(&corpus, !o->text, train_seq, &seq, &windows));
-    qd_batch_source source = {.fill = fill, .context = &windows, .documents = run.config.data.document_mask};
-    qd_evaluate_passes passes = {.seq = seq, .per_pass = o->per_pass, .device = o->device, .threads = o->threads, .progress = o->progress,
-                                 .context = o->context};
+    const char *text = o->text ? o->text : run.config.evaluation.path[0] != '\0' && !o->baseline ? run.config.evaluation.path : NULL;
+    const qd_config trained = run.trained;
+    QD_TRY_DONE(open_corpus(o, text, &run, &corpus));
+    int64_t train_seq = trained.strategy.seq, seq = o->seq > 0 ? o->seq : train_seq;
+    int64_t longest = qd_windows_longest(corpus.data, !text, train_seq);
+    qd_evaluate_passes passes = {.seq = seq < longest ? seq : longest, .per_pass = o->per_pass, .device = o->device, .threads = o->threads,
+                                 .progress = o->progress, .context = o->context};
+    choose_passes(&trained, seq, &passes);
+    QD_TRY_DONE(qd_windows_open(corpus.data, corpus.tokenizer, !text, train_seq, passes.seq, o->windows, trained.data.document_mask,
+                                &windows));
+    qd_batch_source source = qd_windows_source(&windows);
     double begin = qd_clock_now();
-    QD_TRY_DONE(qd_evaluate_windows(&run, &source, windows.all, &passes, &result));
+    QD_TRY_DONE(qd_evaluate_windows(&run, &source, windows.chosen, &passes, &result));
     report->seconds = qd_clock_now() - begin;
-    snprintf(report->data, sizeof report->data, "%s", o->text ? o->text : run.config.data.path);
+    snprintf(report->data, sizeof report->data, "%s", text ? text : run.config.data.path);
+    report->held_out = !text;
     report->step = run.step;
     snprintf(report->warning, sizeof report->warning, "%s", run.warning);
     report->loss = result.loss;
     report->tokens = result.tokens;
-    report->windows = windows.all;
-    report->seq = seq;
+    report->windows = windows.chosen;
+    report->seq = passes.seq;
     if (run.config.data.tokenizer[0] != '\0' && windows.bytes > 0) {
         report->bytes = windows.bytes;
         report->bits_per_byte = result.loss * (double)result.tokens / ((double)windows.bytes * log(2.0));
     }
     if (o->logits)
-        QD_TRY_DONE(write_logits(model, o, &windows, seq));
+        QD_TRY_DONE(write_logits(model, o, &windows, passes.seq));
     if (o->baseline)
         QD_TRY_DONE(score_baseline(corpus.data, report));
 done:
-    free(windows.ranges);
+    qd_windows_close(&windows);
     qd_run_corpus_close(&corpus);
     qd_model_run_close(&run);
     return status;

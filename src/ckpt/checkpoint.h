@@ -39,8 +39,8 @@ qd_status qd_checkpoint_read(qd_checkpoint *checkpoint, const qd_param *param, q
 /* Verifies all bytes of all files. */
 qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 
-/* The store: the checkpoints of a run as <root>/step-000000000100/ …, the link `latest`, and
- * run-id, the identity of the run.
+/* The store: the checkpoints of a run as <root>/step-000000000100/ …, the links `latest` and
+ * `best`, and run-id, the identity of the run.
  *
  * A folder's name, the step in its manifest and the identity of the run must agree: a checkpoint
  * that was renamed, or copied from another run, counts as damaged. */
@@ -55,10 +55,12 @@ typedef qd_status (*qd_ckpt_fetch)(void *context, const qd_state_piece *piece, f
 qd_status qd_store_prepare(const char *root, int64_t step);
 qd_status qd_store_write(const char *root, int64_t step, int part, const qd_ledger *ledger, const qd_state_pieces *pieces,
                          qd_ckpt_fetch fetch, void *context);
-/* keep: number of checkpoints to keep, 0: all. QD_SYSTEM if the parts do not cover the tensors of
+/* keep: number of checkpoints to keep, 0: all. best: step of one that is kept in addition and that
+ * the link `best` names; -1: none. QD_SYSTEM if the parts do not cover the tensors of
  * the ledger. Failing to remove an old checkpoint is not an error: *left (free it) is NULL or names
  * it with the reason, and the next commit tries again. */
-qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, char **left);
+qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, int64_t best,
+                          char **left);
 void qd_store_abandon(const char *root, int64_t step);
 
 /* All of the above, for one process that has all pieces. */
@@ -72,6 +74,8 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
 /* Lets the link `latest` name the checkpoint of `step`: a killed run may have left it behind, or it
  * may name a damaged one. */
 void qd_store_repair_latest(const char *root, int64_t step);
+/* The step that the link `best` names, if its checkpoint exists; -1: none. */
+int64_t qd_store_best(const char *root);
 /* Whether there is any checkpoint, intact or not. */
 bool qd_store_holds(const char *root);
 /* The checkpoint of one step. */

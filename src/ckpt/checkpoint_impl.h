@@ -13,6 +13,7 @@
 #define QD_CKPT_MANIFEST_HASH "manifest.xxh3"
 #define QD_CKPT_PART "part-%05d.json" /* pieces written by one rank; removed once the manifest exists */
 #define QD_CKPT_LATEST "latest"
+#define QD_CKPT_BEST "best"
 #define QD_CKPT_RUN_ID "run-id"
 #define QD_CKPT_ASIDE ".part"
 #define QD_CKPT_HASH_TEXT 17

@@ -183,17 +183,18 @@ static void add_message(char **messages, const char *message)
     *messages = longer;
 }
 
-/* Replaces the link atomically. File systems without symbolic links get none. A folder of that name
- * (made by a copy that followed links) is kept and reported. */
-static qd_status point_latest(const char *root, int64_t step, char **left)
+/* Replaces the link atomically, or removes it (step -1). File systems without symbolic links get
+ * none. A folder of that name (made by a copy that followed links) is kept and reported. */
+static qd_status point_link(const char *root, const char *name, int64_t step, char **left)
 {
-    char target[64];
+    char target[64], aside[64];
     snprintf(target, sizeof target, "step-%012lld", (long long)step);
-    char *link = qd_ckpt_path(root, QD_CKPT_LATEST), *beside = qd_ckpt_path(root, QD_CKPT_LATEST QD_CKPT_ASIDE);
+    snprintf(aside, sizeof aside, "%s" QD_CKPT_ASIDE, name);
+    char *link = qd_ckpt_path(root, name), *beside = qd_ckpt_path(root, aside);
     qd_status status = link && beside ? QD_OK : no_memory(root);
     if (status == QD_OK) {
         unlink(beside);
-        if (symlink(target, beside) != 0) {
+        if (step < 0 || symlink(target, beside) != 0) {
             unlink(link);
         } else if (rename(beside, link) != 0) {
             status = QD_FAIL(QD_IO, "%s: cannot be renamed into place: %s", link, strerror(errno));
@@ -224,18 +225,18 @@ static qd_status remove_old(const char *root, char *folder, char **left)
     return QD_OK;
 }
 
-/* Removes all but the newest `keep` checkpoints up to `newest`. Later ones belong to an abandoned
- * continuation (damaged, or the run resumed from before them) and do not count. Temporary folders
- * were left by a kill or a replacement. What cannot be removed is reported in *left (NULL: it is an
- * error). A later checkpoint that cannot be removed is always an error: a resumed run would start
- * from it. */
-static qd_status prune(const char *root, int keep, long long newest, char **left)
+/* Removes all but the newest `keep` checkpoints up to `newest`, and `best`. Later ones belong to an
+ * abandoned continuation (damaged, or the run resumed from before them) and do not count. Temporary
+ * folders were left by a kill or a replacement. What cannot be removed is reported in *left (NULL:
+ * it is an error). A later checkpoint that cannot be removed is always an error: a resumed run
+ * would start from it. */
+static qd_status prune(const char *root, int keep, long long newest, int64_t best, char **left)
 {
     long long *steps, step;
     int count = list_steps(root, &steps);
     qd_status status = count < 0 ? no_memory(root) : QD_OK;
     for (int i = 0, kept = 0; i < count && status == QD_OK && keep >= 0; i++) {
-        if (steps[i] <= newest && kept++ < keep)
+        if (steps[i] <= newest && (kept++ < keep || steps[i] == best))
             continue;
         status = remove_old(root, qd_ckpt_step_path(root, steps[i], ""), steps[i] <= newest ? left : NULL);
     }
@@ -251,7 +252,8 @@ static qd_status prune(const char *root, int keep, long long newest, char **left
     return status;
 }
 
-qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, char **left)
+qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ckpt_meta *meta, int parts, int keep, int64_t best,
+                          char **left)
 {
     char *aside = qd_ckpt_step_path(root, meta->step, QD_CKPT_ASIDE), *folder = qd_ckpt_step_path(root, meta->step, "");
     char run[QD_CKPT_HASH_TEXT];
@@ -268,11 +270,13 @@ qd_status qd_store_commit(const char *root, const qd_ledger *ledger, const qd_ck
     if (status == QD_OK)
         status = qd_ckpt_sync_folder(root);
     if (status == QD_OK)
-        status = point_latest(root, meta->step, left);
+        status = point_link(root, QD_CKPT_LATEST, meta->step, left);
     if (status == QD_OK)
-        status = qd_ckpt_sync_folder(root); /* the link is durable before older checkpoints go */
+        status = point_link(root, QD_CKPT_BEST, best, left);
     if (status == QD_OK)
-        status = prune(root, keep > 0 ? keep : -1, meta->step, left);
+        status = qd_ckpt_sync_folder(root); /* the links are durable before older checkpoints go */
+    if (status == QD_OK)
+        status = prune(root, keep > 0 ? keep : -1, meta->step, best, left);
     free(aside);
     free(folder);
     return status;
@@ -286,7 +290,7 @@ qd_status qd_store_save(const char *root, const qd_ledger *ledger, const qd_ckpt
     if (status == QD_OK)
         status = qd_store_write(root, meta->step, 0, ledger, pieces, fetch, context);
     if (status == QD_OK)
-        status = qd_store_commit(root, ledger, meta, 1, keep, &left);
+        status = qd_store_commit(root, ledger, meta, 1, keep, -1, &left);
     free(left); /* the next commit tries again */
     if (status != QD_OK) {
         char message[1024];
@@ -304,10 +308,29 @@ void qd_store_repair_latest(const char *root, int64_t step)
     snprintf(target, sizeof target, "step-%012lld", (long long)step);
     ssize_t length = link ? readlink(link, found, sizeof found) : 0;
     if (link && (length != (ssize_t)strlen(target) || memcmp(found, target, (size_t)length) != 0) &&
-        point_latest(root, step, &unused) != QD_OK)
+        point_link(root, QD_CKPT_LATEST, step, &unused) != QD_OK)
         qd_error_clear(); /* the next commit tries again */
     free(unused);
     free(link);
+}
+
+int64_t qd_store_best(const char *root)
+{
+    char target[64];
+    long long step;
+    char *link = qd_ckpt_path(root, QD_CKPT_BEST);
+    ssize_t length = link ? readlink(link, target, sizeof target - 1) : -1;
+    free(link);
+    if (length <= 0)
+        return -1;
+    target[length] = '\0';
+    const char *rest = parse_step(target, &step);
+    if (!rest || *rest != '\0')
+        return -1;
+    char *folder = qd_ckpt_step_path(root, step, "");
+    bool there = folder && access(folder, F_OK) == 0;
+    free(folder);
+    return there ? step : -1;
 }
 
 bool qd_store_holds(const char *root)
@@ -382,7 +405,7 @@ qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **che
 
 qd_status qd_store_clear(const char *root)
 {
-    static const char *const names[] = {QD_CKPT_LATEST, QD_CKPT_RUN_ID};
+    static const char *const names[] = {QD_CKPT_LATEST, QD_CKPT_BEST, QD_CKPT_RUN_ID};
     qd_status status = QD_OK;
     for (size_t i = 0; i < sizeof names / sizeof *names && status == QD_OK; i++) {
         char *path = qd_ckpt_path(root, names[i]);
@@ -391,5 +414,5 @@ qd_status qd_store_clear(const char *root)
             status = QD_FAIL(QD_IO, "%s: cannot be removed: %s", path, strerror(errno));
         free(path);
     }
-    return status == QD_OK ? prune(root, 0, LLONG_MAX, NULL) : status;
+    return status == QD_OK ? prune(root, 0, LLONG_MAX, -1, NULL) : status;
 }

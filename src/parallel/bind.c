@@ -15,9 +15,9 @@ static int find_group(const qd_group *groups, int count, qd_group wanted)
     return -1;
 }
 
-/* All groups of the programs of all ranks, in the order of ranks; pipeline stages may have
- * different ones. Free *out. */
-static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
+/* The groups of the programs of all ranks that `share` (NULL: none) does not have, in the order of
+ * ranks; pipeline stages may have different ones. Free *out. */
+static qd_status all_groups(const qd_bound *b, const qd_bound *share, qd_group **out, int *count)
 {
     const qd_program *p = b->program;
     enum { NUMBERS = 3 * QD_GROUP_LIMIT };
@@ -25,6 +25,8 @@ static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
     int64_t own[NUMBERS] = {0}, *all = malloc((size_t)size * sizeof own);
     qd_group *groups = malloc((size_t)size * QD_GROUP_LIMIT * sizeof *groups);
     for (int i = 0; i < p->group_count; i++) {
+        if (share && find_group(share->program->groups, share->program->group_count, p->groups[i]) >= 0)
+            continue;
         own[3 * i] = p->groups[i].axes;
         own[3 * i + 1] = p->groups[i].size;
         own[3 * i + 2] = p->groups[i].stride;
@@ -43,14 +45,14 @@ static qd_status all_groups(const qd_bound *b, qd_group **out, int *count)
 }
 
 /* Splits are collective: every rank goes through all groups in the same order, and does not join
- * those that it does not need. */
-static qd_status make_groups(qd_bound *b, qd_comm *data)
+ * those that it does not need. A group that one rank has to create is created by all. */
+static qd_status make_groups(qd_bound *b, const qd_bound *share, qd_comm *data)
 {
     const qd_program *p = b->program;
     const qd_mesh *mesh = &p->ledger->mesh;
     int rank = qd_comm_rank(b->world), count = 0;
     qd_group *groups = NULL;
-    qd_status status = all_groups(b, &groups, &count);
+    qd_status status = all_groups(b, share, &groups, &count);
     for (int i = 0; i < count && status == QD_OK; i++) {
         char name[48];
         qd_comm *unused;
@@ -59,6 +61,11 @@ static qd_status make_groups(qd_bound *b, qd_comm *data)
         status = qd_comm_split(data, own >= 0 ? qd_group_colour(mesh, groups[i], rank) : -1, qd_group_coord(mesh, groups[i], rank), name,
                                own >= 0 ? &b->groups[own] : &unused);
     }
+    for (int i = 0; i < p->group_count && status == QD_OK; i++) {
+        b->group_borrowed[i] = !b->groups[i];
+        if (b->group_borrowed[i])
+            b->groups[i] = share->groups[find_group(share->program->groups, share->program->group_count, p->groups[i])];
+    }
     free(groups);
     return status;
 }
@@ -66,7 +73,10 @@ static qd_status make_groups(qd_bound *b, qd_comm *data)
 static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
 {
     int other = share->program->persistent[buffer->kind];
-    return other >= 0 && share->program->buffers[other].bytes == buffer->bytes ? share->persistent[other] : NULL;
+    if (other < 0)
+        return NULL;
+    int64_t there = share->program->buffers[other].bytes;
+    return there == buffer->bytes || (buffer->kind == QD_BUFFER_SCRATCH && there > buffer->bytes) ? share->persistent[other] : NULL;
 }
 
 /* Smaller buffers are copied through the lanes of a communicator anyway, and a block that others
@@ -156,6 +166,11 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
         if (status != QD_OK)
             return qd_error_prefix(status, "rank %d, %s: ", qd_comm_rank(b->world), qd_buffer_kind_name(p->buffers[i].kind));
     }
+    b->dynamic_borrowed = share && share->program->dynamic_bytes >= p->dynamic_bytes;
+    if (b->dynamic_borrowed) {
+        b->dynamic = share->dynamic;
+        return QD_OK;
+    }
     void *dynamic;
     qd_status status = take_memory(b, p->dynamic_bytes, b->dynamic_reached, &dynamic);
     if (status != QD_OK)
@@ -170,7 +185,7 @@ qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, 
     if (!b)
         return QD_FAIL(QD_NO_MEMORY, "no memory to bind the program");
     *b = (qd_bound){.program = program, .device = device, .world = world};
-    qd_status status = make_groups(b, data ? data : world);
+    qd_status status = make_groups(b, share, data ? data : world);
     if (status == QD_OK)
         status = allocate(b, share);
     if (status != QD_OK) {
@@ -193,10 +208,11 @@ void qd_bound_destroy(qd_bound *b)
             else
                 give_memory(b, b->persistent[i], p->buffers[i].bytes, b->reached[i]);
         }
-    if (b->dynamic)
+    if (b->dynamic && !b->dynamic_borrowed)
         give_memory(b, b->dynamic, p->dynamic_bytes, b->dynamic_reached);
     for (int i = 0; i < p->group_count; i++)
-        qd_comm_destroy(b->groups[i]);
+        if (!b->group_borrowed[i])
+            qd_comm_destroy(b->groups[i]);
     for (int i = 0; b->lists && i <= p->ledger->param_count; i++)
         qd_shard_lists_destroy(b->lists[i]);
     free(b->lists);

@@ -20,6 +20,8 @@ typedef struct qd_bound {
     bool *borrowed; /* per buffer: belongs to another bound */
     bool *reached;  /* per buffer: allocated by qd_comm_alloc(), because collectives access it */
     bool dynamic_reached;
+    bool dynamic_borrowed;               /* belongs to another bound */
+    bool group_borrowed[QD_GROUP_LIMIT]; /* so does this communicator */
     int64_t reached_bytes; /* size of those; also counted as device memory */
     struct qd_shard_lists **lists; /* per first parameter of a run, and one for the sums of the norm; see shard.h */
 } qd_bound;
@@ -29,7 +31,8 @@ typedef struct qd_bound {
  * program->dynamic_bytes, and program->host_bytes of host memory. On a CPU, buffers that
  * collectives access come from qd_comm_alloc(); they are freed when the bound is destroyed, which
  * must be before `world`. With `share` (NULL: none), persistent buffers of the same kind and size
- * are shared with that bound, which must outlive this one. */
+ * are shared with that bound, and so are its scratch and dynamic area where they are large enough,
+ * and its communicators: it must outlive this one, and the two programs never run concurrently. */
 qd_status qd_bind(const qd_program *program, qd_device *device, qd_comm *world, qd_comm *data, const qd_bound *share, qd_bound **bound);
 void qd_bound_destroy(qd_bound *bound); /* NULL is legal */
 

@@ -18,10 +18,10 @@
 typedef char file_path[PATH_MAX];
 
 /* Columns of metrics.jsonl and evaluations.jsonl. */
-enum { STEP, LOSS, GRAD_NORM, LR, TOKENS, SECONDS, SPEED, MFU, COLUMNS };
+enum { STEP, LOSS, GRAD_NORM, LR, TOKENS, SECONDS, SPEED, MFU, VALIDATION, COLUMNS };
 static const char *const column_keys[COLUMNS] = {
     [STEP] = "step",           [LOSS] = "loss",   [GRAD_NORM] = "grad_norm", [LR] = "lr", [TOKENS] = "tokens", [SECONDS] = "step_seconds",
-    [SPEED] = "tokens_per_second", [MFU] = "mfu",
+    [SPEED] = "tokens_per_second", [MFU] = "mfu", [VALIDATION] = "validation_loss",
 };
 
 /* Columns of numbers from a JSON lines file. */
@@ -30,7 +30,7 @@ typedef struct table {
     int64_t count, capacity;
 } table;
 
-enum { MOST_FIGURES = 8, MOST_NOTES = 8, MOST_SERIES = 8 };
+enum { MOST_FIGURES = 9, MOST_NOTES = 8, MOST_SERIES = 8 };
 
 /* The data that was read, and the description that points into it. */
 typedef struct run_report {
@@ -274,6 +274,32 @@ static qd_status add_layout(run_report *r)
                                               (long long)p->micro_batch, (long long)p->seq, traffic));
 }
 
+/* The evaluations of the run itself, as a curve and as the figure of the best. */
+static qd_status add_validation(run_report *r)
+{
+    const table *t = &r->metrics;
+    double *x = QD_ARENA_NEW(r->arena, double, t->count), *y = QD_ARENA_NEW(r->arena, double, t->count);
+    int64_t count = 0, best = 0;
+    if (!x || !y)
+        return QD_NO_MEMORY;
+    for (int64_t i = 0; i < t->count; i++) {
+        if (!isfinite(t->columns[VALIDATION][i]))
+            continue;
+        x[count] = t->columns[STEP][i];
+        y[count] = t->columns[VALIDATION][i];
+        best = y[count] < y[best] ? count : best;
+        count++;
+    }
+    if (count == 0)
+        return QD_OK;
+    r->series[r->report.series_count++] = (qd_report_series){
+        .chart = "loss", .name = "validation", .x_name = "step", .unit = "nats/token", .x = x, .y = y, .count = count};
+    qd_report_figure *f = add_figure(r, "best validation loss");
+    f->unit = "nats/token";
+    QD_TRY(keep(&f->value, qd_arena_printf(r->arena, "%.4f", y[best])));
+    return keep(&f->note, qd_arena_printf(r->arena, "after step %lld · last %.4f", (long long)x[best], y[count - 1]));
+}
+
 static void add_series(run_report *r, const table *t, const char *chart, const char *name, const char *unit, int column)
 {
     r->series[r->report.series_count++] = (qd_report_series){.chart = chart,
@@ -297,6 +323,7 @@ static qd_status fill_curves(run_report *r)
     QD_TRY(add_time(r));
     QD_TRY(add_mfu(r));
     add_series(r, &r->metrics, "loss", "training", "nats/token", LOSS);
+    QD_TRY(add_validation(r));
     if (r->evaluations.count > 0)
         add_series(r, &r->evaluations, "loss", "evaluation", "nats/token", LOSS);
     add_series(r, &r->metrics, "learning rate", NULL, "", LR);

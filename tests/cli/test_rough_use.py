@@ -25,18 +25,23 @@ class RoughUse(program.ProgramTest):
         self.assertIn("\nstep 2/3", dumb)
 
     def test_lines_of_progress_fit_the_terminal(self):
-        """On a narrow terminal the bar is dropped first, then MFU, the norm, the speed and the time
-        left; the rest is truncated."""
-        for columns, steps, begins in ((120, 3, r"\[.{16}\] step +1/3  loss .* norm .* MFU .* left"),
-                                       (80, 3, r"step +1/3  loss .* tokens/s.* left"),
-                                       (80, 10**9, r"step +\d+/1000000000  loss .* tokens/s  .* left"),
+        """On a narrow terminal the bar is dropped first, then MFU, the norm, the speed, the validation
+        loss, the learning rate and the times; the rest is truncated. 80 columns keep the times and the rate."""
+        for columns, steps, begins in ((140, 3, r"\[.{16}\] step +1/3  loss .* lr .* norm .* MFU .* left"),
+                                       (80, 3, r"step +1/3  loss [0-9.]+  lr [0-9.e-]+  .*s, .* left"),
+                                       (80, 10**9, r"step +\d+/1000000000  loss [0-9.]+  lr [0-9.e-]+  .*s, .* left"),
                                        (50, 3, r"step +1/3  loss [0-9.]+  .* left"), (30, 3, "step +1/3  loss ")):
             stopped = steps > 3
             shown = self.on_terminal(*self.small(f"train.steps={steps}"), columns=columns, status=124 if stopped else 0,
                                      launcher=["timeout", "-s", "INT", "4"] if stopped else [], TERM="xterm", LC_ALL="C.UTF-8")
-            lines = [line.split("\033[K")[0] for line in shown.split("\r")[1:]]
+            lines = [re.sub(r"\033\[\d+m", "", line.split("\033[K")[0]) for line in shown.split("\r")[1:]]
             self.assertTrue(any(re.match(begins, line) for line in lines), lines)
             self.assertLess(max(map(len, lines)), columns)
+
+    def test_colours_where_they_are_wanted(self):
+        small = self.small("train.steps=2")
+        self.assertIn("\033[32m", self.on_terminal(*small, columns=160, TERM="xterm"))
+        self.assertNotIn("\033[32m", self.on_terminal(*small, columns=160, TERM="xterm", NO_COLOR="1"))
 
     def test_output_that_is_full(self):
         for arguments in (self.small("train.steps=2"), ["help", "train"], ["check", *program.SMALL]):

@@ -412,6 +412,21 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     return QD_OK;
 }
 
+/* The programs of evaluations communicate by themselves. */
+static qd_status check_evaluation(const qd_config *config, const qd_program *const *programs, qd_arena *arena, qd_check_report *r)
+{
+    const qd_program **list = QD_ARENA_NEW(arena, const qd_program *, config->world);
+    if (!list)
+        return QD_NO_MEMORY;
+    for (int rank = 0; rank < config->world; rank++) {
+        list[rank] = programs[rank]->evaluation;
+        const qd_program *e = list[rank];
+        int64_t bytes = e->dynamic_bytes + e->buffers[e->persistent[QD_BUFFER_SCRATCH]].bytes;
+        r->evaluation_bytes = bytes > r->evaluation_bytes ? bytes : r->evaluation_bytes;
+    }
+    return qd_check_programs(&list[0]->ledger->mesh, list);
+}
+
 static qd_status check(const qd_options *options, int world, qd_check_report *report)
 {
     qd_config config;
@@ -429,6 +444,8 @@ static qd_status check(const qd_options *options, int world, qd_check_report *re
     report->proved_ops = proof.ops;
     if (status == QD_OK)
         status = fill_report(&config, programs, report);
+    if (status == QD_OK && programs[0]->evaluation)
+        status = check_evaluation(&config, programs, arena, report);
     qd_arena_destroy(arena);
     return status;
 }

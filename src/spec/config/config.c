@@ -4,6 +4,7 @@
 
 #include "model/field_table.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,6 +29,8 @@ static const qd_option options_table[] = {
      "trained on the text and saved in run.dir",
      "tokenizer"},
     {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "fraction of each source that is held out, taken from its end", NULL},
+    {"data.eval_path", QD_OPTION_STRING, "", 0, 0, NULL,
+     "text or token shards to evaluate on, like data.path; empty: the part that data.validation holds out", NULL},
     {"data.document_mask", QD_OPTION_BOOL, "false", 0, 0, NULL, "tokens attend only to their own document", NULL},
     {"data.separator", QD_OPTION_STRING, "", 0, 0, NULL, "line that ends a document; empty: each file is one document", NULL},
     {"data.field", QD_OPTION_STRING, "text", 0, 0, NULL, "member of each line of .jsonl files that holds the document", NULL},
@@ -39,6 +42,11 @@ static const qd_option options_table[] = {
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
     {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
     {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences that a rank computes at once; 0: all of its share", NULL},
+    {"train.eval_every", QD_OPTION_STRING, "0", 0, 0, NULL,
+     "validation while training: steps between evaluations, or training time as in 90s, 10min or 2h, and one after the last step; 0: none",
+     "eval-every"},
+    {"train.eval_batches", QD_OPTION_INT, "0", 0, 1e12, NULL,
+     "global batches of an evaluation, evenly spaced over the held-out windows; 0: all windows", NULL},
     {"train.optimizer", QD_OPTION_ENUM, "adamw", 0, 0, "adamw|sgd|muon",
      "optimizer; muon: orthogonalized momentum for the matrices of blocks, AdamW for everything else", NULL},
     {"train.lr", QD_OPTION_FLOAT, "1e-3", 0, 1e3, NULL, "peak learning rate", "lr"},
@@ -196,6 +204,10 @@ static const qd_option options_table[] = {
      "with run.async_save, steps that may be done while a checkpoint is written; then training waits for it: a failure loses at most "
      "run.save_every + run.save_overlap - 1 steps",
      NULL},
+    {"run.save_best", QD_OPTION_BOOL, "true", 0, 0, NULL,
+     "with train.eval_every, write a checkpoint when the validation loss is the lowest so far; it is named checkpoints/best and kept "
+     "in addition to run.keep",
+     NULL},
     {"run.keep", QD_OPTION_INT, "2", 0, 1e6, NULL, "number of checkpoints to keep; 0: all", NULL},
     {"run.weights", QD_OPTION_STRING, "", 0, 0, NULL,
      "run folder, checkpoint or Hugging Face folder with the initial weights; the model must be the same", "weights"},
@@ -350,6 +362,39 @@ static qd_status resolve_sharding(const qd_options *o, qd_strategy *s)
     return resolve_reshard(o, &s->reshard);
 }
 
+/* Steps, or a time with its unit. */
+static qd_status resolve_evaluation(const qd_options *o, qd_evaluation_config *e)
+{
+    static const struct {
+        const char *unit;
+        double seconds;
+    } units[] = {{"s", 1.0}, {"min", 60.0}, {"h", 3600.0}};
+    const char *key = "train.eval_every", *text = qd_options_string(o, key);
+    char *end;
+    *e = (qd_evaluation_config){.batches = qd_options_int(o, "train.eval_batches"), .path = qd_options_string(o, "data.eval_path"),
+                                .save_best = qd_options_bool(o, "run.save_best")};
+    double amount = strtod(text, &end);
+    bool number = text[0] >= '0' && text[0] <= '9' && amount >= 0.0 && amount <= 1e12, steps = number && *end == '\0';
+    if (steps && amount == floor(amount))
+        e->every = (int64_t)amount;
+    while (number && *end == ' ')
+        end++;
+    for (size_t i = 0; i < sizeof units / sizeof *units && number && !steps; i++)
+        if (strcmp(end, units[i].unit) == 0)
+            e->seconds = amount * units[i].seconds;
+    bool on = e->every > 0 || e->seconds > 0.0;
+    if (!on && !(steps && amount == 0.0))
+        return QD_FAIL(QD_USAGE, "%s is '%s': it must be a number of steps, or a time such as 90s, 10min or 2h; 0 turns it off", key, text);
+    if (on && e->path[0] == '\0' && qd_options_float(o, "data.validation") <= 0.0)
+        return QD_FAIL(QD_USAGE, "%s needs text to evaluate on: data.validation=0.02 holds out a part of data.path, data.eval_path names "
+                                 "a text of its own", key);
+    if (e->path[0] != '\0' && strcmp(qd_options_string(o, "data.format"), "examples") == 0)
+        return QD_FAIL(QD_UNSUPPORTED, "data.eval_path is a text, but data.format is examples: data.validation holds out some of them");
+    if (!on && e->batches > 0)
+        return QD_FAIL(QD_USAGE, "train.eval_batches has no effect without train.eval_every: set that, or remove it");
+    return QD_OK;
+}
+
 /* Setting both is an error; otherwise the file would silently take precedence. */
 static qd_status check_schedule(const qd_options *o)
 {
@@ -437,6 +482,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .examples = strcmp(qd_options_string(o, "data.format"), "examples") == 0,
         .overlong = qd_options_enum(o, "data.overlong"),
     };
+    QD_TRY(resolve_evaluation(o, &c->evaluation));
     c->run_dir = qd_options_string(o, "run.dir");
     c->memory_check = qd_options_bool(o, "run.memory_check");
     c->save = qd_options_bool(o, "run.save");
@@ -559,10 +605,23 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
                              &strategy->schedule);
 }
 
+/* Forward passes over the windows of a global batch, on the same mesh. */
+static qd_status build_evaluation(const qd_config *config, int rank, qd_arena *arena, qd_program *program)
+{
+    qd_config c = *config;
+    qd_program *evaluation;
+    c.evaluation = (qd_evaluation_config){.path = ""};
+    c.model.dropout = 0.0;
+    c.strategy.training = false;
+    QD_TRY(qd_config_build(&c, rank, arena, &evaluation));
+    return qd_memory_attach(program, evaluation);
+}
+
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program)
 {
     qd_ledger *ledger;
     qd_strategy strategy;
     QD_TRY(qd_config_place(config, arena, &ledger, &strategy));
-    return qd_program_create(ledger, &strategy, rank, arena, program);
+    QD_TRY(qd_program_create(ledger, &strategy, rank, arena, program));
+    return strategy.training && qd_config_validates(config) ? build_evaluation(config, rank, arena, *program) : QD_OK;
 }

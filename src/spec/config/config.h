@@ -17,6 +17,15 @@ typedef struct qd_data_config {
     int overlong;  /* qd_overlong */
 } qd_data_config;
 
+/* Validation while training. The string belongs to the options. */
+typedef struct qd_evaluation_config {
+    int64_t every;    /* steps between evaluations; 0: none by steps */
+    double seconds;   /* of training between evaluations; 0: none by time */
+    int64_t batches;  /* global batches of windows per evaluation; 0: all windows */
+    const char *path; /* text to evaluate on; "": the held-out part of data.path */
+    bool save_best;   /* write a checkpoint when the loss is the lowest so far, and keep it */
+} qd_evaluation_config;
+
 typedef struct qd_config {
     qd_model model;
     const qd_family *family;    /* not an option: declares the modules; NULL: the registered family of the model */
@@ -33,6 +42,7 @@ typedef struct qd_config {
     int64_t steps;
     uint64_t seed;
     qd_data_config data;
+    qd_evaluation_config evaluation;
     const char *run_dir, *device, *backend, *tuning; /* strings belong to the options */
     const char *kernels; /* instruction set that the CPU's kernels are pinned to; NULL: the machine's best */
     double tuning_seconds;
@@ -61,6 +71,12 @@ typedef struct qd_config {
  * started). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
 
+/* Whether the run evaluates its model while it trains. */
+static inline bool qd_config_validates(const qd_config *config)
+{
+    return config->evaluation.every > 0 || config->evaluation.seconds > 0.0;
+}
+
 /* Whether checkpoints are written from a copy of the state. Those by time alone are rare, so
  * training waits for them and no memory is reserved. */
 bool qd_config_snapshot(const qd_config *config);
@@ -68,7 +84,8 @@ bool qd_config_snapshot(const qd_config *config);
 /* The ledger and the strategy that the programs of all ranks are built from. Allocated in
  * `arena`. */
 qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy);
-/* Mesh, ledger and the program of `rank`; sets micro_batches. Allocated in `arena`. */
+/* Mesh, ledger and the program of `rank`; sets micro_batches. Allocated in `arena`. A run that
+ * validates gets the program of its evaluations too (qd_program.evaluation). */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
 
 /* The program of every rank, (*programs)[world]; ranks with identical programs share one. */

@@ -239,9 +239,41 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
         c.live[b->kind] += b->bytes;
         c.live_total += b->bytes;
     }
+    /* not at the time of the peak, but allocated for the whole run */
+    c.live[QD_BUFFER_SCRATCH] -= program->evaluation_scratch;
+    c.live[QD_BUFFER_EVALUATION] = program->evaluation_scratch + program->evaluation_dynamic;
+    c.live_total += program->evaluation_dynamic;
     memcpy(report->at_peak, c.live, sizeof c.live);
     report->live_peak = c.live_total;
     QD_TRY(walk(program, account, &c));
     report->total = program->persistent_bytes + program->dynamic_bytes;
+    return QD_OK;
+}
+
+/* Both programs store parameters in the same buffer. */
+static bool same_parameters(const qd_program *a, const qd_program *b)
+{
+    static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_TABLE, QD_BUFFER_LOSS};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        int x = a->persistent[kinds[i]], y = b->persistent[kinds[i]];
+        if ((x < 0) != (y < 0) || (x >= 0 && a->buffers[x].bytes != b->buffers[y].bytes))
+            return false;
+    }
+    return true;
+}
+
+qd_status qd_memory_attach(qd_program *program, const qd_program *evaluation)
+{
+    qd_buffer *scratch = &program->buffers[program->persistent[QD_BUFFER_SCRATCH]];
+    const qd_buffer *wanted = &evaluation->buffers[evaluation->persistent[QD_BUFFER_SCRATCH]];
+    if (!same_parameters(program, evaluation))
+        return QD_FAIL(QD_SYSTEM, "the program of evaluations stores parameters differently from the step program");
+    program->evaluation = evaluation;
+    program->evaluation_scratch = wanted->bytes > scratch->bytes ? wanted->bytes - scratch->bytes : 0;
+    scratch->bytes += program->evaluation_scratch;
+    program->persistent_bytes += program->evaluation_scratch;
+    if (evaluation->dynamic_bytes > program->dynamic_bytes)
+        program->evaluation_dynamic = evaluation->dynamic_bytes - program->dynamic_bytes;
+    program->dynamic_bytes += program->evaluation_dynamic;
     return QD_OK;
 }

@@ -124,6 +124,7 @@ typedef enum qd_action_kind {
     X(SUMS, "sums of each parameter")                                                                       \
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
+    X(EVALUATION, "evaluation, beyond a step")                                                              \
     X(LOSS, "loss and gradient norm")
 
 typedef enum qd_buffer_kind {
@@ -240,6 +241,11 @@ typedef struct qd_program {
     int64_t dynamic_bytes;                /* size of the dynamic area */
     int64_t persistent_bytes;             /* on the device */
     int64_t host_bytes;                   /* in host memory */
+    /* Validation while training: forward passes with the same parameters, in the dynamic area and
+     * scratch of this program, whose sizes include what they need. NULL: none. */
+    const struct qd_program *evaluation;
+    int64_t evaluation_scratch;           /* bytes of scratch, */
+    int64_t evaluation_dynamic;           /* and of the dynamic area, that only evaluation needs */
 } qd_program;
 
 /* Rows of a micro-batch on the program's rank. */
@@ -351,6 +357,8 @@ typedef struct qd_memory_report {
  * twice. */
 qd_status qd_memory_plan(qd_program *program);
 qd_status qd_memory_account(const qd_program *program, qd_memory_report *report);
+/* Sets program->evaluation and enlarges the memory of `program` where evaluation needs more. */
+qd_status qd_memory_attach(qd_program *program, const qd_program *evaluation);
 
 /* Bytes sent by all ranks of the world in one step, if all do the same as this one. */
 int64_t qd_program_comm_bytes(const qd_program *program);

@@ -86,7 +86,10 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
 {
     memset(run, 0, sizeof *run);
     QD_TRY(source->path ? open_checkpoint(source->path, run) : open_weights(source, run));
+    run->trained = run->config;
     /* One rank, wherever and however it was trained. */
+    run->config.evaluation.every = 0;
+    run->config.evaluation.seconds = 0.0;
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     if (run->config.strategy.traits)

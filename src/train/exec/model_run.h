@@ -25,7 +25,8 @@ typedef struct qd_model_run {
     const qd_weights_copy *weights; /* which is the source's */
     int64_t step;        /* that the weights are of */
     qd_options *options; /* the configuration the model was trained with */
-    qd_config config;    /* data.tokenizer: the file in use, "bytes", or "" where no tokenizer is known */
+    qd_config trained;   /* what it was trained with */
+    qd_config config;    /* the same on one rank. data.tokenizer: the file in use, "bytes", or "" where no tokenizer is known */
     char folder[PATH_MAX], tokenizer[PATH_MAX]; /* the run folder; the string that config.tokenizer points to */
     char warning[QD_MODEL_WARNING]; /* "", or which checkpoints were skipped and which one is used */
     qd_local_world *local;

@@ -26,6 +26,8 @@ struct qd_trainer {
     qd_device *device;
     qd_bound *bound;
     qd_interpreter *interpreter;
+    qd_bound *evaluation_bound; /* validation; NULL: the run has none */
+    qd_interpreter *evaluator;
     qd_initial_ahead *ahead; /* initial values drawn before there is device memory; NULL: none */
     qd_trace *trace;
     qd_step_profile *profile;
@@ -258,6 +260,17 @@ static void draw_ahead(qd_trainer *t, int threads, int ranks)
         t->ahead = qd_initial_begin(t->program, t->config.seed, threads > 1 ? threads - 1 : 1, qd_machine_free_memory(NULL) / 4 / ranks);
 }
 
+/* The program of evaluations, in the memory of the step program. */
+static qd_status build_evaluator(qd_trainer *t)
+{
+    const qd_program *evaluation = t->program->evaluation;
+    if (!evaluation)
+        return QD_OK;
+    QD_TRY(qd_tune_products(&t->config, evaluation, t->device, t->world));
+    QD_TRY(qd_bind(evaluation, t->device, t->world, t->data, t->bound, &t->evaluation_bound));
+    return qd_interpreter_create(t->evaluation_bound, &t->evaluator);
+}
+
 static qd_status build(qd_trainer *t, bool drawn)
 {
     qd_device_config device = qd_device_config_default();
@@ -281,6 +294,7 @@ static qd_status build(qd_trainer *t, bool drawn)
     QD_TRY(reach_peers(t));
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
+    QD_TRY(build_evaluator(t));
     QD_TRY(init_rope(t));
     if (drawn)
         QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
@@ -321,6 +335,8 @@ void qd_trainer_destroy(qd_trainer *t)
     if (!t)
         return;
     qd_initial_end(t->ahead);
+    qd_interpreter_destroy(t->evaluator);
+    qd_bound_destroy(t->evaluation_bound);
     qd_interpreter_destroy(t->interpreter);
     qd_bound_destroy(t->bound);
     qd_comm_destroy(t->data);
@@ -351,6 +367,13 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
     t->position.step++;
     t->position.next_sample += t->config.global_batch;
     return QD_OK;
+}
+
+qd_status qd_trainer_evaluate(qd_trainer *t, const qd_batch_source *source, int64_t first, qd_step_output *output)
+{
+    const qd_step_input input = {.step = t->position.step, .first_sample = first, .global_batch = t->config.global_batch,
+                                 .seed = t->config.seed, .source = source, .optim = &t->config.optimizer};
+    return qd_interpret(t->evaluator, &input, output);
 }
 
 static qd_status find_param(const qd_trainer *t, const char *name, int64_t count, int *param)

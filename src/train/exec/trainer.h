@@ -19,6 +19,10 @@ void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 /* Collective. Runs the next step, starting with step 1. */
 qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
 
+/* Collective, between steps, for a run that validates: the loss of `source` on the samples of a
+ * global batch from `first` on. Changes nothing of the training state and allocates nothing. */
+qd_status qd_trainer_evaluate(qd_trainer *trainer, const qd_batch_source *source, int64_t first, qd_step_output *output);
+
 typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2 } qd_tensor_kind;
 /* Collective. Reads a whole logical parameter as fp32: its value, its gradient (of the last step,
  * before clipping) or its optimizer state. `count` must be its number of elements. */

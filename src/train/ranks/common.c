@@ -297,7 +297,7 @@ static qd_status hash_data(qd_data *data, int64_t seq, int64_t *windows, int64_t
     return status;
 }
 
-qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed)
+qd_status qd_common_data(qd_comm *comm, const char *key, qd_data *data, int64_t seq, bool *agreed)
 {
     int64_t own[2] = {0}, first[2];
     char host[HOST_BYTES];
@@ -309,12 +309,12 @@ qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed
     if (own[0] != first[0])
         status =
             QD_FAIL(QD_USAGE,
-                    "data.path: rank %d on host %s reads %lld windows of %lld tokens, rank 0 reads %lld: all ranks must read the same data",
+                    "%s: rank %d on host %s reads %lld windows of %lld tokens, rank 0 reads %lld: all ranks must read the same data", key,
                     qd_comm_rank(comm), host, (long long)own[0], (long long)seq, (long long)first[0]);
     else if (own[1] != first[1])
         status = QD_FAIL(
             QD_USAGE,
-            "data.path: rank %d on host %s reads other tokens than rank 0: all ranks must read the same data, with the same tokenizer",
+            "%s: rank %d on host %s reads other tokens than rank 0: all ranks must read the same data, with the same tokenizer", key,
             qd_comm_rank(comm), host);
     return qd_agree(comm, status, agreed);
 }

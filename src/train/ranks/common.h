@@ -31,8 +31,8 @@ qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool *agreed
  * nothing there. */
 qd_status qd_common_folder(qd_comm *comm, const char *folder, bool *agreed);
 /* QD_USAGE when a rank reads other data than rank 0: another number of windows, or other tokens in
- * a sample of them. */
-qd_status qd_common_data(qd_comm *comm, qd_data *data, int64_t seq, bool *agreed);
+ * a sample of them. key: the option that names the data. */
+qd_status qd_common_data(qd_comm *comm, const char *key, qd_data *data, int64_t seq, bool *agreed);
 
 /* Not collective. The ranks of each machine, "alpha 0 to 3, beta 4 to 7"; "" on one machine, or if
  * it does not fit. */

@@ -97,8 +97,11 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
     summary->shown.samples = qd_data_windows(corpus.data);
     if (config->data.examples)
         note_examples(config, observer, corpus.data);
+    qd_data *text = NULL;
+    status = qd_run_corpus_open_evaluation(config, &corpus, &(qd_run_corpus_progress){report_progress, &w}, &text);
+    qd_data_close(text);
     qd_run_corpus_close(&corpus);
-    return QD_OK;
+    return status == QD_INTERRUPTED ? tell_early_end(atomic_load(stop)) : status;
 }
 
 qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary)
@@ -193,6 +196,25 @@ static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
     return QD_NOT_FINITE;
 }
 
+static void note_saved(qd_rank_run *s, int64_t step)
+{
+    s->end.saved = s->kept = step;
+    if (step == s->best_saving)
+        s->best_kept = step;
+}
+
+/* Collective. Starts a save. The checkpoint of the best validation loss is kept in addition. */
+static qd_status begin_save(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    int64_t step = qd_trainer_position(s->trainer).step;
+    bool best = qd_config_validates(c) && c->evaluation.save_best && s->validation.best == step;
+    s->best_saving = best ? step : -1;
+    s->saved_at = qd_clock_now();
+    qd_saver_set_best(s->saver, best ? step : s->best_kept);
+    return qd_saver_begin(s->saver, s->config_text);
+}
+
 /* Collective. Checks the checkpoint that is being written. A failed write is reported and training
  * continues; after the last step it fails the run (tell_unsaved), and so does a state that is not
  * finite. */
@@ -202,7 +224,7 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
     char text[640];
     QD_TRY(qd_saver_poll(s->saver, wait, &report));
     if (report.state == QD_SAVE_DONE)
-        s->end.saved = s->kept = report.step;
+        note_saved(s, report.step);
     if (report.state == QD_SAVE_DONE && report.message[0] != '\0')
         qd_rank_note(s, report.message);
     if (report.state == QD_SAVE_FAILED && report.status == QD_NOT_FINITE)
@@ -222,11 +244,10 @@ static qd_status save(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     QD_TRY(poll_save(s, true));
-    s->saved_at = qd_clock_now();
     const char *unsynced = qd_metrics_sync(s->metrics);
     if (unsynced)
         qd_rank_note(s, unsynced);
-    QD_TRY(qd_saver_begin(s->saver, s->config_text));
+    QD_TRY(begin_save(s));
     s->saving = qd_trainer_position(s->trainer).step;
     bool last = s->stop != 0 || s->saving == c->steps;
     QD_TRY(poll_save(s, last || qd_saver_snapshot(s->saver) == 0));
@@ -241,12 +262,11 @@ qd_status qd_rank_run_save(qd_rank_run *s)
     QD_TRY(poll_save(s, true));
     if (s->kept == step)
         return QD_OK;
-    s->saved_at = qd_clock_now();
     qd_metrics_sync(s->metrics);
-    QD_TRY(qd_saver_begin(s->saver, s->config_text));
+    QD_TRY(begin_save(s));
     QD_TRY(qd_saver_poll(s->saver, true, &report));
     if (report.state != QD_SAVE_FAILED) {
-        s->end.saved = s->kept = step;
+        note_saved(s, step);
         s->unsaved[0] = '\0';
         if (report.message[0] != '\0')
             qd_rank_note(s, report.message);
@@ -287,12 +307,42 @@ static void forget_shared_memory(const qd_rank_run *s)
         unlink(path);
 }
 
+/* Collective. */
+static qd_status open_validation(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    if (!qd_config_validates(c))
+        return QD_OK;
+    QD_TRY(qd_rank_agree(s, qd_validation_open(c, &s->corpus, &s->validation)));
+    return s->validation.text ? qd_common_data(s->control, "data.eval_path", s->validation.text, 1, &s->agreed) : QD_OK;
+}
+
+qd_status qd_rank_run_restore_validation(qd_rank_run *s)
+{
+    const qd_config *c = &s->run->config;
+    int64_t step = qd_trainer_position(s->trainer).step;
+    qd_run_file path;
+    if (qd_comm_rank(s->world) != 0 || c->run_dir[0] == '\0')
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "checkpoints", path));
+    s->best_kept = qd_store_best(path);
+    s->best_kept = s->best_kept <= step ? s->best_kept : -1;
+    if (!qd_config_validates(c))
+        return QD_OK;
+    QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    QD_TRY(qd_validation_restore(path, step, &s->validation));
+    if (s->other_validation)
+        s->validation.best = -1;
+    return QD_OK;
+}
+
 qd_status qd_rank_run_start(qd_rank_run *s)
 {
     const qd_run *run = s->run;
     QD_TRY(qd_comm_split(s->world, 0, qd_comm_rank(s->world), "control", &s->control));
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
-    QD_TRY(qd_common_data(s->control, s->corpus.data, run->config.strategy.seq, &s->agreed));
+    QD_TRY(qd_common_data(s->control, "data.path", s->corpus.data, run->config.strategy.seq, &s->agreed));
+    QD_TRY(open_validation(s));
     qd_batch_source source = qd_data_source(s->corpus.data);
     const bool loads = run->config.resume || run->config.weights[0] != '\0';
     QD_TRY((loads ? qd_trainer_create_blank : qd_trainer_create)(&run->config, s->world, &source, &s->trainer));
@@ -300,6 +350,7 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     if (run->config.resume) {
         QD_TRY(qd_run_resume(s));
         QD_TRY(qd_rank_agree(s, qd_run_compare_data(s)));
+        QD_TRY(qd_rank_agree(s, qd_rank_run_restore_validation(s)));
     } else if (run->config.weights[0] != '\0') {
         QD_TRY(qd_run_load_weights(s));
     }
@@ -337,6 +388,10 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .dispatch_bytes = moved->bytes,
         .across_bytes = moved->crossed,
         .across_flat_bytes = moved->flat,
+        .validation_tokens = s->validated.tokens,
+        .validation_loss = s->validated.loss,
+        .validation_seconds = s->validated.seconds,
+        .validation_best = s->improved,
     };
     const char *warning = NULL;
     if (s->metrics)
@@ -345,6 +400,28 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         qd_rank_note(s, warning);
     if (run->observer && run->observer->on_step)
         run->observer->on_step(run->observer->context, &s->line);
+    return QD_OK;
+}
+
+/* Collective. Evaluates the weights after a step if that is due. Rank 0 decides by time, because
+ * clocks differ, and which loss is the best. */
+static qd_status validate(qd_rank_run *s, int64_t step, double seconds)
+{
+    const qd_config *c = &s->run->config;
+    s->validated = (qd_validated){0};
+    s->improved = false;
+    if (!qd_config_validates(c))
+        return QD_OK;
+    s->validation.since += seconds;
+    int32_t due = qd_validation_due(&s->validation, c, step), better;
+    if (c->evaluation.seconds > 0.0)
+        QD_TRY(qd_comm_broadcast(s->control, &due, 1, QD_I32, 0, NULL));
+    if (!due)
+        return QD_OK;
+    QD_TRY(qd_validation_run(&s->validation, s->trainer, c, &s->validated));
+    better = qd_validation_note(&s->validation, step, s->validated.loss);
+    QD_TRY(qd_comm_broadcast(s->control, &better, 1, QD_I32, 0, NULL));
+    s->improved = better != 0;
     return QD_OK;
 }
 
@@ -414,6 +491,7 @@ qd_status qd_rank_run_step(qd_rank_run *s)
         QD_TRY(poll_save(s, step - s->saving >= c->save_overlap));
     qd_dispatched moved;
     QD_TRY(count_dispatched(s, &moved));
+    QD_TRY(end_saving(s, validate(s, step, seconds)));
     if (qd_comm_rank(s->world) == 0)
         QD_TRY(report_step(s, step, &output, seconds, &moved));
     s->end.steps = step;
@@ -423,7 +501,8 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     QD_TRY(ask_ranks(s));
     if (!s->saver)
         return QD_OK;
-    bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps;
+    bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps ||
+               (s->improved && c->evaluation.save_best);
     return due ? save(s) : QD_OK;
 }
 
@@ -493,6 +572,10 @@ qd_status qd_rank_run_finish(qd_rank_run *s)
     s->end.allocated_bytes = most.allocated;
     s->end.host_bytes = most.host;
     s->end.resident_bytes = most.resident;
+    if (qd_config_validates(&run->config)) {
+        s->end.best = s->validation.best;
+        s->end.best_loss = s->validation.best_loss;
+    }
     const char *lost = qd_metrics_lost(s->metrics);
     if (lost)
         qd_rank_note(s, lost);
@@ -527,6 +610,7 @@ void qd_rank_run_close(qd_rank_run *s)
     qd_saver_destroy(s->saver);
     qd_trainer_destroy(s->trainer);
     qd_trace_destroy(s->trace);
+    qd_validation_close(&s->validation);
     qd_run_corpus_close(&s->corpus);
     free(s->config_text);
     qd_comm_destroy(s->control);

@@ -301,6 +301,21 @@ qd_status qd_run_corpus_open(const qd_config *c, const qd_run_corpus_progress *p
     return status;
 }
 
+qd_status qd_run_corpus_open_evaluation(const qd_config *config, const qd_run_corpus *corpus, const qd_run_corpus_progress *progress,
+                                        qd_data **data)
+{
+    qd_config c = *config;
+    *data = NULL;
+    if (c.evaluation.path[0] == '\0')
+        return QD_OK;
+    c.data.path = c.evaluation.path;
+    c.data.validation = 0.0;
+    c.strategy.seq = 1; /* a text shorter than a window is evaluated too */
+    bool encoded = corpus->tokenizer || (qd_run_corpus_is_bytes(config) && config->model.vocab != 256);
+    qd_status status = open_data(&c, &(choice){.encoder = encoded ? &corpus->encoder : NULL}, progress, data);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "data.eval_path: ");
+}
+
 void qd_run_corpus_close(qd_run_corpus *corpus)
 {
     qd_data_close(corpus->data);

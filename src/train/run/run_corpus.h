@@ -22,6 +22,10 @@ typedef struct qd_run_corpus_progress {
  * run.dir) and tokenizes (stored in the cache); processes that open the same run concurrently wait
  * for it. Not collective. */
 qd_status qd_run_corpus_open(const qd_config *config, const qd_run_corpus_progress *progress, qd_run_corpus *corpus);
+/* Opens data.eval_path with the tokenizer of an open corpus, which must outlive it, as a source of
+ * all of its tokens. *data is NULL if there is no such text. */
+qd_status qd_run_corpus_open_evaluation(const qd_config *config, const qd_run_corpus *corpus, const qd_run_corpus_progress *progress,
+                                        qd_data **data);
 void qd_run_corpus_close(qd_run_corpus *corpus); /* also after a failed open */
 
 /* Whether tokens are bytes if the run has stored no tokenizer. */

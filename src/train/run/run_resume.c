@@ -79,12 +79,26 @@ static bool is_compared(const char *key)
 {
     static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
                                          "train.grad_sync", "train.swiglu", "train.recompute", "train.recompute_layers",
-                                         "train.offload", "train.offload_chunk_mb", "train.deterministic"};
+                                         "train.offload", "train.offload_chunk_mb", "train.deterministic",
+                                         "train.eval_every"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(key, others[i]) == 0)
             return false;
     return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0 ||
            strcmp(key, "run.kernels") == 0;
+}
+
+static bool is_evaluated_on(const char *key)
+{
+    return strcmp(key, "data.eval_path") == 0 || strcmp(key, "train.eval_batches") == 0;
+}
+
+/* Validation losses are comparable if they are of the same windows. */
+static bool same_validation(const qd_config *now, const qd_config *then)
+{
+    const qd_evaluation_config *a = &now->evaluation, *b = &then->evaluation;
+    return strcmp(a->path, b->path) == 0 && a->batches == b->batches && now->strategy.seq == then->strategy.seq &&
+           (a->batches == 0 || now->global_batch == then->global_batch);
 }
 
 /* Writes a note if a setting has changed. */
@@ -97,7 +111,9 @@ static qd_status note_change(const qd_rank_run *s, const char *key, const qd_opt
     if (status == QD_OK && strcmp(before, after) != 0) {
         bool samples = strcmp(key, "data.path") == 0 || strcmp(key, "data.seq") == 0;
         snprintf(text, sizeof text, "%s was %.500s and is %.500s%s", key, before, after,
-                 samples ? ": samples differ from here on" : "");
+                 samples                ? ": samples differ from here on"
+                 : is_evaluated_on(key) ? ": validation losses are of other text from here on, and the best is chosen anew"
+                                        : "");
         qd_rank_note(s, text);
     }
     free(before);
@@ -158,6 +174,7 @@ static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoin
         status = check_continues(&s->run->config, &then, false);
     if (status == QD_OK && loaded) {
         rescale_position(s, &then);
+        s->other_validation = !same_validation(&s->run->config, &then);
         status = note_changes(s, options, &then, qd_checkpoint_meta(checkpoint)->step);
     }
     qd_options_destroy(options);
@@ -363,6 +380,7 @@ qd_status qd_run_load(qd_rank_run *s, const char *path, bool *begun)
     QD_TRY_DONE(qd_rank_agree(s, check_checkpoint(s, r.checkpoint, true)));
     int64_t step = qd_trainer_position(s->trainer).step;
     QD_TRY_DONE(qd_rank_agree(s, s->metrics ? qd_metrics_rewind(s->metrics, step) : QD_OK));
+    QD_TRY_DONE(qd_rank_agree(s, qd_rank_run_restore_validation(s)));
     s->kept = -1; /* where it comes from need not be run.dir */
     s->skipped = 0;
     snprintf(text, sizeof text, "continues after step %lld", (long long)step);

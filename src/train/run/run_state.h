@@ -5,6 +5,7 @@
 #define QD_TRAIN_RUN_RUN_STATE_H
 
 #include "ckpt/checkpoint.h"
+#include "train/record/validation.h"
 #include "train/run/metrics.h"
 #include "train/run/run.h"
 #include "train/run/run_corpus.h"
@@ -22,6 +23,11 @@ typedef struct qd_rank_run {
     qd_comm *control; /* for agreement, separate from the program's traffic and its statistics */
     qd_run_corpus corpus;
     qd_trainer *trainer;
+    qd_validation validation; /* of a run that validates; rank 0 knows when it is due and what is the best */
+    qd_validated validated;   /* after the last step; tokens 0: not evaluated */
+    bool improved;            /* it was the lowest loss so far; known to all ranks */
+    bool other_validation;    /* the losses of earlier parts of the run are of another text */
+    int64_t best_saving, best_kept; /* steps of the checkpoint of the best loss: being written, and complete; -1: none */
     qd_saver *saver; /* with a run folder */
     qd_trace *trace;
     char *config_text; /* rank 0: effective.yaml, which checkpoints contain too */
@@ -49,7 +55,8 @@ typedef struct qd_rank_run {
 static inline qd_rank_run qd_rank_run_of(const qd_run *run, qd_comm *world)
 {
     return (qd_rank_run){
-        .run = run, .world = world, .line.size = sizeof(qd_train_step), .end = {.size = sizeof(qd_train_end), .saved = -1}, .kept = -1};
+        .run = run, .world = world, .line.size = sizeof(qd_train_step), .end = {.size = sizeof(qd_train_end), .saved = -1, .best = -1},
+        .kept = -1, .best_saving = -1, .best_kept = -1};
 }
 /* Data, trainer, state and folder. */
 qd_status qd_rank_run_start(qd_rank_run *s);
@@ -67,6 +74,8 @@ void qd_rank_run_alert(qd_rank_run *s, qd_status status);
 /* Not collective. Frees everything, also of a half-started one. */
 void qd_rank_run_close(qd_rank_run *s);
 
+/* Rank 0, after a checkpoint was loaded: the state of validation after its step. */
+qd_status qd_rank_run_restore_validation(qd_rank_run *s);
 /* Collective: qd_agree_alone() over the control group. */
 qd_status qd_rank_agree(qd_rank_run *s, qd_status mine);
 /* Rank 0 passes the note to its observer; other ranks do nothing. */

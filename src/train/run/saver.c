@@ -27,6 +27,7 @@ struct qd_saver {
     qd_comm *control;
     char *root, *config;
     int keep;
+    int64_t best;
     qd_arena *arena;
     qd_state_pieces pieces;
     float *snapshot; /* NULL: the state itself is read while it is written */
@@ -82,7 +83,7 @@ static qd_status work(qd_saver *s)
 {
     const qd_ledger *ledger = qd_trainer_program(s->trainer)->ledger;
     if (s->phase == PHASE_COMMITTING)
-        return qd_store_commit(s->root, ledger, &s->meta, qd_comm_size(s->control), s->keep, &s->left);
+        return qd_store_commit(s->root, ledger, &s->meta, qd_comm_size(s->control), s->keep, s->best, &s->left);
     return qd_store_write(s->root, s->meta.step, qd_comm_rank(s->control), ledger, &s->pieces, s->snapshot ? fetch_copied : fetch_live, s);
 }
 
@@ -251,6 +252,7 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
     s->trainer = trainer;
     s->control = control;
     s->keep = keep;
+    s->best = -1;
     pthread_mutex_init(&s->job.lock, NULL);
     pthread_cond_init(&s->job.ended, NULL);
     qd_status status = build(s, root, snapshot);
@@ -276,6 +278,11 @@ void qd_saver_destroy(qd_saver *s)
     free(s->root);
     qd_arena_destroy(s->arena);
     free(s);
+}
+
+void qd_saver_set_best(qd_saver *s, int64_t step)
+{
+    s->best = step;
 }
 
 int64_t qd_saver_snapshot(const qd_saver *s)

@@ -23,6 +23,10 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
 void qd_saver_destroy(qd_saver *saver); /* waits for this rank's thread; NULL is legal */
 int64_t qd_saver_snapshot(const qd_saver *saver);
 
+/* Not collective, between saves: the checkpoint that is kept in addition to the newest, as in
+ * qd_store_commit(). */
+void qd_saver_set_best(qd_saver *saver, int64_t step);
+
 /* Collective, while no save is in progress. Copies this rank's state and starts writing; failures
  * are reported by qd_saver_poll(). config: of rank 0, copied. Only communication failures are
  * returned, here and below. */
