@@ -221,6 +221,8 @@ static const qd_option options_table[] = {
      "journal",
      "restarts"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
+    {"run.tensorboard", QD_OPTION_BOOL, "false", 0, 0, NULL, "write TensorBoard event files to run.dir/tensorboard", "tensorboard"},
+    {"run.csv", QD_OPTION_BOOL, "false", 0, 0, NULL, "write metrics.csv to run.dir, with the figures of metrics.jsonl", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "write trace.json (Perfetto) to run.dir", "trace"},
     {"run.trace_steps", QD_OPTION_INT, "20", 1, 1e6, NULL, "number of traced steps, starting with the first", NULL},
 };
@@ -514,15 +516,19 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->threads = (int)qd_options_int(o, "run.threads");
     c->deadline = qd_options_float(o, "run.deadline");
     c->log_every = qd_options_int(o, "run.log_every");
+    c->tensorboard = qd_options_bool(o, "run.tensorboard");
+    c->csv = qd_options_bool(o, "run.csv");
     c->trace = qd_options_bool(o, "run.trace");
     c->trace_steps = qd_options_int(o, "run.trace_steps");
     static const struct {
         const char *key, *what;
     } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
+                        {"run.tensorboard", "the folder that event files are written to"},
+                        {"run.csv", "the folder that metrics.csv is written to"},
                         {"run.save_every", "the folder that checkpoints are written to"},
                         {"run.restarts", "the folder that the run restarts from"},
                         {"run.resume", "the folder of the run to resume"}};
-    const bool wanted[] = {c->trace, c->save_every > 0, c->restarts > 0, c->resume};
+    const bool wanted[] = {c->trace, c->tensorboard, c->csv, c->save_every > 0, c->restarts > 0, c->resume};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (wanted[i] && c->run_dir[0] == '\0')
             return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);

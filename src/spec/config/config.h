@@ -61,6 +61,7 @@ typedef struct qd_config {
     int64_t restarts;    /* of local ranks after a failure */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
+    bool tensorboard, csv; /* further files with the figures of the steps */
     bool ranks_as_threads, trace;
     int threads; /* compute threads per rank; 0: divide the cores evenly */
     int64_t log_every;

@@ -398,6 +398,9 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         QD_TRY(qd_metrics_write(s->metrics, &s->line, &warning));
     if (warning)
         qd_rank_note(s, warning);
+    warning = s->recorder ? qd_recorder_write(s->recorder, &s->line) : NULL;
+    if (warning)
+        qd_rank_note(s, warning);
     if (run->observer && run->observer->on_step)
         run->observer->on_step(run->observer->context, &s->line);
     return QD_OK;
@@ -607,6 +610,7 @@ void qd_rank_run_alert(qd_rank_run *s, qd_status status)
 void qd_rank_run_close(qd_rank_run *s)
 {
     qd_metrics_destroy(s->metrics);
+    qd_recorder_destroy(s->recorder);
     qd_saver_destroy(s->saver);
     qd_trainer_destroy(s->trainer);
     qd_trace_destroy(s->trace);

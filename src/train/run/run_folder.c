@@ -95,6 +95,7 @@ static qd_status write_files(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     qd_run_file path;
+    QD_TRY(qd_recorder_create(c, qd_trainer_position(s->trainer).step, &s->recorder));
     QD_TRY(clear_file(c, "trace.json"));
     QD_TRY(clear_file(c, "memory.json"));
     QD_TRY(qd_run_config_text(s->run->options, c, qd_trainer_program(s->trainer), &s->config_text));
@@ -157,6 +158,7 @@ qd_status qd_run_folder_clear(const qd_config *c)
     QD_TRY(qd_metrics_check_free(path)); /* again: tokenizing may have taken hours */
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         QD_TRY(clear_file(c, files[i]));
+    QD_TRY(qd_recorder_clear(c));
     QD_TRY(qd_run_path(c, "checkpoints", path));
     return qd_store_clear(path);
 }

@@ -5,6 +5,7 @@
 #define QD_TRAIN_RUN_RUN_STATE_H
 
 #include "ckpt/checkpoint.h"
+#include "train/record/recorder.h"
 #include "train/record/validation.h"
 #include "train/run/metrics.h"
 #include "train/run/run.h"
@@ -32,6 +33,7 @@ typedef struct qd_rank_run {
     qd_trace *trace;
     char *config_text; /* rank 0: effective.yaml, which checkpoints contain too */
     qd_metrics *metrics; /* rank 0 with a run folder */
+    qd_recorder *recorder; /* the same */
     int64_t traced; /* steps */
     qd_train_step line; /* rank 0: of the last step */
     qd_train_end end;
