@@ -35,6 +35,12 @@ typedef struct qd_report_series {
     bool log_x, log_y;
 } qd_report_series;
 
+/* A place in all charts over steps: "resumed on dp 4". */
+typedef struct qd_report_mark {
+    double x;
+    const char *text;
+} qd_report_mark;
+
 /* Memory of one rank, or of identical ranks. */
 typedef struct qd_report_memory_rank {
     const char *label;      /* "rank 3", "ranks 0 to 127" */
@@ -106,6 +112,8 @@ typedef struct qd_report {
      * name. */
     const qd_report_timeline *measured, *simulated;
     const char *config; /* the configuration, collapsed at the end of the page */
+    const qd_report_mark *marks;
+    int mark_count;
 } qd_report;
 QD_SIZED_DEFAULT(qd_report)
 

@@ -46,6 +46,18 @@ static void put_figures(qd_json_writer *w, const qd_report *r)
     qd_json_end(w);
 }
 
+static void put_marks(qd_json_writer *w, const qd_report *r)
+{
+    qd_json_list_begin(w, "marks");
+    for (int i = 0; i < r->mark_count; i++) {
+        qd_json_object_begin(w, NULL);
+        qd_json_put_double(w, "x", r->marks[i].x);
+        qd_json_put_string(w, "text", r->marks[i].text);
+        qd_json_end(w);
+    }
+    qd_json_end(w);
+}
+
 static qd_status check_series(const qd_report_series *s)
 {
     if (!s->chart || s->count < 0 || (s->count > 0 && (!s->x || !s->y)))
@@ -125,6 +137,7 @@ static qd_status put_data(const qd_report *r, qd_strbuf *out)
     qd_json_put_string(&w, "subtitle", r->subtitle);
     put_figures(&w, r);
     QD_TRY(put_series(&w, r));
+    put_marks(&w, r);
     if (r->memory)
         put_memory(&w, r->memory);
     if (r->measured)

@@ -30,7 +30,7 @@ typedef struct table {
     int64_t count, capacity;
 } table;
 
-enum { MOST_FIGURES = 9, MOST_NOTES = 8, MOST_SERIES = 8 };
+enum { MOST_FIGURES = 9, MOST_NOTES = 8, MOST_SERIES = 8, MOST_MARKS = 64 };
 
 /* The data that was read, and the description that points into it. */
 typedef struct run_report {
@@ -44,6 +44,7 @@ typedef struct run_report {
     qd_report_figure figures[MOST_FIGURES];
     const char *notes[MOST_NOTES];
     qd_report_series series[MOST_SERIES];
+    qd_report_mark marks[MOST_MARKS];
     qd_report_memory memory;
     qd_report_memory_rank *memory_ranks;
     qd_report_trace *measured, *simulated;
@@ -332,6 +333,39 @@ static qd_status fill_curves(run_report *r)
     return QD_OK;
 }
 
+/* starts.jsonl: a mark for each time the run was resumed. Earlier versions wrote no such file. */
+static qd_status read_starts(run_report *r, const char *folder)
+{
+    file_path path;
+    char *text = NULL, before[160] = "";
+    size_t length;
+    QD_TRY(path_in(folder, "starts.jsonl", path));
+    if (access(path, F_OK) != 0)
+        return QD_OK;
+    QD_TRY(qd_file_read(path, 64 << 20, &text, &length));
+    qd_status status = QD_OK;
+    for (char *line = text, *end; status == QD_OK && (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        qd_json *document = NULL;
+        double step;
+        status = qd_json_load_text(path, line, (size_t)(end - line), &document);
+        if (status != QD_OK)
+            break;
+        const char *layout = qd_json_as_string(qd_json_member(qd_json_root(document), "layout"));
+        bool known = qd_json_as_double(qd_json_member(qd_json_root(document), "step"), &step) && layout;
+        if (known && step > 0.0 && r->report.mark_count < MOST_MARKS) {
+            qd_report_mark *mark = &r->marks[r->report.mark_count++];
+            mark->x = step;
+            status = keep(&mark->text, strcmp(layout, before) == 0 || !before[0]
+                                           ? qd_arena_strdup(r->arena, "resumed")
+                                           : qd_arena_printf(r->arena, "resumed on %s, before on %s", layout, before));
+        }
+        snprintf(before, sizeof before, "%s", known ? layout : "");
+        qd_json_destroy(document);
+    }
+    free(text);
+    return status;
+}
+
 /* memory.json: measurements by rank. A run that did not finish has none. */
 static qd_status read_measured(run_report *r, const char *folder, int64_t *allocated, int64_t *resident)
 {
@@ -519,6 +553,7 @@ static qd_status fill(run_report *r, const char *folder, const char *simulated)
     QD_TRY(describe(r, folder));
     QD_TRY(read_metrics(r, folder));
     QD_TRY(fill_curves(r));
+    QD_TRY(read_starts(r, folder));
     QD_TRY(fill_memory(r, folder));
     QD_TRY(add_memory(r));
     QD_TRY(add_layout(r));
@@ -526,6 +561,7 @@ static qd_status fill(run_report *r, const char *folder, const char *simulated)
     r->report.figures = r->figures;
     r->report.notes = r->notes;
     r->report.series = r->series;
+    r->report.marks = r->marks;
     r->report.config = r->config_text;
     return QD_OK;
 }

@@ -278,6 +278,29 @@ class Page(RunTest):
             self.assertEqual([head for head in heads if not head["whole"]], [])
             self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 1)
 
+    def test_narrow_screens_marks_and_validation(self):
+        """A resumed run on another layout is marked; wide tables say that they scroll; axes are named."""
+        self.ok(self.run_program(*self.small("run.dir=run", "train.steps=6", "data.validation=0.1", "train.eval_every=2", "parallel.ranks=2")))
+        self.ok(self.run_program("train", "--dir", "run", "--resume", "--steps", "12", "--ranks", "2", "--tp", "2"))
+        data = self.report()
+        self.assertEqual([(mark["x"], mark["text"]) for mark in data["marks"]], [(6, "resumed on tp 2, before on dp 2")])
+        lines = [line for line in self.metrics("run") if "validation_loss" in line]
+        curve = next(s for s in data["series"] if s.get("name") == "validation")
+        self.assertEqual(numbers(curve["x"], "d"), [line["step"] for line in lines])
+        self.assertEqual(numbers(curve["y"], "d"), [line["validation_loss"] for line in lines])
+        figure = next(f for f in data["figures"] if f["name"] == "best validation loss")
+        self.assertEqual(figure["value"], f"{min(line['validation_loss'] for line in lines):.4f}")
+        with browser.Browser(width=400) as chrome:
+            found = chrome.open(self.path("run/report.html"))
+            self.assertEqual((chrome.console, found["errors"], found["marks"]), ([], [], 1))
+            self.assertEqual(chrome.value("document.querySelectorAll('svg line.mark').length"), 4)
+            self.assertEqual(chrome.value("[...document.querySelectorAll('.chart.large svg text.title')].map(t => t.textContent)"),
+                             ["step", "loss, nats/token"])
+            self.assertTrue(chrome.value("document.documentElement.scrollWidth <= innerWidth"))
+            wide = "document.querySelector('#memory .wide')"
+            self.assertTrue(chrome.value(f"{wide}.scrollWidth > {wide}.clientWidth && {wide}.tabIndex === 0"))
+            self.assertIn("scroll", chrome.value(f"getComputedStyle({wide}, '::before').content"))
+
     def running_mean(self, chrome):
         """Of exactly so many values as the head says, everywhere: none before there are so many, and
         gaps are not counted."""

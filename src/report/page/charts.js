@@ -1,12 +1,14 @@
 /* Curves as SVG. A curve with more points than pixels is drawn as the value range of each pixel. */
 
-const MARGIN = { left: 52, right: 10, top: 10, bottom: 24 };
+const MARGIN = { left: 64, right: 10, top: 12, bottom: 38 };
 /* Curves with twice as many points get a running mean over 1/RUNNING of them, see meanOf. */
 const RUNNING = 60;
 const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"]];
 
 class Chart {
-  constructor(name, list, size) {
+  constructor(name, list, size, marks = []) {
+    this.name = name;
+    this.marks = list[0].x_name === "step" ? marks : [];
     this.list = list;
     this.unit = list[0].unit ?? "";
     this.read = element("span", { class: "read" });
@@ -62,6 +64,7 @@ class Chart {
     this.head.style.minHeight = "";
     this.svg.replaceChildren();
     this.axes();
+    this.mark();
     this.list.forEach((series, i) => {
       const [strong, soft] = COLOURS[i % COLOURS.length];
       this.path(series.x, series.y, "raw", series.mean ? soft : strong, series.mean ? 1 : 1.8);
@@ -87,13 +90,35 @@ class Chart {
     }
     const steps = this.list[0].x_name === "step", shown = steps ? xs.filter(Number.isInteger) : xs;
     for (const value of shown)
-      this.text(this.px(value), this.height - 7, axisText(value, "", shown), "middle");
+      this.text(this.px(value), this.height - 21, axisText(value, "", shown), "middle");
+    if (this.list[0].x_name)
+      this.text(MARGIN.left + wide / 2, this.height - 5, this.list[0].x_name, "middle", "title");
+    const middle = MARGIN.top + high / 2, words = this.unit ? `${this.name}, ${this.unit}` : this.name;
+    this.text(11, middle, words, "middle", "title").setAttribute("transform", `rotate(-90 11 ${middle})`);
   }
 
-  text(x, y, text, anchor) {
-    const made = drawn("text", { x, y, "text-anchor": anchor });
+  /* Where the run was resumed. A mark that would cover the text before it keeps only its line. */
+  mark() {
+    let free = -Infinity;
+    for (const { x, text } of this.marks.filter(m => m.x >= this.x[0] && m.x <= this.x[1])) {
+      const px = Math.round(this.px(x)) + 0.5, space = this.width - px;
+      const line = drawn("line", { class: "mark", x1: px, x2: px, y1: MARGIN.top, y2: this.height - MARGIN.bottom });
+      const title = drawn("title");
+      title.textContent = `step ${x}: ${text}`;
+      line.append(title);
+      this.svg.append(line);
+      if (px < free)
+        continue;
+      const made = this.text(space > 90 ? px + 4 : px - 4, MARGIN.top + 9, text.split(",")[0], space > 90 ? "start" : "end", "marked");
+      free = px + 4 + made.getComputedTextLength();
+    }
+  }
+
+  text(x, y, text, anchor, kind = "") {
+    const made = drawn("text", { x, y, "text-anchor": anchor, class: kind });
     made.textContent = text;
     this.svg.append(made);
+    return made;
   }
 
   path(x, y, kind, colour, width) {
@@ -254,9 +279,10 @@ function drawCurves(data) {
   let i = 0;
   for (const [name, list] of charts) {
     const size = i === 0 ? "large" : rest % 3 === 0 || rest > 4 ? "" : "half";
-    box.append(new Chart(name, list, size).box);
+    box.append(new Chart(name, list, size, data.marks).box);
     i++;
   }
   check.charts = charts.size;
+  check.marks = data.marks.length;
   document.getElementById("curves").hidden = charts.size === 0;
 }

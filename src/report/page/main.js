@@ -83,6 +83,7 @@ drawShares(timelines);
 drawTraffic(timelines);
 if (timelines.length > 0)
   new ActionTable(timelines);
+watchWideTables();
 setUpTheme(() => view.canvas && (view.colours(), view.request()));
 check.readyMs = performance.now() - started;
 /* Runs the self-check once the timeline has its size and is drawn. */

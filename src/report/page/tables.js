@@ -7,6 +7,18 @@ function row(cells, tag = "td", attributes = {}) {
   return made;
 }
 
+/* Tables that are wider than the page can be scrolled with the keyboard, and say that they
+ * scroll. */
+function watchWideTables() {
+  for (const box of document.querySelectorAll(".wide"))
+    new ResizeObserver(() => {
+      if (box.scrollWidth > box.clientWidth + 1)
+        box.setAttribute("tabindex", "0");
+      else
+        box.removeAttribute("tabindex");
+    }).observe(box.firstElementChild);
+}
+
 function key(colour) {
   return element("i", { class: "key", style: `background: ${colour}` });
 }

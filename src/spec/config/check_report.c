@@ -3,6 +3,7 @@
 #include <quadrille/check.h>
 
 #include "base/sized.h"
+#include "base/text/strbuf.h"
 #include "spec/config/config.h"
 #include "spec/layout/nodes.h"
 #include "spec/config/formulas.h"
@@ -111,17 +112,19 @@ static const qd_program *stage_program(const qd_program *const *programs, int st
     return programs[qd_mesh_rank(&programs[0]->ledger->mesh, coords)];
 }
 
-static void fill_layout(const qd_mesh *mesh, char *text, size_t size)
+void qd_config_layout_text(const qd_program *p, char *text, size_t size)
 {
-    size_t used = 0;
-    text[0] = '\0';
-    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--) {
-        if (mesh->degree[axis] == 1 && !(axis == QD_AXIS_DP && mesh->world == 1))
-            continue;
-        int n = snprintf(text + used, used < size ? size - used : 0, "%s%s %d", used ? " × " : "", qd_axis_name((qd_axis)axis),
-                         mesh->degree[axis]);
-        used += n > 0 ? (size_t)n : 0;
-    }
+    const qd_mesh *mesh = &p->ledger->mesh;
+    qd_strbuf out = {0};
+    for (int axis = QD_AXIS_COUNT - 1; axis >= 0; axis--)
+        if (mesh->degree[axis] > 1 || (axis == QD_AXIS_DP && mesh->world == 1))
+            qd_strbuf_printf(&out, "%s%s %d", out.length ? " × " : "", qd_axis_name((qd_axis)axis), mesh->degree[axis]);
+    if (qd_expert_ranks(mesh) > 1)
+        qd_strbuf_printf(&out, ", experts over ep %d × etp %d%s", mesh->ep, mesh->etp, qd_nodes_spanned(mesh) > 1 ? ", once per node" : "");
+    if (p->strategy.zero > 0)
+        qd_strbuf_printf(&out, ", zero %d over %d", p->strategy.zero, p->storage.parts);
+    snprintf(text, size, "%s", out.failed || !out.data ? "" : out.data);
+    qd_strbuf_free(&out);
 }
 
 /* The report line that a collective is added to. */
@@ -369,13 +372,7 @@ static qd_status fill_report(const qd_config *config, const qd_program *const *p
     fullest_program fullest = {.program = NULL};
     const qd_program *p = programs[0];
     snprintf(r->model, sizeof r->model, "%s", config->model.name);
-    fill_layout(&p->ledger->mesh, r->layout, sizeof r->layout);
-    size_t used = strlen(r->layout);
-    if (qd_expert_ranks(&p->ledger->mesh) > 1)
-        used += (size_t)snprintf(r->layout + used, sizeof r->layout - used, ", experts over ep %d × etp %d%s", p->ledger->mesh.ep,
-                                 p->ledger->mesh.etp, qd_nodes_spanned(&p->ledger->mesh) > 1 ? ", once per node" : "");
-    if (p->strategy.zero > 0)
-        snprintf(r->layout + used, sizeof r->layout - used, ", zero %d over %d", p->strategy.zero, p->storage.parts);
+    qd_config_layout_text(p, r->layout, sizeof r->layout);
     r->world = config->world;
     r->pipeline = p->ledger->mesh.degree[QD_AXIS_PP];
     r->parameters = qd_ledger_parameters(p->ledger);

@@ -92,6 +92,9 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
 /* The program of every rank, (*programs)[world]; ranks with identical programs share one. */
 qd_status qd_config_build_all(const qd_config *config, qd_arena *arena, const qd_program ***programs);
 
+/* "pp 2 × dp 4, zero 1 over 4": the layout of a program's mesh. */
+void qd_config_layout_text(const qd_program *program, char *text, size_t size);
+
 /* A preset of data/models.json by name; upper case, separators and an organisation make no
  * difference (meta-llama/Llama-3-8B). QD_USAGE, with the nearest name, when there is none;
  * QD_UNSUPPORTED, with the missing feature, when this version cannot train it. */

@@ -4,6 +4,7 @@
 
 #include "base/text/strbuf.h"
 #include "train/ranks/common.h"
+#include "train/record/starts.h"
 #include "train/run/leftovers.h"
 #include "train/run/run_data.h"
 
@@ -95,6 +96,8 @@ static qd_status write_files(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     qd_run_file path;
+    QD_TRY(qd_run_path(c, "starts.jsonl", path));
+    QD_TRY(qd_starts_note(path, qd_trainer_position(s->trainer).step, qd_trainer_program(s->trainer)));
     QD_TRY(qd_recorder_create(c, qd_trainer_position(s->trainer).step, &s->recorder));
     QD_TRY(clear_file(c, "trace.json"));
     QD_TRY(clear_file(c, "memory.json"));
@@ -152,7 +155,7 @@ qd_status qd_run_folder_clear(const qd_config *c)
 {
     /* metrics.jsonl is truncated when it is opened */
     static const char *const files[] = {"config.yaml", "effective.yaml", "trace.json", "memory.json", "evaluations.jsonl",
-                                        "restarts.jsonl"};
+                                        "restarts.jsonl", "starts.jsonl"};
     qd_run_file path;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     QD_TRY(qd_metrics_check_free(path)); /* again: tokenizing may have taken hours */
