@@ -1,6 +1,6 @@
-/* Weights that are stored as fp8 with one scale per block, as in the folders of DeepSeek V3, Kimi K2
- * and the FP8 variants of Qwen3: value = fp8 x scale of its block. The product is exact up to one
- * rounding to fp32. */
+/* Weights that are stored as fp8 with one scale per block, as in the folders of DeepSeek V3, Kimi
+ * K2 and the FP8 variants of Qwen3: value = fp8 x scale of its block. The product is exact up to
+ * one rounding to fp32. */
 #include "ckpt/huggingface_impl.h"
 
 #include "base/half.h"

@@ -64,7 +64,7 @@ class Outputs(program.ProgramTest):
         self.assertIn("step 5/5", result.stdout)
         self.assertIn("resident", result.stdout)
         self.assertEqual(sorted(os.listdir(self.path("a/b"))), ["checkpoints", "config.yaml", "data.json", "effective.yaml",
-                                                                "memory.json", "metrics.jsonl"])
+                                                                "memory.json", "metrics.jsonl", "starts.jsonl"])
 
     def test_memory_is_what_check_said(self):
         plan = self.json_of("check", *program.SMALL, "parallel.ranks=2", "--json")
