@@ -83,6 +83,12 @@ CASES = {
     "qwen2-yarn": {**QWEN2, **dims(2, 32, 2, 1, 16, 40, 307, 18, 72), "tied": True, "rope_base": 100.0, "rope_scaling": YARN},
     "llama-yarn": {**LLAMA, **dims(2, 32, 2, 1, 12, 48, 307, 18, 72), "tied": True, "rope_base": 100.0,
                    "rope_scaling": {**YARN, "truncate": False, "attention_factor": 1.25, "beta_fast": 3.0, "beta_slow": 0.5}},
+    "mistral-window": {**LLAMA, **dims(2, 24, 4, 1, 6, 32, 307, 29, 32), "tied": False, "hf_type": "mistral", "window": 5},
+    "mistral-window-packed": {**LLAMA, **dims(2, 24, 4, 2, 8, 32, 307, 30, 30), "tied": True, "hf_type": "mistral", "window": 7,
+                              "packed": True},
+    "qwen2-windows": {**QWEN2, **dims(5, 16, 2, 2, 10, 24, 307, 23, 23), "tied": True, "window": 4, "window_from": 1, "full_every": 3},
+    "llama-softcap": {**LLAMA, **dims(2, 24, 4, 2, 6, 32, 307, 21, 21), "tied": True, "window": 6, "full_every": 2, "score_softcap": 0.8,
+                      "score_scale": 0.9},
 }
 
 
@@ -166,10 +172,17 @@ def rotate(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
-def visible(c, doc_start):
-    """(B or 1, 1, T, T) bool: row t sees doc_start[t] .. t."""
+def has_window(c, layer):
+    every = c.get("full_every", 0)
+    return c.get("window", 0) > 0 and layer >= c.get("window_from", 0) and not (every and (layer + 1) % every == 0)
+
+
+def visible(c, doc_start, layer):
+    """(B or 1, 1, T, T) bool: row t sees doc_start[t] .. t, in layers with a window the last of them."""
     t = torch.arange(c["seq"])
     mask = (t[None, :] <= t[:, None])[None, None]
+    if has_window(c, layer):
+        mask = mask & (t[None, :] > t[:, None] - c["window"])
     if doc_start is not None:
         mask = mask & (t[None, None, None, :] >= doc_start[:, None, :, None])
     return mask
@@ -194,8 +207,8 @@ def loss_of(c, p, tokens, targets, doc_start):
     else:
         angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c))
         cos, sin = (rope_scale(c) * angle.cos()).to(x.dtype), (rope_scale(c) * angle.sin()).to(x.dtype)
-    mask = visible(c, doc_start)
     for i in range(c["layers"]):
+        mask = visible(c, doc_start, i)
         block = f"block.{i}."
         y = norm(block + "attn_norm", x)
         q = heads(linear(block + "attn.q", y), c["heads"])
@@ -205,7 +218,9 @@ def loss_of(c, p, tokens, targets, doc_start):
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = c["heads"] // c["kv_heads"]  # query head h reads key head h / group
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        score = (q @ k.transpose(-1, -2)) / math.sqrt(c["head_dim"])
+        score = (q @ k.transpose(-1, -2)) * (c.get("score_scale") or 1 / math.sqrt(c["head_dim"]))
+        if c.get("score_softcap"):
+            score = c["score_softcap"] * torch.tanh(score / c["score_softcap"])
         o = score.masked_fill(~mask, -math.inf).softmax(-1) @ v
         x = x + linear(block + "attn.out", o.transpose(1, 2).flatten(2))
         y = norm(block + "mlp_norm", x)
@@ -424,7 +439,10 @@ def hf_model(c):
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
         attn_implementation="eager")
     if kind == "Mistral":
-        options["sliding_window"] = None
+        options["sliding_window"] = c.get("window")
+    elif kind == "Qwen2" and c.get("window"):
+        options.update(use_sliding_window=True, sliding_window=c["window"],
+                       layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
     elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
@@ -449,7 +467,7 @@ def run_hf(c, init, data):
         tokens, targets, doc_start = batch_of(data, step)
         mask = None
         if doc_start is not None:
-            mask = torch.zeros((), dtype=torch.float64).masked_fill(~visible(c, doc_start), -math.inf)
+            mask = torch.zeros((), dtype=torch.float64).masked_fill(~visible(c, doc_start, 0), -math.inf)
         logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -507,6 +525,9 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         metadata, tensors = load(path)
         c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
+        if runner is run_hf and c.get("score_softcap"):
+            print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap")
+            continue
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")
             continue

@@ -58,7 +58,7 @@ MODELS = {
     "qwen2-tied": (Qwen2ForCausalLM, Qwen2Config(**ONE_KEY, head_dim=6, tie_word_embeddings=True), torch.float32, None, False),
     "mistral": (MistralForCausalLM, MistralConfig(**{**ONE_KEY, "hidden_size": 12}, head_dim=6, sliding_window=None), torch.float32, None,
                 False),
-    # The window is as long as the sequences, so it has no effect.
+    # The window of the first is as long as the sequences, so it has no effect.
     "mistral-window": (MistralForCausalLM, MistralConfig(**LLAMA, sliding_window=64, tie_word_embeddings=True, rope_parameters=LINEAR),
                        torch.float32, None, False),
     "qwen3-attention-bias": (Qwen3ForCausalLM, Qwen3Config(**LLAMA, head_dim=6, attention_bias=True, tie_word_embeddings=True,
@@ -69,10 +69,21 @@ MODELS = {
     "llama-linear": (LlamaForCausalLM, LlamaConfig(**LLAMA, attention_bias=True, rope_parameters=LINEAR), torch.float32, None, False),
     "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config(**{**LLAMA, "hidden_size": 32, "intermediate_size": 24}, tie_word_embeddings=True,
                                                  rope_parameters=YARN), torch.float32, None, False),
+    "mistral-short-window": (MistralForCausalLM, MistralConfig(**ONE_KEY, head_dim=6, sliding_window=5, tie_word_embeddings=True),
+                             torch.float32, None, False),
+    "mixtral-window": (MixtralForCausalLM, MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=6),
+                       torch.float32, None, False),
+    "qwen2-windows": (Qwen2ForCausalLM, Qwen2Config(**{**LLAMA, "num_hidden_layers": 3}, use_sliding_window=True, sliding_window=4,
+                                                    max_window_layers=1), torch.float32, None, False),
+    "qwen3-windows": (Qwen3ForCausalLM, Qwen3Config(**{**LLAMA, "num_hidden_layers": 4}, head_dim=6, use_sliding_window=True,
+                                                    sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2,
+                                                    tie_word_embeddings=True), torch.float32, None, False),
     "llama-mlp-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, mlp_bias=True, tie_word_embeddings=True), torch.float32, None, False),
 }
-DENSE = ("qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window", "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
-WITH_GRADIENTS = ("mixtral", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced", "qwen3-moe-attention-bias", *DENSE)
+DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
+         "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
+WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
+                  "qwen3-moe-attention-bias", *DENSE)
 
 
 def byte_tokenizer():

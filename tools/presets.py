@@ -48,6 +48,10 @@ DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "ro
                "aux_loss": 0.0001, "balance": "sequence"}
 ROUTERS = {"mixtral-8x7b": {"aux_loss": 0.02, "balance": "batch"}, "mixtral-8x22b": {"aux_loss": 0.02, "balance": "batch"},
            "qwen3-30b-a3b": {"aux_loss": 0.001, "balance": "batch"}, "qwen3-235b-a22b": {"aux_loss": 0.001, "balance": "batch"}}
+# The source describes windows in words.
+WINDOWS = {"alternating local 4096 / global": {"window": 4096, "full_every": 2},
+           "alternating 128-token sliding / full": {"window": 128, "full_every": 2},
+           "chunked 8192 on 3 of 4 layers": {"chunked_attention": 8192}}
 MOE_FIELDS = ("topk", "moe_ffn", "shared_experts", "shared_expert_ffn", "dense_layers", "moe_layer_pattern")
 
 
@@ -93,6 +97,8 @@ OWN = [
            kv_heads=2, head_dim=32, ffn=352, vocab=256), "qkv_bias": True, "tied": True},
     {**own("mistral-tiny", "llama", "For tests: a Llama that is exported as Mistral.", layers=4, hidden=128, heads=4, kv_heads=2,
            head_dim=32, ffn=352, vocab=256), "hf_type": "mistral"},
+    {**own("mistral-window-tiny", "llama", "For tests: Mistral with a window, in all layers.", layers=4, hidden=128, heads=4, kv_heads=2,
+           head_dim=32, ffn=352, vocab=256), "hf_type": "mistral", "window": 32},
     own("mixtral-tiny", "llama", "For tests and first steps with experts.", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32,
         ffn=352, vocab=256, **experts(8, 2, 192, aux_loss=0.01, balance="batch")),
     own("qwen3-moe-tiny", "llama", "For tests: many small experts, Qwen3 style.", layers=4, hidden=128, heads=4, kv_heads=2,
@@ -104,6 +110,8 @@ OWN = [
         **experts(256, 8, 2048, shared=1, dense=3, **DEEPSEEK_V3)),
     released("mistral-7b-v0.3", "mistral", "Without a window, unlike version 0.1.", layers=32, hidden=4096, heads=32, kv_heads=8,
              head_dim=128, ffn=14336, vocab=32768, max_seq=32768, norm_eps=1e-5, hf_type="mistral"),
+    released("mistral-7b-v0.1", "mistral", "With a window of 4,096 tokens in all layers.", layers=32, hidden=4096, heads=32, kv_heads=8,
+             head_dim=128, ffn=14336, vocab=32000, max_seq=32768, norm_eps=1e-5, rope_base=1e4, hf_type="mistral", window=4096),
     qwen2("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, tied=True, max_seq=32768),
     qwen2("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
     qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
@@ -152,7 +160,7 @@ def obstacle(m):
         (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"], "a gate on the shared expert"),
         (m.get("parallel_block"), "attention and MLP side by side"),
         (m.get("sandwich_norm"), "norms after attention and MLP"),
-        (m.get("window"), "sliding windows"),
+        (m.get("chunked_attention"), "attention in chunks"),
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
         (m["norm"] not in ("layernorm", "rmsnorm"),
          "LayerNorm without bias" if m["norm"] == "layernorm_no_bias" else "LayerNorm without weights"),
@@ -193,9 +201,11 @@ def convert(s):
         m["parallel_block"] = True
     if family in SINKS:
         m["attention_sinks"] = True
-    for field in ("sandwich_norm", "window", "mla"):
+    for field in ("sandwich_norm", "mla"):
         if s.get(field):
             m[field] = s[field]
+    if s.get("window"):
+        m.update(WINDOWS[s["window"]])
     if s["experts"]:
         m["experts"] = s["experts"]
         m.update({field: s[field] for field in MOE_FIELDS})

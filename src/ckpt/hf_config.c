@@ -315,29 +315,75 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
         r->status = s.status;
 }
 
-/* Refuses sliding-window attention, in all layers or in some. A window is only accepted if no
- * position of the model is outside it. */
-static void refuse_windows(reader *r, const qd_hf_family *f, int64_t positions)
+/* Whether layer_types gives a layer a window. */
+static bool is_sliding(reader *r, const qd_json_node *types, int layer)
+{
+    const char *type = qd_json_as_string(qd_json_item(types, (size_t)layer));
+    bool sliding = type && strcmp(type, "sliding_attention") == 0;
+    if (!sliding && (!type || strcmp(type, "full_attention") != 0))
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' has '%s': only full_attention and sliding_attention can be imported", FILE_OF(r),
+               type ? type : "?");
+    return sliding;
+}
+
+/* Finds window_from and full_every that give the layers the windows of the list. False: there are
+ * none. */
+static bool fits_types(reader *r, const qd_json_node *types, qd_model *m)
+{
+    m->window_from = 0;
+    while (m->window_from < m->layers && !is_sliding(r, types, m->window_from))
+        m->window_from++;
+    for (m->full_every = 0; m->full_every <= m->layers; m->full_every += m->full_every == 0 ? 2 : 1) {
+        int layer = 0;
+        while (layer < m->layers && is_sliding(r, types, layer) == qd_model_has_window(m, layer))
+            layer++;
+        if (layer == m->layers)
+            return true;
+    }
+    return false;
+}
+
+/* Which layers have the window: those of layer_types, or by the rule of the family. */
+static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
+{
+    const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
+    if (f->window == QD_HF_WINDOW_SWITCH && m->window > 0)
+        m->window_from = (int)size_of(r, "max_window_layers", 28, "model.window_from");
+    if (types && r->status == QD_OK && qd_json_count(types) != (size_t)m->layers)
+        REFUSE(r, QD_USAGE, "%s: 'layer_types' has %zu entries for %d layers", FILE_OF(r), qd_json_count(types), m->layers);
+    if (types && r->status == QD_OK) {
+        qd_model listed = *m;
+        listed.window = m->window > 0 ? m->window : 1;
+        bool fits = fits_types(r, types, &listed), none = listed.window_from == m->layers;
+        /* Families without layer_types ignore it, and a window that is not set cannot be listed. */
+        bool free = f->window == QD_HF_WINDOW_SWITCH && m->window > 0;
+        bool same = none ? m->window == 0 : m->window > 0 && m->window_from == listed.window_from && m->full_every == listed.full_every;
+        if (!fits)
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' gives windows (sliding_attention) to layers that are neither all from one on nor "
+                                      "all but every n-th: such models cannot be imported", FILE_OF(r));
+        if (!free && !same)
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' does not match 'sliding_window': %s layers have sliding_attention in it",
+                   FILE_OF(r), none ? "no" : "some");
+        m->window_from = listed.window_from;
+        m->full_every = listed.full_every;
+    }
+    if (m->window_from >= m->layers || m->window == 0)
+        m->window = m->window_from = m->full_every = 0; /* no layer has it */
+}
+
+/* Sliding windows: their size, and the layers that have them. */
+static void read_windows(reader *r, const qd_hf_family *f, qd_model *m)
 {
     static const char key[] = "sliding_window";
-    const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
-    for (size_t i = 0; types && i < qd_json_count(types); i++) {
-        const char *type = qd_json_as_string(qd_json_item(types, i));
-        if (!type || strcmp(type, "full_attention") != 0)
-            REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' has '%s': only full_attention can be imported", FILE_OF(r), type ? type : "?");
+    bool absent = !qd_json_member(r->root, key), off = f->window == QD_HF_WINDOW_NONE;
+    if (f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL)
+        off = !flag(r, "use_sliding_window", false);
+    if (!off && (absent ? f->window_default > 0 : member(r, key) != NULL)) {
+        m->window = size_of(r, key, f->window_default, "model.window");
+        if (m->window < 1)
+            REFUSE(r, QD_USAGE, "%s: '%s' is 0: it must be at least 1, or null for no window", FILE_OF(r), key);
     }
-    if (f->window == QD_HF_WINDOW_SWITCH)
-        must_be(r, "use_sliding_window", false);
-    bool absent = !qd_json_member(r->root, key);
-    if (f->window != QD_HF_WINDOW_SIZE || (absent ? f->window_default == 0 : !member(r, key)))
-        return;
-    int64_t window = size_of(r, key, f->window_default, "model.max_seq");
-    if (window < positions)
-        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' is %lld%s, below 'max_position_embeddings' (%lld): only models without a window (null) can be "
-                                  "imported", FILE_OF(r), key, (long long)window, absent ? " by default" : "", (long long)positions);
-    else if (r->status == QD_OK)
-        qd_strbuf_printf(r->notes, "%s (%lld) was left out: it is not below max_position_embeddings, and longer sequences have no window "
-                                   "here\n", key, (long long)window);
+    read_layer_types(r, f, m);
 }
 
 static void read_llama(reader *r, qd_hf_config *c)
@@ -355,7 +401,7 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
-    refuse_windows(r, f, c->positions);
+    read_windows(r, f, m);
     read_rope(r, f, c->positions, &m->rope);
 }
 

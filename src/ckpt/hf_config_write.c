@@ -46,13 +46,36 @@ static qd_status check_llama(const qd_model *m)
     return QD_OK;
 }
 
-static qd_status check_scores(const qd_model *m)
+static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
 {
-    if (m->window > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "models with windows cannot be exported (model.window)");
     if (m->score_scale > 0.0 || m->score_softcap > 0.0)
         return cannot("its Llama and GPT-2 divide scores by sqrt(head_dim), without a soft-cap (model.score_scale, score_softcap)");
+    if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
+        return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
+                       m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
+    if (m->window > 0 && f->window != QD_HF_WINDOW_SWITCH && (m->window_from > 0 || m->full_every > 0))
+        return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has windows in all layers or in none (model.window_from, "
+                                       "full_every)", f->kind);
     return QD_OK;
+}
+
+static void put_windows(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
+{
+    bool switched = f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL;
+    if (f->window == QD_HF_WINDOW_SIZE && m->window == 0)
+        qd_json_put_null(w, "sliding_window");
+    if (m->window == 0)
+        return;
+    if (switched)
+        qd_json_put_bool(w, "use_sliding_window", true);
+    qd_json_put_int(w, "sliding_window", m->window);
+    if (f->window != QD_HF_WINDOW_SWITCH)
+        return;
+    qd_json_put_int(w, "max_window_layers", m->window_from);
+    qd_json_list_begin(w, "layer_types");
+    for (int layer = 0; layer < m->layers; layer++)
+        qd_json_put_string(w, NULL, qd_model_has_window(m, layer) ? "sliding_attention" : "full_attention");
+    qd_json_end(w);
 }
 
 /* Fields that map one to one (the table of model fields). */
@@ -111,8 +134,7 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
     if (f->mlp_bias)
         qd_json_put_bool(w, "mlp_bias", m->mlp_bias);
     qd_json_put_real(w, "rope_theta", m->rope.base);
-    if (f->window == QD_HF_WINDOW_SIZE)
-        qd_json_put_null(w, "sliding_window");
+    put_windows(w, f, m);
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
     static const char *const types[] = {[QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear", [QD_ROPE_YARN] = "yarn"};
@@ -176,7 +198,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     const qd_hf_family *f = qd_hf_family_of(m);
     bool gpt2 = m->arch == QD_ARCH_GPT2;
     QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(m));
-    QD_TRY(check_scores(m));
+    QD_TRY(check_scores(f, m));
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
     qd_json_list_begin(&w, "architectures");

@@ -17,9 +17,10 @@ typedef struct qd_hf_key {
     const char *name, *other; /* NULL: the family has no such key. other: an alternative that is read too */
 } qd_hf_key;
 
-/* How config.json sets sliding windows: not at all, for all layers by their size, or for some
- * layers with a switch. */
-typedef enum qd_hf_window { QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH } qd_hf_window;
+/* How config.json sets sliding windows: not at all; for all layers, by sliding_window (null: none);
+ * with the switch use_sliding_window, for the layers of layer_types or from max_window_layers on;
+ * with the switch, for all layers. */
+typedef enum qd_hf_window { QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL } qd_hf_window;
 
 /* A model_type of transformers: its mapping to our models, and the defaults of its configuration
  * class, which apply where config.json omits a key. */

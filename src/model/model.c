@@ -17,7 +17,7 @@ static bool is_mistral(const qd_model *m)
 {
     bool biases = m->qkv_bias || m->out_bias || m->mlp_bias;
     return m->norm == QD_NORM_RMS && m->position == QD_POSITION_ROPE && m->activation == QD_ACT_SWIGLU && !biases && !m->qk_norm &&
-           m->moe.experts == 0;
+           m->moe.experts == 0 && !(m->window > 0 && (m->window_from > 0 || m->full_every > 0));
 }
 
 qd_status qd_model_validate(const qd_model *m)
@@ -59,8 +59,8 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.score_scale (%g) and model.score_softcap (%g) must not be negative", m->score_scale,
                        m->score_softcap);
     if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
-        return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions and SwiGLU, and neither biases, norms of "
-                                 "queries and keys nor experts: set model.hf_type=derived");
+        return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions, SwiGLU, a window in all layers or "
+                                 "in none, and neither biases, norms of queries and keys nor experts: set model.hf_type=derived");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
         return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);
     if (!(m->norm_eps > 0.0))

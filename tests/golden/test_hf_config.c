@@ -42,12 +42,6 @@ static void refused(void **state, const char *kind, const char *members, const c
         fail_msg("'%s' is not in: %s", part, qd_error_message());
 }
 
-/* Mistral has a window unless config.json says otherwise. */
-static const char *least(const char *kind)
-{
-    return strcmp(kind, "mistral") == 0 ? "\"sliding_window\": null" : "";
-}
-
 static void test_defaults(void **state)
 {
     static const struct {
@@ -67,7 +61,7 @@ static void test_defaults(void **state)
         {"qwen3_moe", 24, 32, 4, 64, 2048, 6144, 151936, 32768, 1e-6, 1e4, 128, 8, 768},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        qd_model m = accepted(state, rows[i].kind, least(rows[i].kind));
+        qd_model m = accepted(state, rows[i].kind, "");
         assert_string_equal(m.name, rows[i].kind);
         assert_int_equal(m.layers, rows[i].layers);
         assert_int_equal(m.heads, rows[i].heads);
@@ -85,6 +79,7 @@ static void test_defaults(void **state)
         assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
         assert_int_equal(m.qkv_bias, i == 0 || strcmp(m.name, "qwen2") == 0);
         assert_true(m.out_bias == (i == 0) && m.mlp_bias == (i == 0));
+        assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 ? 4096 : 0);
     }
     assert_true(accepted(state, "mixtral", "").moe.normalised);
     assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
@@ -99,7 +94,40 @@ static void test_other_spellings(void **state)
     assert_int_equal(accepted(state, "gpt2", "\"hidden_size\": 96, \"n_inner\": null").ffn, 384);
     assert_int_equal(accepted(state, "qwen3_moe", "\"num_local_experts\": 16").moe.experts, 16);
     assert_int_equal(accepted(state, "mixtral", "\"num_experts\": 16, \"num_local_experts\": 16").moe.experts, 16);
-    assert_int_equal(accepted(state, "qwen3", "\"layer_types\": [\"full_attention\"]").layers, 32);
+    assert_int_equal(accepted(state, "qwen3", "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]").window, 0);
+}
+
+/* Windows, and the layers that have them, as transformers reads them. */
+static void test_windows(void **state)
+{
+    static const struct {
+        const char *kind, *members;
+        int64_t window;
+        int from, full_every;
+    } rows[] = {
+        {"mistral", "", 4096, 0, 0},
+        {"mistral", "\"sliding_window\": null", 0, 0, 0},
+        {"mistral", "\"sliding_window\": 7, \"num_hidden_layers\": 2, \"layer_types\": [\"sliding_attention\", "
+                    "\"sliding_attention\"]", 7, 0, 0},
+        {"mixtral", "", 0, 0, 0},
+        {"qwen2", "\"sliding_window\": 512, \"max_window_layers\": 1", 0, 0, 0},
+        {"qwen2", "\"use_sliding_window\": true", 4096, 28, 0},
+        {"qwen2", "\"use_sliding_window\": true, \"sliding_window\": null", 0, 0, 0},
+        {"qwen2", "\"use_sliding_window\": true, \"num_hidden_layers\": 28", 0, 0, 0},
+        {"qwen2", "\"use_sliding_window\": true, \"num_hidden_layers\": 3, \"layer_types\": [\"full_attention\", \"full_attention\", "
+                  "\"full_attention\"]", 0, 0, 0},
+        {"qwen3", "\"use_sliding_window\": true, \"sliding_window\": 9, \"num_hidden_layers\": 5, \"layer_types\": [\"sliding_attention\", "
+                  "\"full_attention\", \"sliding_attention\", \"full_attention\", \"sliding_attention\"]", 9, 0, 2},
+        {"qwen3", "\"use_sliding_window\": true, \"num_hidden_layers\": 4, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                  "\"sliding_attention\", \"full_attention\"]", 4096, 1, 4},
+        {"qwen3_moe", "\"use_sliding_window\": true, \"max_window_layers\": 5", 4096, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_model m = accepted(state, rows[i].kind, rows[i].members);
+        if (m.window != rows[i].window || m.window_from != rows[i].from || m.full_every != rows[i].full_every)
+            fail_msg("%s, %s: window %lld from layer %d, full every %d", rows[i].kind, rows[i].members, (long long)m.window, m.window_from,
+                     m.full_every);
+    }
 }
 
 /* Every key that the table of model fields gives a family is read, and written back unchanged. */
@@ -125,10 +153,9 @@ static void test_keys(void **state)
                 qd_hf_config c, again;
                 qd_strbuf notes = {0}, text = {0};
                 char members[128], plain[QD_FIELD_TEXT], read[QD_FIELD_TEXT], back[QD_FIELD_TEXT];
-                const char *more = least(kinds[kind]);
-                qd_model model = accepted(state, kinds[kind], more);
+                qd_model model = accepted(state, kinds[kind], "");
                 qd_field_text(f, &model, plain);
-                snprintf(members, sizeof members, "%s%s\"%s\": %s", more, more[0] ? ", " : "", key, values[i]);
+                snprintf(members, sizeof members, "\"%s\": %s", key, values[i]);
                 if (strcmp(plain, values[i]) != 0 && read_config(state, kinds[kind], members, &notes, &c) == QD_OK) {
                     qd_field_text(f, &c.model, read);
                     assert_string_equal(read, values[i]);
@@ -161,9 +188,14 @@ static void test_types(void **state)
         {"llama", "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 2.5}"},
         {"mistral", "\"sliding_window\": null"},
         {"mistral", "\"sliding_window\": 131072"},
-        {"mistral", "\"max_position_embeddings\": 4096"},
+        {"mistral", ""},
         {"mixtral", ""},
-        {"mixtral", "\"sliding_window\": 131072"},
+        {"mixtral", "\"sliding_window\": 4096"},
+        {"qwen2", "\"use_sliding_window\": true, \"max_window_layers\": 3"},
+        {"qwen2", "\"use_sliding_window\": true, \"num_hidden_layers\": 6, \"layer_types\": [\"sliding_attention\", \"sliding_attention\", "
+                  "\"full_attention\", \"sliding_attention\", \"sliding_attention\", \"full_attention\"]"},
+        {"qwen3", "\"use_sliding_window\": true, \"sliding_window\": 77, \"max_window_layers\": 0"},
+        {"qwen3_moe", "\"use_sliding_window\": true"},
         {"qwen2", ""},
         {"qwen2", "\"tie_word_embeddings\": true, \"head_dim\": 64, \"sliding_window\": 512"},
         {"qwen2", "\"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4.0, \"rope_theta\": 1e6}"},
@@ -292,10 +324,16 @@ static void test_refused(void **state)
         {"llama", "\"rms_norm_eps\": \"1e-5\"", "rms_norm_eps"},
         {"llama", "\"rms_norm_eps\": 0", "rms_norm_eps"},
         {"llama", "\"attention_bias\": 1", "attention_bias"},
-        {"llama", "\"layer_types\": [\"full_attention\", \"sliding_attention\"]", "sliding_attention"},
+        {"llama", "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"sliding_attention\"]", "sliding_attention"},
         {"qwen3", "\"head_dim\": null", "head_dim"},
-        {"qwen3", "\"use_sliding_window\": true", "use_sliding_window"},
-        {"mixtral", "\"sliding_window\": 4096", "sliding_window"},
+        {"qwen3", "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"sliding_attention\"]",
+         "does not match 'sliding_window'"},
+        {"qwen3", "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\"]", "1 entries for 2 layers"},
+        {"qwen3", "\"use_sliding_window\": true, \"num_hidden_layers\": 5, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                  "\"full_attention\", \"full_attention\", \"sliding_attention\"]", "neither all from one on nor all but every n-th"},
+        {"qwen2", "\"use_sliding_window\": true, \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"chunked_attention\"]",
+         "chunked_attention"},
+        {"mistral", "\"num_hidden_layers\": 1, \"layer_types\": [\"full_attention\"]", "does not match 'sliding_window'"},
         {"mixtral", "\"num_experts\": 4, \"num_local_experts\": 6", "num_local_experts"},
         {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
         {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
@@ -306,12 +344,10 @@ static void test_refused(void **state)
         {"gpt2", "\"n_embd\": 64, \"hidden_size\": 128", "hidden_size"},
         {"gpt2", "\"n_embd\": 100", "n_head"},
         {"gpt2", "\"quantization_config\": {\"bits\": 4}", "quantization_config"},
-        {"mistral", "", "sliding_window"},
-        {"mistral", "\"sliding_window\": 131071", "sliding_window"},
         {"mistral", "\"sliding_window\": 0", "sliding_window"},
         {"mistral", "\"sliding_window\": \"none\"", "sliding_window"},
-        {"qwen2", "\"use_sliding_window\": true", "use_sliding_window"},
-        {"qwen2", "\"layer_types\": [\"sliding_attention\"]", "sliding_attention"},
+        {"qwen2", "\"use_sliding_window\": 1", "use_sliding_window"},
+        {"qwen2", "\"num_hidden_layers\": 1, \"layer_types\": [\"sliding_attention\"]", "sliding_attention"},
         {"mamba", "", "qwen3_moe"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
@@ -357,6 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_defaults, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_other_spellings, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_windows, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_keys, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_types, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_chosen_types),

@@ -146,7 +146,7 @@ static qd_status set_word(qd_options *o, const char *key, const char *value)
 /* Sets the nearest model that this version can express. Latent attention becomes heads of 128 with
  * eight kv heads, which has about the same parameters and FLOPs. Norms are those of the
  * architecture; gated activations become SwiGLU, others GELU. If only some blocks have experts, all
- * blocks after the dense ones get them. Attention windows and sinks are dropped, and there are as
+ * blocks after the dense ones get them. Chunked attention and sinks are dropped, and there are as
  * many learned positions as the data needs. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
@@ -234,7 +234,7 @@ qd_status qd_config_presets(bool supported_only, const char *const **names)
 qd_status qd_config_preset_text(const char *name, int64_t *parameters, char *text, size_t size)
 {
     qd_model m;
-    char kv[40] = "", experts[64] = "";
+    char kv[40] = "", experts[64] = "", window[64] = "";
     QD_TRY(qd_preset_find(name, &m));
     *parameters = qd_model_parameters(&m);
     if (m.kv_heads != m.heads)
@@ -242,6 +242,8 @@ qd_status qd_config_preset_text(const char *name, int64_t *parameters, char *tex
     if (m.moe.experts > 0)
         snprintf(experts, sizeof experts, ", %d of %d experts%s", m.moe.per_token, m.moe.experts,
                  m.moe.shared > 0 ? " and shared ones" : "");
-    snprintf(text, size, "%d blocks of %lld, %d heads%s%s", m.layers, (long long)m.hidden, m.heads, kv, experts);
+    if (m.window > 0)
+        snprintf(window, sizeof window, ", windows of %lld", (long long)m.window);
+    snprintf(text, size, "%d blocks of %lld, %d heads%s%s%s", m.layers, (long long)m.hidden, m.heads, kv, experts, window);
     return QD_OK;
 }

@@ -64,6 +64,9 @@ static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *ar
         qd_layer *decl = &l->decls[module->decl];
         if (!decl->model)
             QD_TRY(qd_family_declare(family, &l->model, module->decl, arena, decl));
+        if (module->layer >= 0 && qd_layer_window(decl) != (qd_model_has_window(&l->model, module->layer) ? l->model.window : 0))
+            return QD_FAIL(QD_UNSUPPORTED, "the %s family does not declare the window of layer %d: set model.window=0", family->name,
+                           module->layer);
         module->param_begin = l->param_count;
         module->param_count = decl->param_count;
         l->param_count += decl->param_count;

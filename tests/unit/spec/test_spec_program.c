@@ -206,7 +206,7 @@ static void presets_have_their_published_size(void **state)
     } cases[] = {{"gpt2-124M", 124439808},       {"llama3-8b", 8030261248},    {"llama3.1-405b", 405853388800},
                  {"mistral-tiny", 803968},       {"qwen2-tiny", 772224},       {"mistral-7b-v0.3", 7248023552},
                  {"qwen2.5-0.5b", 494032768},    {"qwen2.5-1.5b", 1543714304}, {"qwen2.5-7b", 7615616512},
-                 {"qwen2.5-72b", 72706203648}};
+                 {"qwen2.5-72b", 72706203648},   {"mistral-7b-v0.1", 7241732096}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qd_model model;
         ok(qd_preset_find(cases[i].name, &model));
