@@ -1,5 +1,5 @@
-/* Byte-level byte-pair encoding: encoding and decoding, training of vocabularies, and the file
- * formats of Hugging Face and tiktoken. Nothing here is collective.
+/* Tokenizers: encoding and decoding with the files of Hugging Face (BPE, Unigram, WordPiece) and
+ * tiktoken, and training of byte-level BPE. Nothing here is collective.
  *
  * A tokenizer is immutable, so threads may share one. Each thread needs its own encoder, which
  * caches the words it has seen. */
@@ -42,7 +42,8 @@ QD_API qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf
 QD_API int32_t qd_tokenizer_size(const qd_tokenizer *tokenizer);
 /* The id of an added or special token by its text; -1: none. */
 QD_API int32_t qd_tokenizer_special(const qd_tokenizer *tokenizer, const char *content);
-/* The bytes of a token, owned by the tokenizer, not NUL-terminated; NULL for an unused id. */
+/* The bytes that a token adds to a text, owned by the tokenizer, not NUL-terminated; NULL for an
+ * unused id. */
 QD_API const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t *length);
 /* Whether the token is a special one. */
 QD_API bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
@@ -53,7 +54,7 @@ QD_API int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
 /* How invalid UTF-8 is encoded. */
 typedef enum qd_broken_text {
     /* The bytes are kept, and decoding restores them. Text is split as if each invalid part were
-     * one U+FFFD. */
+     * one U+FFFD. Models of characters (not byte-level) cannot keep them and replace them. */
     QD_BROKEN_KEEP,
     /* Each invalid part is replaced by U+FFFD first, as by Python's bytes.decode("utf-8",
      * "replace"): this is what tiktoken and tokenizers get for such a string. */
@@ -105,8 +106,9 @@ QD_API qd_status qd_encoder_encode(qd_encoder *encoder, const char *text, size_t
  * parts and in several threads. */
 QD_API size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at);
 
-/* Appends the bytes of the tokens: exactly what was encoded, except for text replaced under
- * QD_BROKEN_REPLACE. skip_special: without special tokens. QD_USAGE names the first unused id. */
+/* Appends the text of the tokens. For byte-level tokenizers without a normalizer this is exactly
+ * what was encoded, except for text replaced under QD_BROKEN_REPLACE; others apply the decoder of
+ * the file. skip_special: without special tokens. QD_USAGE names the first unused id. */
 QD_API qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
                                      qd_strbuf *text);
 

@@ -1,5 +1,8 @@
-/* Byte-pair merging of one piece: a scan of all pairs for short pieces, a heap for long ones. */
+/* Byte-pair merging of one piece: a scan of all pairs for short pieces, a heap for long ones; and
+ * WordPiece, which needs no more than lookups. */
 #include "data/tokenizer/bpe.h"
+
+#include "data/tokenizer/split/unicode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -147,10 +150,9 @@ static qd_status merge_long(const qd_vocab *vocab, qd_bpe_work *work, size_t *co
     return QD_OK;
 }
 
-qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
-                 const uint32_t **ids, size_t *count)
+/* Byte symbols. */
+static size_t byte_symbols(const qd_tokenizer *tokenizer, const uint8_t *piece, size_t length, uint32_t *ids)
 {
-    QD_TRY(reserve(work, length));
     size_t symbols = 0;
     bool unknown = false; /* the previous symbol is the unknown token */
     for (size_t i = 0; i < length; i++) {
@@ -163,13 +165,110 @@ qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t
         } else {
             unknown = false;
         }
-        work->ids[symbols++] = id;
+        ids[symbols++] = id;
     }
+    return symbols;
+}
+
+/* The token of a character at [at, at + size), with the prefix of symbols that are not the first
+ * and the suffix of the last. */
+static uint32_t character_token(const qd_tokenizer *tokenizer, const uint8_t *at, size_t size, bool first, bool last)
+{
+    char text[2 * QD_MOST_AFFIX + 8];
+    size_t prefix = first ? 0 : strlen(tokenizer->prefix), suffix = last ? strlen(tokenizer->suffix) : 0;
+    if (prefix + suffix == 0)
+        return qd_vocab_find(&tokenizer->vocab, at, size, QD_TOKEN_BYTES);
+    memcpy(text, tokenizer->prefix, prefix);
+    memcpy(text + prefix, at, size);
+    memcpy(text + prefix + size, tokenizer->suffix, suffix);
+    return qd_vocab_find(&tokenizer->vocab, text, prefix + size + suffix, QD_TOKEN_BYTES);
+}
+
+/* Character symbols; a character without a token becomes its bytes or the unknown token. An unknown
+ * token is written when a known character follows, as in `tokenizers`: bytes overtake it. */
+static size_t character_symbols(const qd_tokenizer *tokenizer, const uint8_t *piece, size_t length, uint32_t *ids)
+{
+    size_t symbols = 0, size;
+    bool unknown = false; /* an unknown token is waiting */
+    for (size_t at = 0; at < length; at += size) {
+        uint32_t character, id;
+        size = piece[at] < 0x80 ? 1 : qd_utf8_read(piece + at, piece + length, &character);
+        id = character_token(tokenizer, piece + at, size, at == 0, at + size == length);
+        if (id != QD_NO_TOKEN) {
+            if (unknown)
+                ids[symbols++] = tokenizer->unknown;
+            unknown = false;
+            ids[symbols++] = id;
+            continue;
+        }
+        bool bytes = tokenizer->byte_fallback;
+        for (size_t i = 0; bytes && i < size; i++)
+            bytes = tokenizer->byte_id[piece[at + i]] != QD_NO_TOKEN;
+        if (bytes) {
+            for (size_t i = 0; i < size; i++)
+                ids[symbols++] = tokenizer->byte_id[piece[at + i]];
+        } else if (tokenizer->unknown != QD_NO_TOKEN) {
+            if (unknown && !tokenizer->fuse_unknown)
+                ids[symbols++] = tokenizer->unknown;
+            unknown = true;
+        }
+    }
+    if (unknown)
+        ids[symbols++] = tokenizer->unknown;
+    return symbols;
+}
+
+qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
+                 const uint32_t **ids, size_t *count)
+{
+    QD_TRY(reserve(work, length));
+    size_t symbols = tokenizer->model == QD_MODEL_BYTES ? byte_symbols(tokenizer, piece, length, work->ids)
+                                                        : character_symbols(tokenizer, piece, length, work->ids);
     if (symbols > SHORT_PIECE)
         QD_TRY(merge_long(&tokenizer->vocab, work, &symbols));
     else
         symbols = merge_short(&tokenizer->vocab, work->ids, work->ranks, symbols);
     *ids = work->ids;
     *count = symbols;
+    return QD_OK;
+}
+
+/* The longest token at each position; a word with a part that has none is unknown as a whole. */
+qd_status qd_word_piece(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
+                        const uint32_t **ids, size_t *count)
+{
+    const size_t prefix = strlen(tokenizer->prefix);
+    int64_t characters = 0;
+    size_t made = 0;
+    for (size_t i = 0; i < length; i++)
+        characters += (piece[i] & 0xc0) != 0x80;
+    *ids = &tokenizer->unknown;
+    *count = 1;
+    if (characters > tokenizer->most_characters)
+        return QD_OK;
+    QD_TRY(reserve(work, length));
+    for (size_t start = 0, end; start < length; start = end) {
+        uint32_t id = QD_NO_TOKEN;
+        for (end = length; end > start; end--) {
+            char text[QD_MOST_AFFIX + 4 * QD_MOST_WORD_PIECE];
+            if (end < length && (piece[end] & 0xc0) == 0x80)
+                continue;
+            size_t size = end - start;
+            if (start == 0) {
+                id = qd_vocab_find(&tokenizer->vocab, piece, size, QD_TOKEN_BYTES);
+            } else {
+                memcpy(text, tokenizer->prefix, prefix);
+                memcpy(text + prefix, piece + start, size);
+                id = qd_vocab_find(&tokenizer->vocab, text, prefix + size, QD_TOKEN_BYTES);
+            }
+            if (id != QD_NO_TOKEN)
+                break;
+        }
+        if (id == QD_NO_TOKEN)
+            return QD_OK;
+        work->ids[made++] = id;
+    }
+    *ids = work->ids;
+    *count = made;
     return QD_OK;
 }

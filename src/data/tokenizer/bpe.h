@@ -1,4 +1,4 @@
-/* BPE: merges the symbols of one piece of text into tokens. */
+/* BPE: merges the symbols of one piece of text into tokens. WordPiece: finds them in it. */
 #ifndef QD_DATA_TOKENIZER_BPE_H
 #define QD_DATA_TOKENIZER_BPE_H
 
@@ -17,5 +17,11 @@ void qd_bpe_work_free(qd_bpe_work *work);
  * use a heap: O(n log n). */
 qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
                  const uint32_t **ids, size_t *count);
+
+/* WordPiece: the longest token at each position. Words have at most QD_MOST_WORD_PIECE
+ * characters. */
+enum { QD_MOST_WORD_PIECE = 1024 };
+qd_status qd_word_piece(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
+                        const uint32_t **ids, size_t *count);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/text/strbuf.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -234,6 +235,22 @@ qd_status qd_json_reader_integer(qd_json_reader *reader, const char *what, int64
     if (number < least || number > most)
         return qd_json_reader_fail(reader, "%s must be from %lld to %lld", what, (long long)least, (long long)most);
     *value = number;
+    reader->at = end;
+    return QD_OK;
+}
+
+qd_status qd_json_reader_number(qd_json_reader *reader, const char *what, double *value)
+{
+    bool integer;
+    char text[64];
+    const char *end = qd_json_reader_kind(reader) == '0' ? number_end(reader, &integer) : NULL;
+    if (!end || (size_t)(end - reader->at) >= sizeof text)
+        return qd_json_reader_fail(reader, "%s must be a number of less than %zu digits", what, sizeof text);
+    memcpy(text, reader->at, (size_t)(end - reader->at));
+    text[end - reader->at] = '\0';
+    *value = qd_double_parse(text, NULL);
+    if (!isfinite(*value))
+        return qd_json_reader_fail(reader, "%s is out of range", what);
     reader->at = end;
     return QD_OK;
 }

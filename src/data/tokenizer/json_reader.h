@@ -38,6 +38,7 @@ qd_status qd_json_reader_next(qd_json_reader *reader, bool *first, qd_json_text 
 
 qd_status qd_json_reader_string(qd_json_reader *reader, const char *what, qd_json_text *text);
 qd_status qd_json_reader_integer(qd_json_reader *reader, const char *what, int64_t least, int64_t most, int64_t *value);
+qd_status qd_json_reader_number(qd_json_reader *reader, const char *what, double *value);
 qd_status qd_json_reader_boolean(qd_json_reader *reader, const char *what, bool *value);
 qd_status qd_json_reader_skip(qd_json_reader *reader); /* any value */
 qd_status qd_json_reader_finish(qd_json_reader *reader); /* only white space may be left */

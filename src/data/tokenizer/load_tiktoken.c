@@ -1,5 +1,6 @@
 /* Loads tiktoken files: per line one token in base64, a space and its rank, which is also its
  * id. */
+#include "base/text/base64.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
@@ -53,42 +54,6 @@ static qd_status __attribute__((format(printf, 2, 3))) fail(const rank_file *fil
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
     return QD_FAIL(QD_USAGE, "%s:%d: %s", file->name, file->line, message);
-}
-
-static int base64_value(char c)
-{
-    if (c >= 'A' && c <= 'Z')
-        return c - 'A';
-    if (c >= 'a' && c <= 'z')
-        return c - 'a' + 26;
-    if (c >= '0' && c <= '9')
-        return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
-}
-
-/* Decodes base64 with padding; false if it is not valid. */
-static bool read_base64(const char *text, size_t length, uint8_t *bytes, size_t *count)
-{
-    size_t padding = 0;
-    while (padding < 2 && padding < length && text[length - 1 - padding] == '=')
-        padding++;
-    if (length == 0 || length % 4 != 0)
-        return false;
-    uint32_t bits = 0;
-    int held = 0;
-    *count = 0;
-    for (size_t i = 0; i < length - padding; i++) {
-        int value = base64_value(text[i]);
-        if (value < 0)
-            return false;
-        bits = bits << 6 | (uint32_t)value;
-        held += 6;
-        if (held >= 8) {
-            held -= 8;
-            bytes[(*count)++] = (uint8_t)(bits >> held);
-        }
-    }
-    return (bits & ((1u << held) - 1)) == 0;
 }
 
 /* The next non-empty line; *length 0 at the end of the file. */
@@ -167,7 +132,7 @@ static qd_status read_ranks(rank_file *file, qd_vocab *vocab)
         QD_TRY(next_entry(file, &word, &length, &rank));
         if (length == 0)
             return QD_OK;
-        if (!read_base64(word, length, bytes, &token) || token == 0)
+        if (!qd_base64_read(word, length, bytes, &token) || token == 0)
             return FAIL("the token is not base64");
         QD_TRY(qd_vocab_add(vocab, rank, bytes, token, QD_TOKEN_BYTES, &old));
         if (old != QD_NO_TOKEN)

@@ -65,9 +65,9 @@ static void put_pre_tokenizer(saver *save)
         qd_json_object_begin(writer, "pattern");
         qd_json_put_string(writer, "Regex", stage->source);
         qd_json_end(writer);
-        bool isolated = stage->keep_matches && stage->keep_gaps;
+        bool isolated = stage->behavior == QD_ISOLATED;
         qd_json_put_string(writer, "behavior", isolated ? "Isolated" : "Removed");
-        qd_json_put_bool(writer, "invert", !isolated && stage->keep_matches);
+        qd_json_put_bool(writer, "invert", !isolated && stage->invert);
         qd_json_end(writer);
     }
     put_byte_level(save, NULL, prefix, regex);
@@ -220,6 +220,10 @@ qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out)
 {
     saver save = {.tokenizer = tokenizer, .writer = qd_json_writer_on(out)};
     qd_json_writer *writer = &save.writer;
+    if (tokenizer->source) {
+        qd_strbuf_append(out, tokenizer->source, tokenizer->source_length);
+        return out->failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", tokenizer->name) : QD_OK;
+    }
     if (tokenizer->shared_ranks)
         return QD_FAIL(QD_UNSUPPORTED, "%s: some tokens are not a merge of two others; tokenizer.json cannot express that",
                        tokenizer->name);

@@ -1,8 +1,10 @@
 /* The tokenizer object: loading by file type, lookup of special tokens, decoding, safe cuts. */
+#define _GNU_SOURCE /* memmem */
 #include "data/tokenizer/tokenizer_impl.h"
 
 #include "base/text/strbuf.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +32,12 @@ void qd_tokenizer_destroy(qd_tokenizer *tokenizer)
         qd_regex_destroy(tokenizer->stages[i].regex);
         free(tokenizer->stages[i].source);
     }
+    qd_normalizer_free(&tokenizer->normalizer);
+    qd_decoder_free(&tokenizer->decoder);
+    qd_unigram_free(&tokenizer->unigram);
+    free(tokenizer->surfaces);
+    free(tokenizer->surface_text);
+    free(tokenizer->source);
     qd_vocab_free(&tokenizer->vocab);
     qd_trie_free(&tokenizer->raw);
     qd_trie_free(&tokenizer->normalized);
@@ -82,36 +90,125 @@ static int by_id(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
+/* Adds the texts of added tokens to the tries: as they are, or normalized as the text will be. Of
+ * tokens that become equal, the first special one wins, so they are added in reverse. */
+static qd_status add_tries(qd_tokenizer *tokenizer)
+{
+    qd_normal_work work = {0};
+    qd_status status = QD_OK;
+    for (int special = 0; special < 2; special++)
+        for (size_t i = tokenizer->added_count; i-- > 0 && status == QD_OK;) {
+            const qd_added *added = &tokenizer->added[i];
+            size_t length, zero = 0;
+            const uint8_t *content = qd_vocab_bytes(&tokenizer->vocab, added->id, &length);
+            if (added->special != special)
+                continue;
+            if (added->normalized)
+                status = qd_normalize(&tokenizer->normalizer, &work, content, length, &zero, &content, &length);
+            if (status == QD_OK && length > 0)
+                status = qd_trie_add(added->normalized ? &tokenizer->normalized : &tokenizer->raw, content, length, (int32_t)i);
+        }
+    qd_normal_work_free(&work);
+    return status;
+}
+
+/* Whether no merge produces a token with the mark behind another character. */
+static bool marks_start_tokens(const qd_tokenizer *tokenizer, const char *mark)
+{
+    const qd_vocab *vocab = &tokenizer->vocab;
+    const size_t size = strlen(mark);
+    if (qd_vocab_find(vocab, mark, size, QD_TOKEN_BYTES) == QD_NO_TOKEN)
+        return false;
+    for (uint32_t i = 0; i < vocab->merge_slots; i++) {
+        if (vocab->merges[i].left == QD_NO_TOKEN)
+            continue;
+        size_t length;
+        const uint8_t *bytes = qd_vocab_bytes(vocab, vocab->merges[i].id, &length), *at = bytes;
+        while ((size_t)(bytes + length - at) >= size && memcmp(at, mark, size) == 0)
+            at += size;
+        if (memmem(at, (size_t)(bytes + length - at), mark, size))
+            return false;
+    }
+    return true;
+}
+
+/* The decoded text of each token, for tokenizers whose tokens are not stored as bytes. */
+static qd_status make_surfaces(qd_tokenizer *tokenizer)
+{
+    const qd_vocab *vocab = &tokenizer->vocab;
+    qd_strbuf text = {0};
+    qd_status status = QD_OK;
+    tokenizer->surfaces = calloc((size_t)vocab->size + 1, sizeof *tokenizer->surfaces);
+    if (!tokenizer->surfaces)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its tokens", tokenizer->name);
+    for (uint32_t id = 0; id < vocab->size && status == QD_OK; id++) {
+        size_t length, from = text.length;
+        if (qd_vocab_kind(vocab, id) == QD_TOKEN_NONE)
+            continue;
+        const uint8_t *bytes = qd_vocab_bytes(vocab, id, &length);
+        if (qd_tokenizer_is_special(tokenizer, (int32_t)id))
+            qd_strbuf_append(&text, (const char *)bytes, length);
+        else
+            status = qd_decoder_surface(&tokenizer->decoder, bytes, length, &text);
+        if (status == QD_OK && text.length > UINT32_MAX)
+            status = QD_FAIL(QD_USAGE, "%s: its tokens have more than 4 GiB of text", tokenizer->name);
+        tokenizer->surfaces[id] = (struct qd_surface){(uint32_t)from, (uint32_t)(text.length - from)};
+    }
+    qd_strbuf_puts(&text, "");
+    return status == QD_OK ? qd_strbuf_take(&text, &tokenizer->surface_text) : (qd_strbuf_free(&text), status);
+}
+
+static void find_byte_tokens(qd_tokenizer *tokenizer)
+{
+    for (int byte = 0; byte < 256; byte++) {
+        char name[8] = {(char)byte};
+        if (tokenizer->model != QD_MODEL_BYTES)
+            snprintf(name, sizeof name, "<0x%02X>", (unsigned)byte);
+        tokenizer->byte_id[byte] =
+            qd_vocab_find(&tokenizer->vocab, name, tokenizer->model == QD_MODEL_BYTES ? 1 : 6, QD_TOKEN_BYTES);
+    }
+}
+
 qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer)
 {
     if (tokenizer->added_count)
         qsort(tokenizer->added, tokenizer->added_count, sizeof *tokenizer->added, by_id);
-    for (int byte = 0; byte < 256; byte++) {
-        uint8_t bytes[1] = {(uint8_t)byte};
-        tokenizer->byte_id[byte] = qd_vocab_find(&tokenizer->vocab, bytes, 1, QD_TOKEN_BYTES);
-    }
-    for (size_t i = 0; i < tokenizer->added_count; i++) {
+    find_byte_tokens(tokenizer);
+    for (size_t i = 1; i < tokenizer->added_count; i++) {
         const qd_added *added = &tokenizer->added[i];
         size_t length;
         const uint8_t *content = qd_vocab_bytes(&tokenizer->vocab, added->id, &length);
-        if (i > 0 && added[-1].id == added->id)
+        if (added[-1].id == added->id)
             return QD_FAIL(QD_USAGE, "%s: the added token %.*s appears twice", tokenizer->name, (int)length,
                            (const char *)content);
-        QD_TRY(qd_trie_add(added->normalized ? &tokenizer->normalized : &tokenizer->raw, content, length, (int32_t)i));
     }
+    QD_TRY(add_tries(tokenizer));
+    if (tokenizer->model == QD_MODEL_BYTES)
+        return QD_OK;
+    static const char *const marks[] = {"\xe2\x96\x81", " "};
+    for (size_t i = 0; i < 2 && !tokenizer->cut_mark[0]; i++)
+        if (tokenizer->model == QD_MODEL_BPE && !tokenizer->whole_words && !tokenizer->prefix[0] && !tokenizer->suffix[0] &&
+            marks_start_tokens(tokenizer, marks[i]))
+            memcpy(tokenizer->cut_mark, marks[i], strlen(marks[i]) + 1);
+    return make_surfaces(tokenizer);
+}
+
+qd_status qd_tokenizer_add_stage(qd_tokenizer *tokenizer, const char *where, qd_stage_kind kind, qd_stage **stage)
+{
+    if (tokenizer->stage_count == QD_MOST_STAGES)
+        return QD_FAIL(QD_USAGE, "%s: more than %d split steps; that many are not supported", where, QD_MOST_STAGES);
+    *stage = &tokenizer->stages[tokenizer->stage_count++];
+    **stage = (qd_stage){.kind = kind};
     return QD_OK;
 }
 
 qd_status qd_tokenizer_add_split(qd_tokenizer *tokenizer, const char *where, const char *source, size_t length)
 {
-    if (tokenizer->stage_count == QD_MOST_STAGES)
-        return QD_FAIL(QD_USAGE, "%s: more than %d split steps; that many are not supported", where, QD_MOST_STAGES);
-    qd_stage *stage = &tokenizer->stages[tokenizer->stage_count];
-    *stage = (qd_stage){.kind = QD_STAGE_SPLIT, .keep_matches = true, .keep_gaps = true};
+    qd_stage *stage = NULL;
+    QD_TRY(qd_tokenizer_add_stage(tokenizer, where, QD_STAGE_SPLIT, &stage));
     stage->pattern = qd_pattern_by_regex(source, length);
     if (stage->pattern == QD_PATTERN_CUSTOM)
         QD_TRY(qd_regex_create(where, source, length, &stage->regex));
-    tokenizer->stage_count++;
     stage->source = strndup(source, length);
     return stage->source ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory for a regular expression", where);
 }
@@ -147,31 +244,67 @@ const char *qd_tokenizer_bytes(const qd_tokenizer *tokenizer, int32_t id, size_t
 {
     if (id < 0 || qd_vocab_kind(&tokenizer->vocab, (uint32_t)id) == QD_TOKEN_NONE)
         return NULL;
+    if (tokenizer->surfaces) {
+        *length = tokenizer->surfaces[id].length;
+        return tokenizer->surface_text + tokenizer->surfaces[id].offset;
+    }
     return (const char *)qd_vocab_bytes(&tokenizer->vocab, (uint32_t)id, length);
+}
+
+static const qd_added *find_added(const qd_tokenizer *tokenizer, int32_t id)
+{
+    qd_added key = {.id = (uint32_t)id};
+    return tokenizer->added_count ? bsearch(&key, tokenizer->added, tokenizer->added_count, sizeof *tokenizer->added, by_id) : NULL;
 }
 
 bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id)
 {
-    qd_added key = {.id = (uint32_t)id};
-    const qd_added *found = tokenizer->added_count ? bsearch(&key, tokenizer->added, tokenizer->added_count,
-                                                             sizeof *tokenizer->added, by_id) : NULL;
+    const qd_added *found = find_added(tokenizer, id);
     return found && found->special;
+}
+
+/* The text of a token for the decoder. As in `tokenizers`, an added token that matches normalized
+ * text is its normalized content. */
+static qd_status add_token(const qd_tokenizer *tokenizer, int32_t id, qd_texts *texts)
+{
+    size_t length, zero = 0;
+    const uint8_t *token = qd_vocab_bytes(&tokenizer->vocab, (uint32_t)id, &length);
+    const qd_added *added = tokenizer->normalizer.count ? find_added(tokenizer, id) : NULL;
+    if (!added || !added->normalized)
+        return qd_texts_add(texts, token, length);
+    qd_normal_work work = {0};
+    qd_status status = qd_normalize(&tokenizer->normalizer, &work, token, length, &zero, &token, &length);
+    if (status == QD_OK)
+        status = qd_texts_add(texts, token, length);
+    qd_normal_work_free(&work);
+    return status;
 }
 
 qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
                               qd_strbuf *text)
 {
-    for (size_t i = 0; i < count; i++) {
+    qd_texts texts = {0}; /* for models whose tokens a decoder joins */
+    qd_status status = QD_OK;
+    for (size_t i = 0; i < count && status == QD_OK; i++) {
         size_t length;
         const char *bytes = qd_tokenizer_bytes(tokenizer, ids[i], &length);
-        if (!bytes)
-            return QD_FAIL(QD_USAGE, "token %d at position %zu does not exist: %s has ids from 0 to %u", ids[i], i,
-                           tokenizer->name, tokenizer->vocab.size - 1);
-        if (skip_special && qd_tokenizer_is_special(tokenizer, ids[i]))
+        if (!bytes) {
+            status = QD_FAIL(QD_USAGE, "token %d at position %zu does not exist: %s has ids from 0 to %u", ids[i], i,
+                             tokenizer->name, tokenizer->vocab.size - 1);
+        } else if (skip_special && qd_tokenizer_is_special(tokenizer, ids[i])) {
             continue;
-        qd_strbuf_append(text, bytes, length);
+        } else if (tokenizer->model == QD_MODEL_BYTES) {
+            qd_strbuf_append(text, bytes, length);
+        } else {
+            status = add_token(tokenizer, ids[i], &texts);
+        }
     }
-    return text->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the text of %zu tokens", count) : QD_OK;
+    if (status == QD_OK && tokenizer->model != QD_MODEL_BYTES)
+        status = qd_decoder_run(&tokenizer->decoder, &texts, text);
+    qd_texts_free(&texts);
+    if (status == QD_OK && text->failed)
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for the text of %zu tokens", count);
+    return status;
 }
 
 size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t at)
@@ -179,9 +312,10 @@ size_t qd_tokenizer_cut(const qd_tokenizer *tokenizer, const char *text, size_t 
     /* Between a line end that follows something visible and a letter, every known pattern splits,
      * whatever the context: the line end neither joins the letter nor waits for more space. */
     for (int i = 0; i < tokenizer->stage_count; i++)
-        if (tokenizer->stages[i].kind == QD_STAGE_PREFIX || tokenizer->stages[i].pattern == QD_PATTERN_CUSTOM)
+        if (tokenizer->stages[i].kind != QD_STAGE_SPLIT || tokenizer->stages[i].pattern == QD_PATTERN_CUSTOM ||
+            tokenizer->stages[i].behavior > QD_REMOVED)
             return 0;
-    if (tokenizer->stage_count == 0)
+    if (tokenizer->stage_count == 0 || tokenizer->model != QD_MODEL_BYTES || !qd_normalizer_cuts(&tokenizer->normalizer))
         return 0;
     for (size_t i = 0; i < tokenizer->added_count; i++) {
         size_t length;
