@@ -138,7 +138,7 @@ def main():
     packed = [f"0x{int.from_bytes(block[at:at + 8], 'little'):x}" for block in blocks for at in range(0, BLOCK, 8)]
     head = "/* Written by tools/normalize_table.py: {}. */\n#include \"data/tokenizer/normalize/unicode_data.h\"\n\n"
     with open(os.path.join(folder, "class_table.c"), "w") as out:
-        out.write(head.format("properties of characters for normalizers and pre-tokenizers"))
+        out.write(head.format("properties of characters"))
         out.write(array("uint16_t", "qd_property_bits", combinations) + "\n")
         out.write(f"const uint32_t qd_property_blocks = {len(index)};\n")
         out.write(array("uint16_t", "qd_property_index", index) + "\n")

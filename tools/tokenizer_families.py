@@ -289,7 +289,7 @@ FAMILIES = {
 }
 
 FIXTURES = ["llama2", "llama2-new", "gemma-without-fallback", "partial-fallback", "qwen3", "deepseek-v3", "t5", "unigram-fallback",
-            "bert-cased", "merged-with-next", "several"]
+            "bert-cased", "clip", "kimi", "merged-with-next", "several"]
 FAILURES = []
 
 
@@ -391,6 +391,31 @@ def fingerprint(ids):
     return f"{value:08x}"
 
 
+EXPRESSIONS = [r"\p{L}+", r"\P{L}+", r"[\P{L}]+", r"[^\P{L}a]+", r"\p{N}", r"\p{^N}+", r"[\p{Lu}&&[^A]]+", r"[a-z&&[^aeiou]]+", r"[^a-z&&[b]]",
+               r"[[a-c][x-z]0]+", r"[^[a-c]\s]+", r"[\p{L}\p{N}&&[^\p{Han}]]+", r"[\p{Han}]+", r"\p{Hiragana}", r"\h+", r"\H+", r"[\h]+", r"[^\h]",
+               r"\d+", r"\D+", r"[\D]", r"\p{N}{1,3}+", r"a{2}+", r"(?:ab){1,2}+", r"a{2}?b", r"a{,2}b", r"[a&&]?b|c".replace("[a&&]?", ""),
+               r"\p{Cn}", r"\P{Cn}+", r"\p{C}+", r"\p{Mn}+", r"\p{Mc}", r"\p{M}", r"\p{P}", r"\p{S}+", r"\p{Zs}", r"[\p{L}--[a]]|b".replace("--[a]", ""),
+               r"中{1,2}+", r"[中-文&&[^\x{4e2d}]]+", r"[]^-]+", r"[^]]", r"[a\-z]", r"[[^a]&&[^b]]+", r"[\s&&[^\n]]+", r"(?:[^\s]|\n)+", r"[&a]&", r"[a&b]+",
+               r"(?i:[a-c]+)", r"x*+y", r"(?<=a)b", r"(?<![\p{L}&&[^a]])b"]
+
+
+def check_expressions(library, work, strings):
+    """Regular expressions in Oniguruma's syntax: the pieces of Split are the tokens."""
+    everything = ["".join(chr(c) for c in range(start, start + 0x400) if not 0xD800 <= c < 0xE000) for start in range(0, 0x110000, 0x400)]
+    path = os.path.join(work, "expression.json")
+    for expression in EXPRESSIONS:
+        tokenizer = Tokenizer(models.BPE({"a": 0, "?": 1}, [], unk_token="?", fuse_unk=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(expression), "isolated")
+        tokenizer.save(path)
+        try:
+            ours = Ours(library, path)
+        except ValueError as error:
+            report(f"expression {expression}", [str(error)])
+            continue
+        report(f"expression {expression}", [f"{text[:60]!r}: {ours.encode(text)[:20]} instead of {tokenizer.encode(text).ids[:20]}"
+                                            for text in strings[:3000] + everything if ours.encode(text) != tokenizer.encode(text).ids])
+
+
 def write_fixtures(folder, seed):
     """Small tokenizers and fingerprints of the tokens of some strings, for tests without Python: NAME.json; texts.txt with
     a text in hexadecimal per line; NAME.txt with a line for each text: the fingerprints of its tokens with special tokens
@@ -421,7 +446,7 @@ def main():
     parser.add_argument("--library", default="build/release/lib/libquadrille.so")
     parser.add_argument("--strings", type=int, default=20000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="+", default=["characters", *FAMILIES])
+    parser.add_argument("--only", nargs="+", default=["characters", "expressions", *FAMILIES])
     parser.add_argument("--keep", help="a folder to which the trained tokenizers are saved")
     parser.add_argument("--fixtures", help="write the fixtures of tests/unit/data/test_tokenizer_families.c to this folder instead")
     parser.add_argument("--no-speed", action="store_true")
@@ -437,6 +462,8 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         if "characters" in arguments.only:
             check_characters(library, work)
+        if "expressions" in arguments.only:
+            check_expressions(library, work, strings)
         for name, make in FAMILIES.items():
             if name not in arguments.only:
                 continue

@@ -22,7 +22,8 @@ struct qd_encoder {
 
 /* Appends ids to encoder->out. */
 qd_status qd_encoder_put(qd_encoder *encoder, const uint32_t *ids, size_t count);
-/* Encodes a piece of text that is not split any further. slot: where the cache stores it, or NULL. */
+/* Encodes a piece of text that is not split any further. slot: where the cache stores it, or
+ * NULL. */
 qd_status qd_encoder_piece(qd_encoder *encoder, const uint8_t *piece, size_t length, qd_word *slot);
 /* Splits the text by the stages from number `stage` on and encodes the pieces. zero: how many bytes
  * at its start belong to the first character of the document. */

@@ -157,7 +157,7 @@ static bool matches(const qd_stage *stage, const uint8_t *at, const uint8_t *end
     return stage->mark[0] && strlen(stage->mark) == *size && memcmp(at, stage->mark, *size) == 0;
 }
 
-/* Each matching character is a match of its own; what lies between two is one gap. */
+/* Each matching character is a match of its own; the text between two is one gap. */
 static qd_status split_characters(const qd_stage *stage, folding *f, size_t length)
 {
     const uint8_t *text = f->text, *end = text + length, *gap = text;

@@ -21,7 +21,7 @@
 #define FOLDER QD_TEST_SOURCE_DIR "/tests/unit/data/tokenizers/"
 
 static const char *const families[] = {"llama2", "llama2-new", "gemma-without-fallback", "partial-fallback", "qwen3", "deepseek-v3",
-                                       "t5", "unigram-fallback", "bert-cased", "merged-with-next", "several"};
+                                       "t5", "unigram-fallback", "bert-cased", "clip", "kimi", "merged-with-next", "several"};
 enum { FAMILIES = sizeof families / sizeof *families };
 
 static char *read_file(const char *name, const char *ending, size_t *length)

@@ -1,4 +1,4 @@
-/* Written by tools/normalize_table.py: properties of characters for normalizers and pre-tokenizers. */
+/* Written by tools/normalize_table.py: properties of characters. */
 #include "data/tokenizer/normalize/unicode_data.h"
 
 const uint16_t qd_property_bits[] = {
