@@ -159,7 +159,8 @@ static void replace_all(const char *text, size_t length, const char *pattern, co
 {
     const char *end = text + length;
     size_t size = strlen(pattern);
-    for (const char *found; size > 0 && out->length <= most && (found = memmem(text, (size_t)(end - text), pattern, size)); text = found + size) {
+    for (const char *found; size > 0 && out->length <= most && (found = memmem(text, (size_t)(end - text), pattern, size));
+         text = found + size) {
         qd_strbuf_append(out, text, (size_t)(found - text));
         qd_strbuf_puts(out, by);
     }
