@@ -34,9 +34,10 @@ bootstrap:
 demo: build
 	@QUADRILLE="$(CURDIR)/$(BUILD)/bin/quadrille" bash examples/demo.sh
 
-# The page of a report is looked at in a real browser; machines of namespaces are joined by ip.
+# The page of a report is looked at in a real browser; machines of namespaces are joined by ip; words
+# are completed in zsh; groff reads the manual pages.
 test: build
-	@tools/bootstrap.sh --if-possible chromium iproute2
+	@tools/bootstrap.sh --if-possible chromium iproute2 zsh groff
 	@python3 tools/run_tests.py --build $(BUILD) --jobs $(JOBS) $(TEST_ARGS)
 
 test-asan:

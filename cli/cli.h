@@ -34,7 +34,7 @@ struct cli_call {
 };
 
 extern const cli_command cli_init, cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_schedule, cli_simulate,
-    cli_plan, cli_verify, cli_bench, cli_report, cli_doctor, cli_version, cli_help;
+    cli_plan, cli_verify, cli_bench, cli_report, cli_doctor, cli_completion, cli_version, cli_help;
 /* The command of that name; NULL: none. */
 const cli_command *cli_find(const char *name);
 const cli_command *const *cli_commands(void); /* NULL-terminated */
@@ -60,6 +60,9 @@ const char *cli_similar_command(const char *name);
 
 /* Prints the --help text of a command to standard output. all: with every key that it accepts. */
 qd_status cli_print_help(const cli_command *command, bool all);
+
+/* Prints the manual page of a command, of "config" (the keys), or of the program (""), in roff. */
+qd_status cli_print_manual(const char *name);
 
 /* QD_USAGE if the call has words. */
 qd_status cli_no_words(const cli_call *call);

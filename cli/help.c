@@ -32,7 +32,7 @@ static void print_usage(void)
     for (int i = 0; cli_commands()[i]; i++) {
         char word[32];
         snprintf(word, sizeof word, "  quadrille %s", cli_commands()[i]->name);
-        print_wrapped(word, 21, cli_commands()[i]->summary);
+        print_wrapped(word, 23, cli_commands()[i]->summary);
     }
     putchar('\n');
     print_wrapped("", 0,
@@ -324,6 +324,8 @@ static qd_status run(cli_call *call)
     }
     if (call->word_count > 1)
         return QD_FAIL(QD_USAGE, "help: '%s' is one argument too many", call->words[1]);
+    if (qd_options_bool(call->options, "man"))
+        return cli_print_manual(call->word_count == 1 ? call->words[0] : "");
     if (call->word_count == 1)
         return explain(call->words[0], all);
     if (all)
@@ -335,6 +337,8 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     {"all", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints every option and key; with a command, those that it accepts", NULL},
     {"markdown", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints the reference of all configuration keys as Markdown", NULL},
+    {"man", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "prints the manual page of the command, of all keys (help --man config) or of the program, in roff", NULL},
 };
 
 const cli_command cli_help = {

@@ -1,4 +1,5 @@
-# Installation: programs, libraries, headers, data and pkg-config files.
+# Installation: programs, libraries, headers, data, documentation, manual pages, completion scripts
+# and pkg-config files.
 foreach(target quadrille-static quadrille-shared quadrille-plan-static quadrille-plan-shared quadrille-program)
   if(TARGET ${target})
     list(APPEND QD_INSTALLED ${target})
@@ -10,6 +11,24 @@ install(TARGETS ${QD_INSTALLED}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/quadrille DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(DIRECTORY data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/quadrille PATTERN ".gitkeep" EXCLUDE)
+install(FILES LICENSE README.md CHANGELOG.md SECURITY.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
+install(DIRECTORY examples/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
+
+# Manual pages and completion scripts, which the program writes itself, so not without an emulator in a cross build.
+if(NOT CMAKE_CROSSCOMPILING OR CMAKE_CROSSCOMPILING_EMULATOR)
+  set(QD_PAGES ${PROJECT_BINARY_DIR}/pages)
+  add_custom_command(
+    OUTPUT ${QD_PAGES}/written
+    COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:quadrille-program> "-DEMULATOR=${CMAKE_CROSSCOMPILING_EMULATOR}" -DTO=${QD_PAGES}
+            -P ${PROJECT_SOURCE_DIR}/cmake/write_pages.cmake
+    DEPENDS quadrille-program ${PROJECT_SOURCE_DIR}/cmake/write_pages.cmake
+    COMMENT "Writing manual pages and completion scripts" VERBATIM)
+  add_custom_target(quadrille-pages ALL DEPENDS ${QD_PAGES}/written)
+  install(DIRECTORY ${QD_PAGES}/man1 ${QD_PAGES}/man5 DESTINATION ${CMAKE_INSTALL_MANDIR})
+  install(FILES ${QD_PAGES}/quadrille DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  install(FILES ${QD_PAGES}/_quadrille DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+endif()
 
 # Paths are relative to the .pc file, so that an installation can be moved, or made with another
 # prefix than it was configured for.

@@ -119,6 +119,9 @@ QD_API qd_status qd_options_help(const qd_option_table *tables, int count, const
 /* Explains one key, named by itself or by its short form: meaning, type, default and how to set it.
  * *text is NULL if no table has it. */
 QD_API qd_status qd_options_describe(const qd_option_table *tables, int count, const char *key, int width, char **text);
+/* The same entries in roff, for manual pages: a paragraph (.TP) per key, a heading (.SS) per
+ * section. */
+QD_API qd_status qd_options_to_man(const qd_option_table *tables, int count, char **text);
 /* Reference in Markdown, one table per section. */
 QD_API qd_status qd_options_to_markdown(const qd_option_table *tables, int count, char **text);
 

@@ -29,6 +29,10 @@ QD_API int qd_text_columns(const char *text);
  * continues at column `indent`; further lines are indented to it. */
 QD_API void qd_text_wrap(const char *text, int indent, int width, qd_strbuf *out);
 
+/* Appends text for a manual page: roff reads '-' as a hyphen, a backslash as an escape, and a dot
+ * at the beginning of a line as a request. "…" and "×" become ASCII. */
+QD_API void qd_text_roff(const char *text, size_t length, qd_strbuf *out);
+
 /* Whether `word` is one of the words of `words`, which are separated by single blanks. */
 QD_API bool qd_text_has_word(const char *words, const char *word);
 /* The name that is spelt most similarly to what a user wrote; NULL if none is close. */

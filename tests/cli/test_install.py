@@ -129,6 +129,9 @@ class Install(program.ProgramTest):
 
     def test_program_and_headers(self):
         self.assertEqual(self.call(self.path("moved/bin/quadrille"), "version"), self.call(program.PROGRAM, "version"))
+        for path in ("man/man1/quadrille.1", "man/man1/quadrille-train.1", "man/man5/quadrille-config.5", "zsh/site-functions/_quadrille",
+                     "bash-completion/completions/quadrille", "doc/quadrille/LICENSE", "doc/quadrille/docs/tutorial.md"):
+            self.assertGreater(os.path.getsize(self.path("moved/share/" + path)), 500, path)
         for header in os.listdir(self.path("moved/include/quadrille")):
             self.write("one.c", f"#include <quadrille/{header}>\nint nothing;\n")
             self.call(COMPILER, "-std=c11", "-Wall", "-pedantic", "-Werror", "-fsyntax-only", f"-I{self.path('moved/include')}", "one.c")

@@ -74,25 +74,36 @@ static void print_type(const qd_option *option, qd_strbuf *out)
         qd_strbuf_printf(out, ", %s", range);
 }
 
+/* "--lr X, train.lr" */
+static void print_name(const qd_option *option, qd_strbuf *out)
+{
+    const char *placeholder = placeholders[option->type];
+    const char *shown = option->flag ? option->flag : section_length(option) == 0 ? option->key : NULL;
+    if (shown) /* one letter has one dash */
+        qd_strbuf_printf(out, "%s%s%s%s", shown[1] ? "--" : "-", shown, *placeholder ? " " : "", placeholder);
+    if (section_length(option) > 0)
+        qd_strbuf_printf(out, "%s%s", shown ? ", " : "", option->key);
+    else if (option->flag)
+        qd_strbuf_printf(out, ", --%s", option->key);
+}
+
+/* "peak learning rate (number, 0 to 1000; default 1e-3)" */
+static void print_meaning(const qd_option *option, qd_strbuf *out)
+{
+    qd_strbuf_printf(out, "%s (", option->help);
+    if (option->type != QD_OPTION_STRING && option->type != QD_OPTION_BOOL) {
+        print_type(option, out);
+        qd_strbuf_puts(out, "; ");
+    }
+    qd_strbuf_printf(out, "default %s)", option->fallback && *option->fallback ? option->fallback : "none");
+}
+
 static void print_help_entry(const qd_option *option, int width, qd_strbuf *out)
 {
     qd_strbuf name = {0}, text = {0};
-    const char *placeholder = placeholders[option->type];
-    const char *shown = option->flag ? option->flag : section_length(option) == 0 ? option->key : NULL;
     qd_strbuf_puts(&name, "  ");
-    if (shown) /* one letter has one dash */
-        qd_strbuf_printf(&name, "%s%s%s%s", shown[1] ? "--" : "-", shown, *placeholder ? " " : "", placeholder);
-    if (section_length(option) > 0)
-        qd_strbuf_printf(&name, "%s%s", shown ? ", " : "", option->key);
-    else if (option->flag)
-        qd_strbuf_printf(&name, ", --%s", option->key);
-    qd_strbuf_printf(&text, "%s (", option->help);
-    if (option->type != QD_OPTION_STRING && option->type != QD_OPTION_BOOL) {
-        print_type(option, &text);
-        qd_strbuf_puts(&text, "; ");
-    }
-    const char *fallback = option->fallback && *option->fallback ? option->fallback : "none";
-    qd_strbuf_printf(&text, "default %s)", fallback);
+    print_name(option, &name);
+    print_meaning(option, &text);
     if (name.failed || text.failed) {
         out->failed = true;
     } else {
@@ -180,6 +191,41 @@ qd_status qd_options_describe(const qd_option_table *tables, int count, const ch
     if (!option)
         return QD_OK;
     describe(option, width == 0 ? DEFAULT_WIDTH : width < LEAST_WIDTH ? LEAST_WIDTH : width, &out);
+    return qd_strbuf_take(&out, text);
+}
+
+static void print_man_entry(const qd_option *option, qd_strbuf *out)
+{
+    qd_strbuf name = {0}, text = {0};
+    print_name(option, &name);
+    print_meaning(option, &text);
+    if (name.failed || text.failed) {
+        out->failed = true;
+    } else {
+        qd_strbuf_puts(out, ".TP\n.B ");
+        qd_text_roff(name.data, name.length, out);
+        qd_strbuf_puts(out, "\n");
+        qd_text_roff(text.data, text.length, out);
+        qd_strbuf_puts(out, "\n");
+    }
+    qd_strbuf_free(&name);
+    qd_strbuf_free(&text);
+}
+
+qd_status qd_options_to_man(const qd_option_table *tables, int count, char **text)
+{
+    option_list list = {tables, count};
+    qd_strbuf out = {0};
+    const qd_option *head, *option;
+    for (int i = 0; (head = option_at(list, i)) != NULL; i++) {
+        if (!first_of_section(list, i))
+            continue;
+        if (section_length(head) > 0)
+            qd_strbuf_printf(&out, ".SS %.*s\n", section_length(head), head->key);
+        for (int j = i; (option = option_at(list, j)) != NULL; j++)
+            if (same_section(option, head))
+                print_man_entry(option, &out);
+    }
     return qd_strbuf_take(&out, text);
 }
 

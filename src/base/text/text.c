@@ -162,3 +162,20 @@ const char *qd_text_nearest(const char *written, const char *const *names, int c
     }
     return nearest;
 }
+
+void qd_text_roff(const char *text, size_t length, qd_strbuf *out)
+{
+    static const char *const spelt[][2] = {{"-", "\\-"}, {"\\", "\\e"}, {"…", "..."}, {"×", "x"}};
+    if (length > 0 && (*text == '.' || *text == '\''))
+        qd_strbuf_puts(out, "\\&");
+    for (size_t i = 0; i < length;) {
+        size_t k = 0, count = sizeof spelt / sizeof *spelt;
+        while (k < count && strncmp(text + i, spelt[k][0], strlen(spelt[k][0])) != 0)
+            k++;
+        if (k < count)
+            qd_strbuf_puts(out, spelt[k][1]);
+        else
+            qd_strbuf_append(out, text + i, 1);
+        i += k < count ? strlen(spelt[k][0]) : 1;
+    }
+}
