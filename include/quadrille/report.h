@@ -41,6 +41,13 @@ typedef struct qd_report_mark {
     const char *text;
 } qd_report_mark;
 
+/* A table: the first row is its head, the first column names the rows. */
+typedef struct qd_report_table {
+    const char *title, *lead;
+    const char *const *cells; /* [rows × columns] */
+    int columns, rows;
+} qd_report_table;
+
 /* Memory of one rank, or of identical ranks. */
 typedef struct qd_report_memory_rank {
     const char *label;      /* "rank 3", "ranks 0 to 127" */
@@ -114,6 +121,8 @@ typedef struct qd_report {
     const char *config; /* the configuration, collapsed at the end of the page */
     const qd_report_mark *marks;
     int mark_count;
+    const qd_report_table *tables; /* below the curves */
+    int table_count;
 } qd_report;
 QD_SIZED_DEFAULT(qd_report)
 
@@ -128,6 +137,37 @@ QD_API qd_status qd_report_write(const qd_report *report, const char *path);
  * NULL. path: the file to write; NULL: report.html in the folder. written: NULL, or receives the
  * path, which the caller frees with free(). QD_USAGE if the folder is not a run folder. */
 QD_API qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written);
+
+/* The figures of a run folder. */
+typedef struct qd_run_figures {
+    size_t size;
+    char model[64], layout[128]; /* layout: "": it cannot be built by this version */
+    int ranks;
+    int64_t parameters;
+    int64_t steps, steps_planned;
+    double loss;        /* mean over the last loss_steps steps; NaN: no step is done */
+    int64_t loss_steps;
+    double best_loss;   /* lowest validation loss; NaN: none */
+    int64_t best;       /* its step; -1: none */
+    double tokens_per_second; /* median over the steps; NaN: no step is done */
+    double seconds, tokens;   /* sums over the steps */
+    bool running;       /* another process is writing the run now */
+} qd_run_figures;
+QD_SIZED_DEFAULT(qd_run_figures)
+
+/* Reads them. QD_USAGE if the folder is not a run folder. */
+QD_API qd_status qd_report_figures(const char *folder, qd_run_figures *figures);
+
+/* Called for a key in which runs differ, with its value in each. */
+typedef qd_status (*qd_report_difference)(void *context, const char *key, const char *const *values);
+/* Compares the configurations of run folders, in the order of the option table. A failure of `each`
+ * ends the call. */
+QD_API qd_status qd_report_differences(const char *const *folders, int count, qd_report_difference each, void *context);
+
+/* Writes a page that compares runs: their figures, their curves laid over each other, and the
+ * differences of their configurations. path: NULL: comparison.html next to the first run. written:
+ * as in qd_report_run(). */
+QD_API qd_status qd_report_compare(const char *const *folders, int count, const char *path, char **written);
 
 /* A trace that was read from a file. */
 typedef struct qd_report_trace qd_report_trace;

@@ -58,6 +58,27 @@ static void put_marks(qd_json_writer *w, const qd_report *r)
     qd_json_end(w);
 }
 
+static void put_tables(qd_json_writer *w, const qd_report *r)
+{
+    qd_json_list_begin(w, "tables");
+    for (int i = 0; i < r->table_count; i++) {
+        const qd_report_table *t = &r->tables[i];
+        qd_json_object_begin(w, NULL);
+        qd_json_put_string(w, "title", t->title);
+        qd_json_put_string(w, "lead", t->lead);
+        qd_json_list_begin(w, "rows");
+        for (int row = 0; row < t->rows; row++) {
+            qd_json_list_begin(w, NULL);
+            for (int column = 0; column < t->columns; column++)
+                qd_json_put_string(w, NULL, t->cells[row * t->columns + column]);
+            qd_json_end(w);
+        }
+        qd_json_end(w);
+        qd_json_end(w);
+    }
+    qd_json_end(w);
+}
+
 static qd_status check_series(const qd_report_series *s)
 {
     if (!s->chart || s->count < 0 || (s->count > 0 && (!s->x || !s->y)))
@@ -138,6 +159,7 @@ static qd_status put_data(const qd_report *r, qd_strbuf *out)
     put_figures(&w, r);
     QD_TRY(put_series(&w, r));
     put_marks(&w, r);
+    put_tables(&w, r);
     if (r->memory)
         put_memory(&w, r->memory);
     if (r->measured)

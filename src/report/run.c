@@ -4,6 +4,7 @@
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 #include "base/text/text.h"
+#include "report/run_files.h"
 #include "spec/config/config.h"
 
 #include <quadrille/check.h>
@@ -15,21 +16,6 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef char file_path[PATH_MAX];
-
-/* Columns of metrics.jsonl and evaluations.jsonl. */
-enum { STEP, LOSS, GRAD_NORM, LR, TOKENS, SECONDS, SPEED, MFU, VALIDATION, COLUMNS };
-static const char *const column_keys[COLUMNS] = {
-    [STEP] = "step",           [LOSS] = "loss",   [GRAD_NORM] = "grad_norm", [LR] = "lr", [TOKENS] = "tokens", [SECONDS] = "step_seconds",
-    [SPEED] = "tokens_per_second", [MFU] = "mfu", [VALIDATION] = "validation_loss",
-};
-
-/* Columns of numbers from a JSON lines file. */
-typedef struct table {
-    double *columns[COLUMNS];
-    int64_t count, capacity;
-} table;
-
 enum { MOST_FIGURES = 9, MOST_NOTES = 8, MOST_SERIES = 8, MOST_MARKS = 64 };
 
 /* The data that was read, and the description that points into it. */
@@ -40,7 +26,7 @@ typedef struct run_report {
     qd_config config;
     qd_check_report plan;
     char *config_text;
-    table metrics, evaluations;
+    qd_run_table metrics, evaluations;
     qd_report_figure figures[MOST_FIGURES];
     const char *notes[MOST_NOTES];
     qd_report_series series[MOST_SERIES];
@@ -50,12 +36,6 @@ typedef struct run_report {
     qd_report_trace *measured, *simulated;
     qd_report_timeline timeline; /* the measured one, with mesh coordinates */
 } run_report;
-
-static qd_status path_in(const char *folder, const char *name, file_path path)
-{
-    int n = snprintf(path, sizeof(file_path), "%s/%s", folder, name);
-    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "the name of the folder is too long: %.64s…", folder);
-}
 
 /* Stores a text of the arena, or fails if there is none. */
 static qd_status keep(const char **text, char *printed)
@@ -71,34 +51,9 @@ static void add_note(run_report *r, const char *text)
 
 static qd_status read_config(run_report *r, const char *folder)
 {
-    file_path path;
-    size_t length;
-    qd_option_table keys = qd_config_table();
-    QD_TRY(path_in(folder, "config.yaml", path));
-    if (access(path, R_OK) != 0)
-        return QD_FAIL(QD_USAGE, "%s: this is not a run folder: it has no config.yaml", folder);
-    QD_TRY(qd_file_read(path, 1 << 20, &r->config_text, &length));
-    QD_TRY(qd_options_create(&keys, 1, &r->options));
-    file_path effective; /* the actual layout, also if mpirun determined it; earlier versions had one file */
-    QD_TRY(path_in(folder, "effective.yaml", effective));
-    if (access(effective, R_OK) == 0)
-        memcpy(path, effective, sizeof path);
-    QD_TRY(qd_options_load(r->options, path));
-    QD_TRY(qd_config_resolve(r->options, 0, &r->config));
+    QD_TRY(qd_run_files_config(folder, &r->config_text, &r->options, &r->config));
     r->plan = qd_check_report_default();
     return qd_check(r->options, 0, &r->plan);
-}
-
-/* The last component of the folder's name. */
-static char *title_of(qd_arena *arena, const char *folder)
-{
-    size_t end = strlen(folder);
-    while (end > 1 && folder[end - 1] == '/')
-        end--;
-    size_t begin = end;
-    while (begin > 0 && folder[begin - 1] != '/')
-        begin--;
-    return qd_arena_printf(arena, "%.*s", (int)(end - begin), folder + begin);
 }
 
 static qd_status describe(run_report *r, const char *folder)
@@ -107,89 +62,20 @@ static qd_status describe(run_report *r, const char *folder)
     char parameters[32], tokens[32];
     qd_text_count((double)p->parameters, parameters, sizeof parameters);
     qd_text_count((double)p->tokens_per_step, tokens, sizeof tokens);
-    QD_TRY(keep(&r->report.title, title_of(r->arena, folder)));
+    QD_TRY(keep(&r->report.title, qd_run_files_title(r->arena, folder)));
     return keep(&r->report.subtitle,
                  qd_arena_printf(r->arena, "%s, %s parameters · %lld × %lld = %s tokens per step", p->model, parameters,
                                 (long long)p->global_batch, (long long)p->seq, tokens));
 }
 
-static qd_status grow_columns(table *t)
-{
-    int64_t capacity = t->capacity ? t->capacity * 2 : 1024;
-    for (int i = 0; i < COLUMNS; i++) {
-        double *column = realloc(t->columns[i], (size_t)capacity * sizeof *column);
-        if (!column)
-            return QD_FAIL(QD_NO_MEMORY, "no memory for %lld steps", (long long)capacity);
-        t->columns[i] = column;
-    }
-    t->capacity = capacity;
-    return QD_OK;
-}
-
-static qd_status read_line(table *t, const char *name, const char *line, size_t length)
-{
-    qd_json *document = NULL;
-    if (t->count == t->capacity)
-        QD_TRY(grow_columns(t));
-    QD_TRY(qd_json_load_text(name, line, length, &document));
-    for (int i = 0; i < COLUMNS; i++)
-        if (!qd_json_as_double(qd_json_member(qd_json_root(document), column_keys[i]), &t->columns[i][t->count]))
-            t->columns[i][t->count] = NAN;
-    qd_json_destroy(document);
-    if (isnan(t->columns[STEP][t->count]))
-        return QD_FAIL(QD_USAGE, "%s: \"step\" is missing", name);
-    if (t->count > 0 && t->columns[STEP][t->count] < t->columns[STEP][t->count - 1])
-        return QD_FAIL(QD_USAGE, "%s: lines must be in increasing order of steps", name);
-    t->count++;
-    return QD_OK;
-}
-
-/* Reads complete lines only; a run in progress may be writing another. */
-static qd_status read_lines(table *t, const char *path)
-{
-    file_path name;
-    char *text = NULL;
-    size_t length;
-    qd_status status = QD_OK;
-    QD_TRY(qd_file_read(path, SIZE_MAX / 2, &text, &length));
-    int64_t number = 1;
-    for (char *line = text, *end; status == QD_OK && (end = strchr(line, '\n')) != NULL; line = end + 1, number++) {
-        snprintf(name, sizeof name, "%.4000s, line %lld", path, (long long)number);
-        status = read_line(t, name, line, (size_t)(end - line));
-    }
-    free(text);
-    return status;
-}
-
 /* evaluations.jsonl contains the output of `eval --json`, if the user stored it there. */
 static qd_status read_metrics(run_report *r, const char *folder)
 {
-    file_path path;
-    QD_TRY(path_in(folder, "metrics.jsonl", path));
-    QD_TRY(read_lines(&r->metrics, path));
-    QD_TRY(path_in(folder, "evaluations.jsonl", path));
-    return access(path, F_OK) == 0 ? read_lines(&r->evaluations, path) : QD_OK;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* The median of the finite values of a column; NaN: there are none. */
-static double median(run_report *r, int column)
-{
-    double *values = QD_ARENA_NEW(r->arena, double, r->metrics.count + 1), result = NAN;
-    int64_t n = 0;
-    for (int64_t i = 0; values && i < r->metrics.count; i++)
-        if (isfinite(r->metrics.columns[column][i]))
-            values[n++] = r->metrics.columns[column][i];
-    if (n > 0) {
-        qsort(values, (size_t)n, sizeof *values, by_value);
-        result = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
-    }
-    return result;
+    qd_run_files_name path;
+    QD_TRY(qd_run_files_path(folder, "metrics.jsonl", path));
+    QD_TRY(qd_run_files_lines(&r->metrics, path));
+    QD_TRY(qd_run_files_path(folder, "evaluations.jsonl", path));
+    return access(path, F_OK) == 0 ? qd_run_files_lines(&r->evaluations, path) : QD_OK;
 }
 
 static qd_report_figure *add_figure(run_report *r, const char *name)
@@ -199,22 +85,11 @@ static qd_report_figure *add_figure(run_report *r, const char *name)
     return figure;
 }
 
-/* One step's loss says as much about its batch as about the model. The last twentieth of the steps,
- * five at least, but no more than a quarter of them: in a short run the loss still falls. */
-static int64_t last_steps(int64_t steps)
-{
-    int64_t count = steps / 20 > 5 ? steps / 20 : 5, quarter = steps / 4 > 1 ? steps / 4 : 1;
-    return count < quarter ? count : quarter;
-}
-
 static qd_status add_loss(run_report *r)
 {
-    const double *losses = r->metrics.columns[LOSS];
-    int64_t steps = r->metrics.count, count = last_steps(steps);
-    double sum = 0.0;
-    for (int64_t i = steps - count; i < steps; i++)
-        sum += losses[i];
-    double loss = sum / (double)count; /* not finite if one of them is not */
+    const double *losses = r->metrics.columns[QD_RUN_LOSS];
+    int64_t count;
+    double loss = qd_run_files_loss(&r->metrics, &count);
     qd_report_figure *f = add_figure(r, "final loss");
     f->unit = "nats/token";
     QD_TRY(keep(&f->value, qd_arena_printf(r->arena, "%.4f", loss)));
@@ -228,11 +103,11 @@ static qd_status add_speed(run_report *r)
 {
     char text[32];
     qd_report_figure *f = add_figure(r, "speed");
-    qd_text_count(median(r, SPEED), text, sizeof text);
+    qd_text_count(qd_run_files_median(&r->metrics, QD_RUN_SPEED), text, sizeof text);
     f->unit = "tokens/s";
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
     char step[32];
-    qd_text_unit(median(r, SECONDS), "s", step, sizeof step);
+    qd_text_unit(qd_run_files_median(&r->metrics, QD_RUN_SECONDS), "s", step, sizeof step);
     return keep(&f->note, qd_arena_printf(r->arena, "median of %lld steps · %s per step", (long long)r->metrics.count, step));
 }
 
@@ -241,20 +116,20 @@ static qd_status add_time(run_report *r)
     double seconds = 0.0, tokens = 0.0;
     char text[32];
     for (int64_t i = 0; i < r->metrics.count; i++) {
-        seconds += isfinite(r->metrics.columns[SECONDS][i]) ? r->metrics.columns[SECONDS][i] : 0.0;
-        tokens += isfinite(r->metrics.columns[TOKENS][i]) ? r->metrics.columns[TOKENS][i] : 0.0;
+        seconds += isfinite(r->metrics.columns[QD_RUN_SECONDS][i]) ? r->metrics.columns[QD_RUN_SECONDS][i] : 0.0;
+        tokens += isfinite(r->metrics.columns[QD_RUN_TOKENS][i]) ? r->metrics.columns[QD_RUN_TOKENS][i] : 0.0;
     }
     qd_report_figure *f = add_figure(r, "time in steps");
     qd_text_seconds(seconds, text, sizeof text);
     QD_TRY(keep(&f->value, qd_arena_strdup(r->arena, text)));
     qd_text_count(tokens, text, sizeof text);
-    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens",
-                                          (long long)r->metrics.columns[STEP][r->metrics.count - 1], (long long)r->config.steps, text));
+    int64_t last = (int64_t)r->metrics.columns[QD_RUN_STEP][r->metrics.count - 1];
+    return keep(&f->note, qd_arena_printf(r->arena, "step %lld of %lld · %s tokens", (long long)last, (long long)r->config.steps, text));
 }
 
 static qd_status add_mfu(run_report *r)
 {
-    double mfu = median(r, MFU);
+    double mfu = qd_run_files_median(&r->metrics, QD_RUN_MFU);
     if (isnan(mfu))
         return QD_OK;
     qd_report_figure *f = add_figure(r, "MFU");
@@ -278,16 +153,16 @@ static qd_status add_layout(run_report *r)
 /* The evaluations of the run itself, as a curve and as the figure of the best. */
 static qd_status add_validation(run_report *r)
 {
-    const table *t = &r->metrics;
+    const qd_run_table *t = &r->metrics;
     double *x = QD_ARENA_NEW(r->arena, double, t->count), *y = QD_ARENA_NEW(r->arena, double, t->count);
     int64_t count = 0, best = 0;
     if (!x || !y)
         return QD_NO_MEMORY;
     for (int64_t i = 0; i < t->count; i++) {
-        if (!isfinite(t->columns[VALIDATION][i]))
+        if (!isfinite(t->columns[QD_RUN_VALIDATION][i]))
             continue;
-        x[count] = t->columns[STEP][i];
-        y[count] = t->columns[VALIDATION][i];
+        x[count] = t->columns[QD_RUN_STEP][i];
+        y[count] = t->columns[QD_RUN_VALIDATION][i];
         best = y[count] < y[best] ? count : best;
         count++;
     }
@@ -301,16 +176,16 @@ static qd_status add_validation(run_report *r)
     return keep(&f->note, qd_arena_printf(r->arena, "after step %lld · last %.4f", (long long)x[best], y[count - 1]));
 }
 
-static void add_series(run_report *r, const table *t, const char *chart, const char *name, const char *unit, int column)
+static void add_series(run_report *r, const qd_run_table *t, const char *chart, const char *name, const char *unit, int column)
 {
     r->series[r->report.series_count++] = (qd_report_series){.chart = chart,
                                                              .name = name,
                                                              .x_name = "step",
                                                              .unit = unit,
-                                                             .x = t->columns[STEP],
+                                                             .x = t->columns[QD_RUN_STEP],
                                                              .y = t->columns[column],
                                                              .count = t->count,
-                                                             .log_y = column == GRAD_NORM};
+                                                             .log_y = column == QD_RUN_GRAD_NORM};
 }
 
 static qd_status fill_curves(run_report *r)
@@ -323,23 +198,23 @@ static qd_status fill_curves(run_report *r)
     QD_TRY(add_speed(r));
     QD_TRY(add_time(r));
     QD_TRY(add_mfu(r));
-    add_series(r, &r->metrics, "loss", "training", "nats/token", LOSS);
+    add_series(r, &r->metrics, "loss", "training", "nats/token", QD_RUN_LOSS);
     QD_TRY(add_validation(r));
     if (r->evaluations.count > 0)
-        add_series(r, &r->evaluations, "loss", "evaluation", "nats/token", LOSS);
-    add_series(r, &r->metrics, "learning rate", NULL, "", LR);
-    add_series(r, &r->metrics, "gradient norm", NULL, "", GRAD_NORM);
-    add_series(r, &r->metrics, "speed", NULL, "tokens/s", SPEED);
+        add_series(r, &r->evaluations, "loss", "evaluation", "nats/token", QD_RUN_LOSS);
+    add_series(r, &r->metrics, "learning rate", NULL, "", QD_RUN_LR);
+    add_series(r, &r->metrics, "gradient norm", NULL, "", QD_RUN_GRAD_NORM);
+    add_series(r, &r->metrics, "speed", NULL, "tokens/s", QD_RUN_SPEED);
     return QD_OK;
 }
 
 /* starts.jsonl: a mark for each time the run was resumed. Earlier versions wrote no such file. */
 static qd_status read_starts(run_report *r, const char *folder)
 {
-    file_path path;
+    qd_run_files_name path;
     char *text = NULL, before[160] = "";
     size_t length;
-    QD_TRY(path_in(folder, "starts.jsonl", path));
+    QD_TRY(qd_run_files_path(folder, "starts.jsonl", path));
     if (access(path, F_OK) != 0)
         return QD_OK;
     QD_TRY(qd_file_read(path, 64 << 20, &text, &length));
@@ -369,12 +244,12 @@ static qd_status read_starts(run_report *r, const char *folder)
 /* memory.json: measurements by rank. A run that did not finish has none. */
 static qd_status read_measured(run_report *r, const char *folder, int64_t *allocated, int64_t *resident)
 {
-    file_path path;
+    qd_run_files_name path;
     qd_json *document = NULL;
     const qd_json_node *ranks;
     for (int i = 0; i < r->plan.world; i++)
         allocated[i] = resident[i] = -1;
-    QD_TRY(path_in(folder, "memory.json", path));
+    QD_TRY(qd_run_files_path(folder, "memory.json", path));
     if (access(path, F_OK) != 0)
         return QD_OK;
     QD_TRY(qd_json_load(path, &document));
@@ -519,8 +394,8 @@ static qd_status place_of(run_report *r, const qd_mesh *mesh, int rank, const ch
 
 static qd_status read_traces(run_report *r, const char *folder, const char *simulated)
 {
-    file_path path;
-    QD_TRY(path_in(folder, "trace.json", path));
+    qd_run_files_name path;
+    QD_TRY(qd_run_files_path(folder, "trace.json", path));
     if (access(path, F_OK) == 0) {
         QD_TRY(qd_report_trace_load(path, "measured", &r->measured));
         r->timeline = *qd_report_trace_timeline(r->measured);
@@ -569,8 +444,8 @@ static qd_status fill(run_report *r, const char *folder, const char *simulated)
 qd_status qd_report_run(const char *folder, const char *simulated, const char *path, char **written)
 {
     run_report r = {.report = qd_report_default(), .memory = qd_report_memory_default(), .timeline = qd_report_timeline_default()};
-    file_path own;
-    qd_status status = path ? QD_OK : path_in(folder, "report.html", own);
+    qd_run_files_name own;
+    qd_status status = path ? QD_OK : qd_run_files_path(folder, "report.html", own);
     if (status == QD_OK)
         status = fill(&r, folder, simulated);
     if (status == QD_OK)
@@ -579,10 +454,8 @@ qd_status qd_report_run(const char *folder, const char *simulated, const char *p
         status = QD_FAIL(QD_NO_MEMORY, "no memory for the name of a file");
     qd_report_trace_destroy(r.measured);
     qd_report_trace_destroy(r.simulated);
-    for (int i = 0; i < COLUMNS; i++) {
-        free(r.metrics.columns[i]);
-        free(r.evaluations.columns[i]);
-    }
+    qd_run_files_free(&r.metrics);
+    qd_run_files_free(&r.evaluations);
     qd_options_destroy(r.options);
     free(r.config_text);
     qd_arena_destroy(r.arena);

@@ -222,6 +222,52 @@ class Report(RunTest):
         self.assertIsNone(data["memory"]["ranks"][0]["allocated"])
         self.assertTrue(any("--trace" in note for note in data["notes"]))
 
+    def compared(self):
+        """Two runs that differ in learning rate and layout, and their comparison."""
+        for name, more in (("a", ["train.lr=1e-3"]), ("b", ["train.lr=1e-2", "parallel.ranks=2"])):
+            self.ok(self.run_program(*self.small(f"run.dir=runs/{name}", "train.steps=9", "data.validation=0.1", "train.eval_every=4", *more)))
+
+    def test_runs_are_compared(self):
+        self.compared()
+        result = self.ok(self.run_program("report", "runs/a", "runs/b"))
+        self.assertEqual(result.stdout.strip(), "runs/comparison.html")
+        data = data_of(self.path("runs/comparison.html"))
+        self.assertEqual([s["name"] for s in data["series"] if s["chart"] == "loss"], ["a", "a, validation", "b", "b, validation"])
+        for name in ("a", "b"):
+            lines = self.metrics(f"runs/{name}")
+            losses = next(s for s in data["series"] if (s["chart"], s["name"]) == ("loss", name))
+            self.assertEqual(numbers(losses["y"], "d"), [line["loss"] for line in lines])
+            validation = next(s for s in data["series"] if s["name"] == f"{name}, validation")
+            self.assertEqual(numbers(validation["y"], "d"), [line["validation_loss"] for line in lines if "validation_loss" in line])
+        runs, differences = data["tables"]
+        self.assertEqual([row[0] for row in runs["rows"]], ["run", "a", "b"])
+        self.assertEqual([row[2] for row in runs["rows"]], ["layout", "dp 1", "dp 2"])
+        # the degree of dp is left open in both; the layout is compared as it was resolved
+        rows = {row[0]: row[1:] for row in differences["rows"]}
+        self.assertEqual(rows["key"], ["a", "b"])
+        self.assertEqual(rows["train.lr"], ["0.001", "0.01"])
+        self.assertEqual((rows["parallel.ranks"], rows["parallel.dp"]), (["1", "2"], ["1", "2"]))
+        self.assertNotIn("run.dir", rows)
+        self.listed(data)
+
+    def listed(self, data):
+        runs = json.loads(self.ok(self.run_program("runs", "--json")).stdout)
+        self.assertEqual([run["folder"] for run in runs], ["runs/a", "runs/b"])
+        for run, row in zip(runs, data["tables"][0]["rows"][1:]):
+            lines = self.metrics(run["folder"])
+            self.assertAlmostEqual(run["loss"], sum(line["loss"] for line in lines[-2:]) / 2, delta=1e-12)
+            best = min((line for line in lines if "validation_loss" in line), key=lambda line: line["validation_loss"])
+            self.assertEqual((run["best"], run["best_loss"]), (best["step"], best["validation_loss"]))
+            self.assertEqual((run["state"], run["steps"], run["steps_planned"]), ("done", 9, 9))
+            self.assertEqual(row[4:7], [f"{run['loss']:.4f}", f"{run['best_loss']:.4f}", str(run["best"])])
+        text = self.ok(self.run_program("runs", "runs", "--differences")).stdout
+        self.assertRegex(text, r"runs/a +done +9/9 +\d\.\d{4}")
+        self.assertRegex(text, r"\ntrain.lr\n +0.001 +runs/a\n +0.01 +runs/b\n")
+        self.one_line(self.run_program("runs", "nowhere"), 2, "nowhere")
+        self.one_line(self.run_program("runs", "runs/a/checkpoints"), 2, "no run folder")
+        self.one_line(self.run_program("report", "runs/a", "runs/b", "--simulated", "x"), 2, "--simulated")
+        self.one_line(self.run_program("report", "runs/a", "runs"), 2, "not a run folder")
+
     def test_errors(self):
         self.one_line(self.run_program("report"), 2, "RUN")
         self.one_line(self.run_program("report", "nowhere"), 2, "nowhere", "config.yaml")
@@ -300,6 +346,17 @@ class Page(RunTest):
             wide = "document.querySelector('#memory .wide')"
             self.assertTrue(chrome.value(f"{wide}.scrollWidth > {wide}.clientWidth && {wide}.tabIndex === 0"))
             self.assertIn("scroll", chrome.value(f"getComputedStyle({wide}, '::before').content"))
+
+    def test_comparison(self):
+        for name, more in (("a", ["train.lr=1e-3"]), ("b", ["train.lr=1e-2"])):
+            self.ok(self.run_program(*self.small(f"run.dir={name}", "train.steps=8", "data.validation=0.1", "train.eval_every=4", *more)))
+        self.ok(self.run_program("report", "a", "b", "-o", "both.html"))
+        with browser.Browser() as chrome:
+            found = chrome.open(self.path("both.html"))
+            self.assertEqual((chrome.console, found["errors"], found["charts"], found["tables"]), ([], [], 4, 2))
+            strokes = chrome.value("[...document.querySelectorAll('.chart.large path')].map(p => [p.style.stroke, p.style.strokeDasharray])")
+            (a, plain), (a_too, dashed), (b, _), _ = strokes
+            self.assertEqual((a, plain, a_too != b, dashed), (a_too, "none", True, "6, 4"))
 
     def running_mean(self, chrome):
         """Of exactly so many values as the head says, everywhere: none before there are so many, and

@@ -3,7 +3,10 @@
 const MARGIN = { left: 64, right: 10, top: 12, bottom: 38 };
 /* Curves with twice as many points get a running mean over 1/RUNNING of them, see meanOf. */
 const RUNNING = 60;
-const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"]];
+const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"],
+                 ["--gather", "--gather"], ["--weight", "--weight"], ["--exchange", "--exchange"], ["--other", "--other"]];
+/* The validation losses of a run are dashed, in the colour of the run. */
+const VALIDATION = /, validation$/;
 
 class Chart {
   constructor(name, list, size, marks = []) {
@@ -15,8 +18,12 @@ class Chart {
     this.svg = drawn("svg", { role: "img", "aria-label": name });
     this.head = element("div", { class: "head" }, element("h3", {}, name), this.read);
     this.box = element("div", { class: `chart ${size}` }, this.head, this.svg);
-    for (const series of list)
+    const runs = [...new Set(list.map(series => (series.name ?? "").replace(VALIDATION, "")))];
+    for (const series of list) {
       series.mean = meanOf(series);
+      series.colours = COLOURS[runs.indexOf((series.name ?? "").replace(VALIDATION, "")) % COLOURS.length];
+      series.dashes = VALIDATION.test(series.name ?? "") ? "6 4" : "none";
+    }
     this.range();
     this.svg.addEventListener("pointermove", event => this.point(event));
     this.svg.addEventListener("pointerleave", () => Chart.show(null, null));
@@ -65,11 +72,11 @@ class Chart {
     this.svg.replaceChildren();
     this.axes();
     this.mark();
-    this.list.forEach((series, i) => {
-      const [strong, soft] = COLOURS[i % COLOURS.length];
-      this.path(series.x, series.y, "raw", series.mean ? soft : strong, series.mean ? 1 : 1.8);
+    this.list.forEach(series => {
+      const [strong, soft] = series.colours;
+      this.path(series.x, series.y, "raw", series.mean ? soft : strong, series.mean ? 1 : 1.8, series.dashes);
       if (series.mean)
-        this.path(series.x, series.mean, "curve", strong, 1.8);
+        this.path(series.x, series.mean, "curve", strong, 1.8, series.dashes);
       if (series.y.length <= 40)
         for (let k = 0; k < series.y.length; k++)
           if (Number.isFinite(series.y[k]))
@@ -121,10 +128,10 @@ class Chart {
     return made;
   }
 
-  path(x, y, kind, colour, width) {
+  path(x, y, kind, colour, width, dashes) {
     const d = curvePath(x, y, v => this.px(v), v => this.py(v), this.width, this.logY);
     if (d)
-      this.svg.append(drawn("path", { class: kind, d, style: `stroke: var(${colour}); stroke-width: ${width}` }));
+      this.svg.append(drawn("path", { class: kind, d, style: `stroke: var(${colour}); stroke-width: ${width}; stroke-dasharray: ${dashes}` }));
   }
 
   /* Shows the point below the cursor, here and on all charts with the same x. */
@@ -149,18 +156,18 @@ class Chart {
   say(x) {
     this.rule?.replaceChildren();
     const named = this.list.length > 1 || this.list[0].mean;
-    const pieces = this.list.map((series, i) => {
+    const pieces = this.list.map(series => {
       const at = x === null ? series.y.length - 1 : nearest(series.x, x);
       if (at < 0)
         return [];
       if (x !== null && this.rule && Number.isFinite(series.y[at])) {
-        const px = this.px(series.x[at]), strong = COLOURS[i % COLOURS.length][0];
+        const px = this.px(series.x[at]), [strong] = series.colours;
         this.rule.append(drawn("line", { class: "rule", x1: px, x2: px, y1: MARGIN.top, y2: this.height - MARGIN.bottom }),
                          drawn("circle", { cx: px, cy: this.py(series.y[at]), r: 3.2, style: `fill: var(${strong})` }));
       }
       const where = `${series.x_name ?? ""} ${series.x[at].toLocaleString("en-US")}`.trim();
       const mean = series.mean ? this.meanText(series, at) : "";
-      return [element("span", {}, element("i", { class: "key", style: `background: var(${COLOURS[i % COLOURS.length][0]})` }),
+      return [element("span", {}, element("i", { class: "key", style: `background: var(${series.colours[0]})` }),
                       `${named && series.name ? series.name + ", " : ""}${where}: ${valueText(series.y[at], this.unit)}${mean} `)];
     });
     this.head.style.minHeight = `${this.head.offsetHeight}px`; /* keeps the curve in place when the text gets shorter */

@@ -77,6 +77,7 @@ const data = readData(document.getElementById("data").textContent);
 const timelines = [data.measured, data.simulated].filter(t => t && t.begin.length > 0);
 drawSummary(data);
 drawCurves(data);
+drawTables(data.tables);
 drawMemory(data.memory);
 const view = new TimelineView(data);
 drawShares(timelines);

@@ -19,6 +19,16 @@ function watchWideTables() {
     }).observe(box.firstElementChild);
 }
 
+/* Tables of texts. */
+function drawTables(tables) {
+  for (const { title, lead, rows } of tables) {
+    const [head, ...body] = rows, table = element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...body.map(r => row(r))));
+    document.getElementById("tables").append(element("section", {}, element("h2", {}, title), element("p", { class: "lead" }, lead ?? ""),
+                                                     ...(body.length > 0 ? [element("div", { class: "wide" }, table)] : [])));
+  }
+  check.tables = tables.length;
+}
+
 function key(colour) {
   return element("i", { class: "key", style: `background: ${colour}` });
 }
