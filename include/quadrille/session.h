@@ -56,9 +56,11 @@ QD_API const qd_train_summary *qd_session_summary(const qd_session *session);
 /* Number of completed steps, including those before a resume. */
 QD_API int64_t qd_session_steps_done(const qd_session *session);
 
-/* Runs the next step, up to train.steps. With run.dir, appends a line to metrics.jsonl, and writes
- * a checkpoint if run.save_every or run.save_minutes is due or the step is the last
- * (run.save=false: never). metrics: the figures of the step; may be NULL. */
+/* Runs the next step, up to train.steps, and an evaluation after it if train.eval_every is due; a
+ * checkpoint of the lowest validation loss so far is written and kept (run.save_best). With
+ * run.dir, appends a line to metrics.jsonl, and writes a checkpoint if run.save_every or
+ * run.save_minutes is due or the step is the last (run.save=false: never). metrics: the figures of
+ * the step; may be NULL. */
 QD_API qd_status qd_session_step(qd_session *session, qd_train_step *metrics);
 
 /* qd_evaluate() with the current weights; the result equals that of a checkpoint of this step.

@@ -4,6 +4,7 @@ ctest: timeout 300
 ctest: processors 2
 """
 import base64
+import csv
 import json
 import math
 import os
@@ -225,7 +226,28 @@ class Report(RunTest):
     def compared(self):
         """Two runs that differ in learning rate and layout, and their comparison."""
         for name, more in (("a", ["train.lr=1e-3"]), ("b", ["train.lr=1e-2", "parallel.ranks=2"])):
-            self.ok(self.run_program(*self.small(f"run.dir=runs/{name}", "train.steps=9", "data.validation=0.1", "train.eval_every=4", *more)))
+            self.ok(self.run_program(*self.small(f"run.dir=runs/{name}", "train.steps=9", "data.validation=0.1", "train.eval_every=4",
+                                                 "run.csv=true", "run.tensorboard=true", *more)))
+
+    def other_formats(self, name):
+        """metrics.csv has the numbers of metrics.jsonl; the event file has a record per step, after its version and its start."""
+        lines = self.metrics(f"runs/{name}")
+        with open(self.path(f"runs/{name}/metrics.csv"), encoding="ascii", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual([{key: float(value) for key, value in row.items() if value} for row in rows],
+                         [{key: line[key] for key in rows[0] if line.get(key) is not None} for line in lines])
+        (events,) = os.listdir(self.path(f"runs/{name}/tensorboard"))
+        with open(self.path(f"runs/{name}/tensorboard/{events}"), "rb") as file:
+            data, records = file.read(), []
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            records.append(data[12:12 + length])
+            data = data[16 + length:]
+        self.assertEqual(len(records), 2 + len(lines))
+        self.assertIn(b"brain.Event:2", records[0])
+        for line, record in zip(lines, records[2:]):
+            self.assertIn(b"loss/training\x15" + struct.pack("<f", line["loss"]), record)
+            self.assertEqual(b"loss/validation" in record, "validation_loss" in line)
 
     def test_runs_are_compared(self):
         self.compared()
@@ -249,6 +271,8 @@ class Report(RunTest):
         self.assertEqual((rows["parallel.ranks"], rows["parallel.dp"]), (["1", "2"], ["1", "2"]))
         self.assertNotIn("run.dir", rows)
         self.listed(data)
+        for name in ("a", "b"):
+            self.other_formats(name)
 
     def listed(self, data):
         runs = json.loads(self.ok(self.run_program("runs", "--json")).stdout)
