@@ -50,6 +50,9 @@ const char *cli_similar_command(const char *name);
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object", NULL}
 #define CLI_OPTION_DEVICE \
     {"device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "device that runs the model", NULL}
+#define CLI_OPTION_SPECIAL \
+    {"special", QD_OPTION_ENUM, "plain", 0, 0, "parse|plain|refuse", \
+     "special tokens in the text: their ids (trusted text only), ordinary text, or an error", NULL}
 #define CLI_OPTION_THREADS \
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL}
 #define CLI_OPTION_CLUSTER                                                                                                                 \

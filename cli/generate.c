@@ -152,6 +152,7 @@ static qd_status run(cli_call *call)
     o.top_p = qd_options_float(options, "top-p");
     o.seed = (uint64_t)qd_options_int(options, "seed");
     o.context = qd_options_int(options, "context");
+    QD_TRY(qd_special_policy_parse(qd_options_string(options, "special"), &o.special));
     o.device = qd_options_string(options, "device");
     o.threads = (int)qd_options_int(options, "threads");
     o.on_start = on_start;
@@ -182,6 +183,7 @@ static const qd_option own[] = {
     {"top-p", QD_OPTION_FLOAT, "1", 1e-9, 1, NULL, "samples from the most likely tokens whose probabilities reach this sum", NULL},
     {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
     {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
+    CLI_OPTION_SPECIAL,
     CLI_OPTION_DEVICE,
     CLI_OPTION_THREADS,
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object at the end", NULL},
@@ -190,7 +192,7 @@ static const qd_option own[] = {
 const cli_command cli_generate = {
     .name = "generate",
     .arguments = "MODEL [--prompt TEXT | --prompt-file FILE] [--tokens N] [--temperature T] [--top-k K] [--top-p P]\n"
-                 "      [--seed S] [--context N] [--device D] [--threads N] [--json]",
+                 "      [--seed S] [--context N] [--special parse|plain|refuse] [--device D] [--threads N] [--json]",
     .summary = "Continues a text with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
                "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. Prompt and continuation are streamed\n"

@@ -53,6 +53,8 @@ static qd_status check_arguments(const cli_call *call)
     if (trained && qd_options_int(o, "train") < 257)
         return QD_FAIL(QD_USAGE, "tokenize: --train %lld: a tokenizer needs more than 256 entries, one for each byte and the end "
                                  "of documents", (long long)qd_options_int(o, "train"));
+    if (qd_options_string(o, "encoding")[0] && (trained || strcmp(qd_options_string(o, "tokenizer"), "bytes") == 0))
+        return QD_FAIL(QD_USAGE, "tokenize: --encoding is for a tiktoken file: name it with --tokenizer, or leave out --encoding");
     if (!trained && qd_options_string(o, "save")[0])
         return QD_FAIL(QD_USAGE, "tokenize: --save is for the tokenizer of --train: add --train, or leave out --save");
     return QD_OK;
@@ -68,10 +70,15 @@ static qd_status make_encoder(const cli_call *call, int threads, progress_line *
         *encoder = qd_text_encoder_bytes();
         return QD_OK;
     }
-    QD_TRY(named[0] ? qd_tokenizer_load(named, NULL, tokenizer) : train(call, threads, line, tokenizer));
+    const char *encoding = qd_options_string(o, "encoding");
+    qd_special_policy special;
+    QD_TRY(qd_special_policy_parse(qd_options_string(o, "special"), &special));
+    QD_TRY(named[0] ? qd_tokenizer_load(named, encoding[0] ? encoding : NULL, tokenizer) : train(call, threads, line, tokenizer));
     if (kept[0])
         QD_TRY(qd_tokenizer_save(*tokenizer, kept));
-    return qd_text_encoder_create(*tokenizer, NULL, encoder);
+    QD_TRY(qd_text_encoder_create(*tokenizer, NULL, encoder));
+    qd_text_encoder_set_special(encoder, special);
+    return QD_OK;
 }
 
 static qd_status print_json(const char *folder, const qd_text_encoder *encoder, const qd_tokenize_report *r)
@@ -162,6 +169,9 @@ static qd_status run(cli_call *call)
 static const qd_option own[] = {
     {"output", QD_OPTION_STRING, "", 0, 0, NULL, "folder for the shards; created, or must be empty", NULL},
     {"tokenizer", QD_OPTION_STRING, "", 0, 0, NULL, "tokenizer.json or tiktoken file, or bytes", NULL},
+    {"encoding", QD_OPTION_STRING, "", 0, 0, NULL,
+     "of a tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base, llama3 or kimi; empty: by its number of ranks", NULL},
+    CLI_OPTION_SPECIAL,
     {"train", QD_OPTION_INT, "0", 0, 2147483647, NULL, "trains a tokenizer of this many entries on the text first", NULL},
     {"save", QD_OPTION_STRING, "", 0, 0, NULL, "file to which the trained tokenizer is also saved", NULL},
     {"separator", QD_OPTION_STRING, "", 0, 0, NULL, "a line that ends a document; empty: a file is a document", NULL},
@@ -173,8 +183,8 @@ static const qd_option own[] = {
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
-    .arguments = "INPUT … --output FOLDER (--tokenizer FILE | --train ENTRIES [--save FILE]) [--separator LINE]\n"
-                 "      [--field NAME] [--shard-tokens N] [--threads N] [--json]",
+    .arguments = "INPUT … --output FOLDER (--tokenizer FILE [--encoding NAME] | --train ENTRIES [--save FILE])\n"
+                 "      [--special parse|plain|refuse] [--separator LINE] [--field NAME] [--shard-tokens N] [--threads N] [--json]",
     .summary = "Turns text files and folders into token shards to train on",
     .details = "  quadrille tokenize books/ --output tokens --train 8000\n"
                "  quadrille train data.path=tokens data.tokenizer=tokens/tokenizer.json model.vocab=8000\n\n"

@@ -37,6 +37,7 @@ typedef struct qd_text_encoder {
     int32_t document_end; /* token appended to each document; -1: none */
     /* Optional. Appends the tokens that a prompt starts with. */
     qd_status (*begin)(void *context, qd_tokens *out);
+    uint64_t rules;       /* settings that change the tokens of a text, not their meaning; 0: the usual ones */
 } qd_text_encoder;
 QD_SIZED_DEFAULT(qd_text_encoder)
 
@@ -55,6 +56,10 @@ static inline qd_text_encoder qd_text_encoder_bytes(void)
  * that is not a special token. */
 QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
 QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* legal for one that was never created */
+
+/* Sets how special tokens in the text are encoded; at first as ordinary text, which is right for
+ * untrusted text. For an encoder of qd_text_encoder_create(); bytes have no special tokens. */
+QD_API void qd_text_encoder_set_special(qd_text_encoder *encoder, qd_special_policy policy);
 
 /* How text is split into documents. A file is one document, except: a line that equals `separator`
  * ends a document and belongs to none; each line of a .jsonl file is an object whose member `field`

@@ -5,6 +5,7 @@
 #include <quadrille/export.h>
 #include <quadrille/sized.h>
 #include <quadrille/status.h>
+#include <quadrille/tokenizer.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +54,7 @@ typedef struct qd_generate_options {
      * stops. */
     bool (*on_text)(void *context, const char *text, size_t length);
     void *callback_context;
+    qd_special_policy special; /* of special tokens in the prompt; TEXT is right for untrusted text */
 } qd_generate_options;
 
 /* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */

@@ -23,9 +23,10 @@ typedef struct qd_encoder qd_encoder;
 
 /* Reads a Hugging Face tokenizer.json, or a tiktoken file (lines of base64 token and rank); the
  * caller owns *tokenizer. A tiktoken file does not contain the split pattern and the special
- * tokens: `encoding` selects them, one of gpt2, r50k_base, cl100k_base, o200k_base and llama3; NULL
- * guesses from the number of ranks. For a tokenizer.json, `encoding` must be NULL. QD_USAGE for an
- * invalid file and for features that are not supported; the message names the field. */
+ * tokens: `encoding` selects them, one of gpt2, r50k_base, cl100k_base, o200k_base, llama3 and
+ * kimi; NULL guesses from the number of ranks. For a tokenizer.json, `encoding` must be NULL.
+ * QD_USAGE for an invalid file and for features that are not supported; the message names the
+ * field. */
 QD_API qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer);
 /* The same from memory; messages use `name` as the file name. */
 QD_API qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t length, const char *encoding,
@@ -71,6 +72,9 @@ typedef enum qd_special_policy {
     QD_SPECIAL_ALLOW, /* as their ids */
     QD_SPECIAL_REFUSE /* not at all: QD_USAGE with the token and its position */
 } qd_special_policy;
+
+/* "parse" (ALLOW), "plain" (TEXT) or "refuse", as in options; QD_USAGE for another name. */
+QD_API qd_status qd_special_policy_parse(const char *name, qd_special_policy *policy);
 
 typedef struct qd_encode_options {
     size_t size;

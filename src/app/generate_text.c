@@ -138,6 +138,7 @@ qd_status qd_generate_from(const qd_model_source *model, const qd_generate_optio
     QD_TRY_DONE(check_options(o));
     QD_TRY_DONE(qd_generator_create(model, o->context, o->device, o->threads, &s.generator));
     QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
+    qd_text_encoder_set_special(&s.text.encoder, o->special);
     report->step = qd_generator_step(s.generator);
     report->context = qd_generator_context(s.generator);
     snprintf(report->warning, sizeof report->warning, "%s", qd_generator_warning(s.generator));

@@ -18,6 +18,9 @@ qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
         text->encoder = qd_text_encoder_default();
         QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &text->tokenizer));
         QD_TRY(qd_text_encoder_create(text->tokenizer, NULL, &text->encoder));
+        qd_special_policy special; /* text is read as in training */
+        QD_TRY(qd_special_policy_parse(c->data.special, &special));
+        qd_text_encoder_set_special(&text->encoder, special);
         QD_TRY(text->encoder.prepare(text->encoder.context, 1));
     }
     if (text->encoder.vocab > c->model.vocab)

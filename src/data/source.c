@@ -275,6 +275,8 @@ static qd_status cache_key(const qd_encode_job *job, char key[40])
         uint64_t figures[] = {1, e->hash, (uint64_t)e->vocab, (uint64_t)(int64_t)e->document_end};
         XXH3_128bits_reset(hash);
         XXH3_128bits_update(hash, figures, sizeof figures);
+        if (e->rules)
+            XXH3_128bits_update(hash, &e->rules, sizeof e->rules);
         hash_text(hash, job->documents.separator);
         hash_text(hash, job->documents.field);
     }

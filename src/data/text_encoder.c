@@ -92,6 +92,15 @@ qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *docu
     return QD_OK;
 }
 
+void qd_text_encoder_set_special(qd_text_encoder *encoder, qd_special_policy policy)
+{
+    if (encoder->encode != encode)
+        return;
+    encoder_state *state = encoder->context;
+    state->options.special = policy;
+    encoder->rules = policy == QD_SPECIAL_ALLOW; /* refusing gives the usual tokens or none */
+}
+
 void qd_text_encoder_destroy(qd_text_encoder *encoder)
 {
     encoder_state *state = encoder->context;

@@ -1,6 +1,7 @@
 """Text in, text out: eval, generate, tokenize, and training on token shards.
 ctest: timeout 300
 """
+import base64
 import bz2
 import ctypes
 import gzip
@@ -273,6 +274,46 @@ class Text(program.ProgramTest):
                 self.one_line(self.run_program("eval", f"broken-{value}", "corpus.txt"), 1, "the loss is not a finite number")
 
     # ---- tokenize ----
+
+    def test_special_tokens_in_text(self):
+        with open(self.path("special.txt"), "w", encoding="utf-8") as text:
+            text.write("one<|endoftext|>two\n")
+        own = os.path.join(self.bpe_run, "tokenizer.json")
+
+        def tokens(name, *arguments):
+            return self.json_of("tokenize", "special.txt", "--output", name, "--tokenizer", own, *arguments)["tokens"]
+
+        plain, parsed = tokens("plain"), tokens("parsed", "--special", "parse")
+        self.assertEqual(plain, tokens("again", "--special", "plain"))
+        self.assertGreater(plain, parsed + 4)
+        self.one_line(self.run_program("tokenize", "special.txt", "--output", "none", "--tokenizer", own, "--special", "refuse"), 2,
+                      "<|endoftext|>")
+        small = ["data.path=special.txt", f"data.tokenizer={own}", *MODEL, "model.vocab=400", "data.seq=4", "train.steps=1", "run.save_every=0"]
+        self.one_line(self.run_program("train", *small, "data.special=refuse"), 2, "<|endoftext|>")
+        # tokens in the cache are those of the same setting
+        self.ok(self.run_program("train", *small, "data.cache=cache"))
+        self.ok(self.run_program("train", *small, "data.cache=cache", "data.special=parse"))
+        self.assertEqual(sum(os.path.isdir(self.path(f"cache/{name}")) for name in os.listdir(self.path("cache"))), 2)
+        # the prompt of generate
+        for policy, wanted in (("plain", plain - 2), ("parse", parsed - 2)):
+            shown = self.json_of("generate", self.bpe_run, "--prompt", "one<|endoftext|>two", "--tokens", "1", "--special", policy)
+            self.assertEqual(shown["prompt_tokens"], wanted)
+        self.one_line(self.run_program("generate", self.bpe_run, "--prompt", "<|endoftext|>", "--special", "refuse"), 2, "<|endoftext|>")
+
+    def test_encoding_of_a_tiktoken_file(self):
+        with open(self.path("ranks.tiktoken"), "w", encoding="ascii") as ranks:
+            for byte in range(256):
+                ranks.write(base64.b64encode(bytes([byte])).decode() + f" {byte}\n")
+        with open(self.path("few.txt"), "w", encoding="utf-8") as text:
+            text.write("abc")
+        arguments = ["tokenize", "few.txt", "--tokenizer", "ranks.tiktoken"]
+        self.one_line(self.run_program(*arguments, "--output", "unnamed"), 2, "ranks.tiktoken", "set the encoding")
+        self.assertEqual(self.json_of(*arguments, "--output", "named", "--encoding", "llama3")["vocab"], 512)
+        self.assertEqual(self.json_of(*arguments, "--output", "other", "--encoding", "kimi")["vocab"], 512)
+        with open(self.path("other/tokenizer.json"), encoding="utf-8") as saved:
+            self.assertIn("<|reserved_token_300|>", saved.read())
+        self.one_line(self.run_program(*arguments, "--output", "wrong", "--encoding", "gpt5"), 2, "gpt5")
+        self.one_line(self.run_program("tokenize", "few.txt", "--output", "wrong", "--train", "300", "--encoding", "gpt2"), 2, "--encoding")
 
     def test_shards_train_like_the_text(self):
         made = self.json_of("tokenize", self.text, "--output", "shards", "--train", "300", "--save", "own.json", "--shard-tokens", "5k")

@@ -14,6 +14,17 @@ void qd_encode_options_init(qd_encode_options *options, size_t size)
     qd_sized_init(options, size, &own, sizeof own);
 }
 
+qd_status qd_special_policy_parse(const char *name, qd_special_policy *policy)
+{
+    static const char *const names[] = {[QD_SPECIAL_TEXT] = "plain", [QD_SPECIAL_ALLOW] = "parse", [QD_SPECIAL_REFUSE] = "refuse"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) {
+            *policy = (qd_special_policy)i;
+            return QD_OK;
+        }
+    return QD_FAIL(QD_USAGE, "special tokens cannot be treated as '%s': parse, plain or refuse", name);
+}
+
 void qd_tokens_free(qd_tokens *tokens)
 {
     free(tokens->ids);

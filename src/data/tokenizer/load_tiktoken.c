@@ -18,25 +18,36 @@ typedef struct encoding {
     const char *name;
     uint32_t ranks; /* number of ranks of the published file, which identifies it; 0: alias of one above */
     qd_pattern pattern;
+    const char *regex; /* for QD_PATTERN_CUSTOM */
     special specials[5];
-    /* Number of ids in the special block; the rest are "<|reserved_special_token_N|>". */
-    uint32_t reserved;
+    uint32_t reserved; /* number of ids in a block of special tokens after the ranks */
 } encoding;
 
+/* Chinese characters by themselves, the rest like o200k. */
+#define NOT_HAN "&&[^\\p{Han}]]"
+#define ENDING  "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define UPPER   "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}" NOT_HAN
+#define LOWER   "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}" NOT_HAN
+#define KIMI                                                                                                           \
+    "[\\p{Han}]+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" ENDING "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" ENDING       \
+    "|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
 static const encoding encodings[] = {
-    {"gpt2", 50256, QD_PATTERN_GPT2, {{"<|endoftext|>", 50256}}, 0},
-    {"r50k_base", 0, QD_PATTERN_GPT2, {{"<|endoftext|>", 50256}}, 0},
+    {"gpt2", 50256, QD_PATTERN_GPT2, NULL, {{"<|endoftext|>", 50256}}, 0},
+    {"r50k_base", 0, QD_PATTERN_GPT2, NULL, {{"<|endoftext|>", 50256}}, 0},
     {"cl100k_base",
      100256,
      QD_PATTERN_CL100K,
+     NULL,
      {{"<|endoftext|>", 100257},
       {"<|fim_prefix|>", 100258},
       {"<|fim_middle|>", 100259},
       {"<|fim_suffix|>", 100260},
       {"<|endofprompt|>", 100276}},
      0},
-    {"o200k_base", 199998, QD_PATTERN_O200K, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}, 0},
-    {"llama3", 128000, QD_PATTERN_LLAMA3, {{NULL, 0}}, 256},
+    {"o200k_base", 199998, QD_PATTERN_O200K, NULL, {{"<|endoftext|>", 199999}, {"<|endofprompt|>", 200018}}, 0},
+    {"llama3", 128000, QD_PATTERN_LLAMA3, NULL, {{NULL, 0}}, 256},
+    {"kimi", 163584, QD_PATTERN_CUSTOM, KIMI, {{NULL, 0}}, 256},
 };
 enum { ENCODINGS = sizeof encodings / sizeof *encodings, LONGEST = 1 << 16 };
 
@@ -194,8 +205,8 @@ static qd_status choose_encoding(const qd_tokenizer *tokenizer, const char *name
             *chosen = &encodings[i];
             return QD_OK;
         }
-    return QD_FAIL(QD_USAGE, "%s: %s%s; set the encoding of this tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base or "
-                             "llama3", tokenizer->name, name ? "unknown encoding " : "its number of ranks matches no "
+    return QD_FAIL(QD_USAGE, "%s: %s%s; set the encoding of this tiktoken file: gpt2, r50k_base, cl100k_base, o200k_base, "
+                             "llama3 or kimi", tokenizer->name, name ? "unknown encoding " : "its number of ranks matches no "
                              "published encoding", name ? name : "");
 }
 
@@ -210,14 +221,31 @@ static qd_status add_special(qd_tokenizer *tokenizer, const char *content, uint3
     return QD_OK;
 }
 
-static qd_status add_specials(qd_tokenizer *tokenizer, const encoding *chosen)
+/* Name of number `index` of the block of special tokens, whose first id is `first`. *number counts
+ * those without a name of their own. */
+static void reserved_name(const encoding *chosen, uint32_t first, uint32_t index, uint32_t *number, char name[64])
 {
     static const struct {
-        uint32_t offset;
+        uint32_t index;
         const char *content;
     } llama[] = {{0, "<|begin_of_text|>"}, {1, "<|end_of_text|>"}, {4, "<|finetune_right_pad_id|>"},
                  {6, "<|start_header_id|>"}, {7, "<|end_header_id|>"}, {8, "<|eom_id|>"}, {9, "<|eot_id|>"},
-                 {10, "<|python_tag|>"}};
+                 {10, "<|python_tag|>"}},
+      kimi[] = {{0, "[BOS]"}, {1, "[EOS]"}, {254, "[UNK]"}, {255, "[PAD]"}};
+    const bool is_kimi = chosen->pattern == QD_PATTERN_CUSTOM; /* its other names depend on the version of the model */
+    for (size_t j = 0; j < (is_kimi ? sizeof kimi / sizeof *kimi : sizeof llama / sizeof *llama); j++)
+        if ((is_kimi ? kimi[j].index : llama[j].index) == index) {
+            snprintf(name, 64, "%s", is_kimi ? kimi[j].content : llama[j].content);
+            return;
+        }
+    if (is_kimi)
+        snprintf(name, 64, "<|reserved_token_%u|>", first + index);
+    else
+        snprintf(name, 64, "<|reserved_special_token_%u|>", (*number)++);
+}
+
+static qd_status add_specials(qd_tokenizer *tokenizer, const encoding *chosen)
+{
     const uint32_t most = chosen->reserved + sizeof chosen->specials / sizeof *chosen->specials;
     tokenizer->added = calloc(most, sizeof *tokenizer->added);
     if (!tokenizer->added)
@@ -226,15 +254,11 @@ static qd_status add_specials(qd_tokenizer *tokenizer, const encoding *chosen)
         QD_TRY(add_special(tokenizer, chosen->specials[i].content, chosen->specials[i].id));
     uint32_t number = 0, first = chosen->reserved ? tokenizer->vocab.size : 0;
     for (uint32_t i = 0; i < chosen->reserved; i++) {
-        char name[64] = "";
-        for (size_t j = 0; j < sizeof llama / sizeof *llama; j++)
-            if (llama[j].offset == i)
-                snprintf(name, sizeof name, "%s", llama[j].content);
-        if (!name[0])
-            snprintf(name, sizeof name, "<|reserved_special_token_%u|>", number++);
+        char name[64];
+        reserved_name(chosen, first, i, &number, name);
         QD_TRY(add_special(tokenizer, name, first + i));
     }
-    if (chosen->reserved) {
+    if (chosen->reserved && chosen->pattern == QD_PATTERN_LLAMA3) {
         tokenizer->before[0] = first; /* Llama 3 texts start with <|begin_of_text|> */
         tokenizer->before_count = 1;
     }
@@ -264,7 +288,7 @@ qd_status qd_tokenizer_read_tiktoken(qd_tokenizer *tokenizer, const char *text, 
     qd_bpe_work_free(&work);
     QD_TRY(status);
     tokenizer->shared_ranks = !enough;
-    const char *regex = qd_pattern_regex(chosen->pattern);
+    const char *regex = chosen->regex ? chosen->regex : qd_pattern_regex(chosen->pattern);
     QD_TRY(qd_tokenizer_add_split(tokenizer, tokenizer->name, regex, strlen(regex)));
     return add_specials(tokenizer, chosen);
 }

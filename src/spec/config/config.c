@@ -28,6 +28,8 @@ static const qd_option options_table[] = {
      "tokenizer.json or tiktoken file, or bytes; empty: bytes if model.vocab is 256, otherwise a tokenizer with model.vocab entries is "
      "trained on the text and saved in run.dir",
      "tokenizer"},
+    {"data.special", QD_OPTION_ENUM, "plain", 0, 0, "parse|plain|refuse",
+     "special tokens in the text: their ids, ordinary text, or an error; parse is for trusted text only", NULL},
     {"data.validation", QD_OPTION_FLOAT, "0", 0, 0.9, NULL, "fraction of each source that is held out, taken from its end", NULL},
     {"data.eval_path", QD_OPTION_STRING, "", 0, 0, NULL,
      "text or token shards to evaluate on, like data.path; empty: the part that data.validation holds out", NULL},
@@ -475,6 +477,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->data = (qd_data_config){
         .path = qd_options_string(o, "data.path"),
         .tokenizer = qd_options_string(o, "data.tokenizer"),
+        .special = qd_options_string(o, "data.special"),
         .separator = qd_options_string(o, "data.separator"),
         .field = qd_options_string(o, "data.field"),
         .cache = qd_options_string(o, "data.cache"),

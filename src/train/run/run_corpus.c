@@ -166,7 +166,10 @@ static qd_status use_tokenizer(const qd_config *c, qd_run_corpus *corpus, choice
 {
     QD_TRY(check_vocabulary(c, corpus->tokenizer));
     corpus->encoder = qd_text_encoder_default();
+    qd_special_policy special;
+    QD_TRY(qd_special_policy_parse(c->data.special, &special));
     QD_TRY(qd_text_encoder_create(corpus->tokenizer, NULL, &corpus->encoder));
+    qd_text_encoder_set_special(&corpus->encoder, special);
     chosen->encoder = &corpus->encoder;
     return QD_OK;
 }
