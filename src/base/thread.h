@@ -3,8 +3,10 @@
 #ifndef QD_BASE_THREAD_H
 #define QD_BASE_THREAD_H
 
+#include <pthread.h>
 #include <quadrille/status.h>
 #include <stdint.h>
+#include <time.h>
 
 /* CPU hint between two polls of a spin loop. */
 static inline void qd_pause(void)
@@ -15,6 +17,11 @@ static inline void qd_pause(void)
     __asm__ volatile("isb"); /* `yield` is a no-op on most arm64 machines: polls would follow without delay */
 #endif
 }
+
+/* A condition whose timed waits follow the monotonic clock: one that is set back does not extend
+ * them. The time `seconds` from now, for pthread_cond_timedwait() on such a condition. */
+void qd_cond_init(pthread_cond_t *condition);
+struct timespec qd_cond_until(double seconds);
 
 typedef struct qd_pool qd_pool;
 

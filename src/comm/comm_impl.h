@@ -104,14 +104,28 @@ typedef struct qd_wait_note {
     int64_t holds;               /* 1: a thread of the rank is blocked until this call is done */
 } qd_wait_note;
 
+/* The last operation that a rank has started, for messages about a rank that can no longer report
+ * anything itself. Atomic words like the notes. */
+typedef struct qd_last_call {
+    qd_fingerprint fingerprint;
+    char name[QD_COMM_NAME_BYTES]; /* of the communicator */
+    int64_t inside;                /* 1: it has not completed yet */
+} qd_last_call;
+
 typedef struct qd_wait_board {
     qd_comm_place place;
+    _Atomic uint64_t last[sizeof(qd_last_call) / 8];
     struct {
         _Atomic uint64_t words[sizeof(qd_wait_note) / 8];
     } notes[QD_WAIT_NOTES];
 } qd_wait_board;
 void qd_wait_note_set(qd_wait_board *board, int index, const qd_wait_note *note);
 void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note);
+void qd_last_call_set(qd_transfer *op); /* as the operation starts */
+void qd_last_call_end(qd_transfer *op); /* as it completes */
+/* "at 'step 3, forward block.0', in all-reduce of 100 fp32 (sum), operation 3 of group world": what the
+ * rank with this board did last; "" if it has done nothing. */
+void qd_last_call_text(const qd_wait_board *board, char *text, size_t bytes);
 
 typedef struct qd_queue qd_queue; /* work.h */
 typedef struct qd_comm_device_ops qd_comm_device_ops;
@@ -193,6 +207,10 @@ struct qd_comm_backend_ops {
      * reason only when true [S]. */
     void (*abort)(qd_world *world, const char *reason);
     bool (*aborted)(qd_world *world, int *rank, char *reason, size_t reason_bytes);
+
+    /* Optional: whether a rank is known to be slow for a good reason (a debugger holds it), so that
+     * deadlines do not expire. */
+    bool (*excused)(qd_world *world);
 
     /* Optional: memory that the other ranks reach by address. alloc leaves *memory NULL where
      * ordinary memory is just as good. free returns false if the memory is not from alloc. */

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +25,29 @@ void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note)
         words[i] = atomic_load_explicit(&board->notes[index].words[i], memory_order_relaxed);
     memcpy(note, words, sizeof *note);
     note->name[sizeof note->name - 1] = '\0';
+}
+
+_Static_assert(sizeof(qd_last_call) % 8 == 0, "calls are stored as words");
+
+void qd_last_call_set(qd_transfer *op)
+{
+    qd_world *world = op->comm->world;
+    qd_wait_board *board = world->backend->board(world, world->rank);
+    uint64_t words[sizeof(qd_last_call) / 8];
+    qd_last_call call = {.fingerprint = op->fingerprint, .inside = 1};
+    memcpy(call.name, op->comm->name, sizeof call.name);
+    memcpy(words, &call, sizeof call);
+    for (size_t i = 0; i < sizeof call / 8; i++) atomic_store_explicit(&board->last[i], words[i], memory_order_relaxed);
+}
+
+void qd_last_call_end(qd_transfer *op)
+{
+    qd_world *world = op->comm->world;
+    qd_wait_board *board = world->backend->board(world, world->rank);
+    const size_t at = offsetof(qd_last_call, inside) / 8;
+    /* Another queue may have started an operation since. */
+    if (atomic_load_explicit(&board->last[0], memory_order_relaxed) == op->fingerprint.sequence)
+        atomic_store_explicit(&board->last[at], 0, memory_order_relaxed);
 }
 
 static bool is_message(const qd_fingerprint *fingerprint)
@@ -163,6 +187,20 @@ static const char *call_text(const qd_fingerprint *fingerprint, const char *grou
     snprintf(text, bytes, "%s, %s %llu of group %s", qd_fingerprint_text(fingerprint, what, sizeof what),
              is_message(fingerprint) ? "message" : "operation", (unsigned long long)fingerprint->sequence, group);
     return text;
+}
+
+void qd_last_call_text(const qd_wait_board *board, char *text, size_t bytes)
+{
+    uint64_t words[sizeof(qd_last_call) / 8];
+    qd_last_call call;
+    char place[QD_COMM_PLACE_BYTES], what[192] = "";
+    for (size_t i = 0; i < sizeof call / 8; i++) words[i] = atomic_load_explicit(&board->last[i], memory_order_relaxed);
+    memcpy(&call, words, sizeof call);
+    call.name[sizeof call.name - 1] = '\0';
+    qd_comm_place_get(&board->place, place);
+    if (call.fingerprint.sequence > 0) call_text(&call.fingerprint, call.name, what, sizeof what);
+    snprintf(text, bytes, "%s%s%s%s%s%s", place[0] ? "at '" : "", place, place[0] ? "'" : "", place[0] && what[0] ? ", " : "",
+             !what[0] ? "" : call.inside ? "in " : "after ", what);
 }
 
 qd_status qd_wait_verdict(const qd_transfer *op)

@@ -65,6 +65,7 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
     if (!op->started) {
         op->started = true;
         op->moved_at = 0;
+        qd_last_call_set(op);
         status = qd_op_start(op);
         *moved = true;
     }
@@ -89,6 +90,8 @@ static qd_status op_check_idle(qd_transfer *op, bool holds)
     }
     /* If the job was suspended and continued, the peers had no time to make progress either. */
     op->moved_at += qd_clock_lost(&op->checked_at, now);
+    const qd_comm_backend_ops *backend = op->comm->world->backend;
+    if (backend->excused && backend->excused(op->comm->world)) op->moved_at = now;
     double waited = now - op->moved_at;
     if (waited > deadline) return qd_wait_verdict(op);
     if (waited > NOTE_SECONDS || waited > deadline / 4)
@@ -104,6 +107,7 @@ static void op_end(qd_transfer *op, qd_status status)
         qd_world_fail(comm->world, status); /* the note stays: the others follow it to find the cause */
     else if (op->note >= 0)
         qd_wait_clear(op);
+    if (op->started && status == QD_OK) qd_last_call_end(op);
     if (op->started) {
         qd_op_lock(op);
         qd_op_finish(op);

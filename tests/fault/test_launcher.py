@@ -3,6 +3,7 @@ left.
 ctest: timeout 240
 ctest: processors 2
 """
+import ctypes
 import json
 import os
 import random
@@ -60,7 +61,8 @@ class Faults(program.ProgramTest):
             self.assertLess(time.monotonic() - begin, 10)
             self.assertEqual(run.returncode, 1)
             self.assertEqual(errors.count("\n"), 1, errors)
-            self.assertRegex(errors, rf"^quadrille: .*rank {victim} was killed by signal {int(number)}\b")
+            self.assertRegex(errors, rf"^quadrille: rank {victim} was killed by signal {int(number)} \([A-Z][a-z]+\) at 'step \d+, [a-z]+[^']*', "
+                                     r"(in|after) [a-z-]+.*, (operation|message) \d+ of group \w+")
             self.nothing_left()
 
     def test_several_killed_ranks(self):
@@ -87,6 +89,36 @@ class Faults(program.ProgramTest):
             self.assertEqual(errors.count("\n"), 1, errors)
             self.assertRegex(errors, rf"\brank {victim}\b.*step \d+")
             self.nothing_left()
+
+    def test_stopped_rank_by_default(self):
+        """Without a deadline of the user: within max(5 s, 3 steps), with operation, number and place."""
+        run, ranks = self.start()
+        begin = time.monotonic()
+        os.kill(ranks[1], signal.SIGSTOP)
+        errors = self.finish(run, 30)
+        self.assertLess(time.monotonic() - begin, 6)
+        self.assertEqual(run.returncode, 1)
+        self.assertRegex(errors, r"^quadrille: rank 1 has been stopped by a signal for \d\.\d s at 'step \d+, [^']+', "
+                                 r"(in|after) [a-z-]+.*, (operation|message) \d+ of group \S+; .*\n$")
+        self.nothing_left()
+
+    def test_debugger_is_no_failure(self):
+        """A rank that a debugger holds is not late, for longer than the deadline."""
+        attach, detach = 16, 17  # PTRACE_ATTACH, PTRACE_DETACH
+        ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+        ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+        run, ranks = self.start("run.deadline=2")
+        if ptrace(attach, ranks[1], None, None) != 0:
+            self.skipTest("this system does not allow to trace processes")
+        os.waitpid(ranks[1], 0x40000000)  # __WALL
+        time.sleep(4)
+        self.assertIsNone(run.poll())
+        self.assertEqual(ptrace(detach, ranks[1], None, None), 0)
+        time.sleep(0.5)
+        run.send_signal(signal.SIGINT)
+        errors = self.finish(run, 20)
+        self.assertRegex(errors, r"^quadrille: interrupted after step")
+        self.nothing_left()
 
     def test_slow_rank_is_no_failure(self):
         run, ranks = self.start("run.deadline=10")

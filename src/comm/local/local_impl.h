@@ -137,6 +137,7 @@ typedef struct qd_local_header {
     _Atomic uint64_t cores[QD_LOCAL_CORES / 64]; /* cores that any rank may run on: each rank adds its own when it joins */
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t abort_state; /* 0 none, 1 being written, 2 readable */
     int32_t abort_rank;
+    _Atomic uint32_t excused; /* the launcher sees that a rank is held by a debugger */
     char abort_reason[QD_COMM_REASON_BYTES];
     _Alignas(QD_LOCAL_LINE) _Atomic int32_t slot_members[]; /* (slot_count) members that still hold it; 0: free */
 } qd_local_header;

@@ -404,9 +404,26 @@ static void publish_abort(qd_local_header *header, int rank, const char *reason)
 
 void qd_local_world_mark_dead(qd_local_world *world, int rank, const char *how)
 {
-    char reason[128];
-    snprintf(reason, sizeof reason, "its process is gone (%s)", how);
+    char reason[QD_COMM_REASON_BYTES], last[256];
+    qd_local_world_last(world, rank, last, sizeof last);
+    snprintf(reason, sizeof reason, "its process is gone (%.200s)%s%s", how, last[0] ? " " : "", last);
     publish_abort(world->header, rank, reason);
+}
+
+void qd_local_world_last(const qd_local_world *world, int rank, char *text, size_t bytes)
+{
+    qd_last_call_text(&rank_lines(world->header)[rank].board, text, bytes);
+}
+
+void qd_local_world_excuse(qd_local_world *world, bool excused)
+{
+    atomic_store_explicit(&world->header->excused, excused, memory_order_relaxed);
+}
+
+static bool is_excused(qd_world *world)
+{
+    const qd_local_rank_world *view = world->backend_data;
+    return atomic_load_explicit(&view->header->excused, memory_order_relaxed) != 0;
 }
 
 static void abort_world(qd_world *world, const char *reason)
@@ -649,6 +666,7 @@ static const qd_comm_backend_ops local_backend = {
     .wake = wake,
     .abort = abort_world,
     .aborted = aborted,
+    .excused = is_excused,
     .alloc = qd_local_heap_alloc,
     .free = qd_local_heap_free,
     .shared_bytes = shared_bytes,

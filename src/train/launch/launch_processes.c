@@ -25,10 +25,19 @@ extern char **environ;
 #define SECONDS_TO_RETURN 5.0
 #define SECONDS_TO_TERMINATE 2.0
 
+/* A rank that is stopped (SIGSTOP) for this long, or for so many steps, is given up; run.deadline
+ * still holds where it is less. With the time to notice it, that is within max(5 s, 3 steps). */
+#define SECONDS_STOPPED 4.0
+#define STEPS_STOPPED 2.5
+#define SECONDS_BETWEEN_LOOKS 0.5 /* at the state of the ranks */
+
 typedef struct child {
     pid_t pid; /* 0: not started, or reaped */
+    double stopped_at; /* clock time at which a signal stopped it; 0: it is not stopped */
     qd_status told; /* the failure it has reported */
 } child;
+
+enum { RECENT_STEPS = 15 };
 
 typedef enum phase { PHASE_RUNNING, PHASE_RETURNING, PHASE_TERMINATING, PHASE_KILLING } phase;
 
@@ -45,6 +54,10 @@ typedef struct crew {
     phase phase;
     double next; /* clock time at which the next phase begins */
     int stop_signal; /* sent by the user; 0: none */
+    double step_seconds[RECENT_STEPS]; /* of the last ones */
+    int64_t steps;
+    double looked_at; /* clock time of the last look at the ranks */
+    bool excused;     /* a debugger holds a rank */
     qd_failure failure;
 } crew;
 
@@ -155,6 +168,9 @@ static void enter(crew *c, phase to)
     if (to <= c->phase)
         return;
     c->phase = to;
+    for (int rank = 0; to == PHASE_RETURNING && rank < c->size; rank++)
+        if (c->children[rank].pid > 0 && c->children[rank].stopped_at > 0.0) /* it cannot return */
+            kill(c->children[rank].pid, SIGKILL);
     c->next = qd_clock_now() + (to == PHASE_RETURNING ? SECONDS_TO_RETURN : SECONDS_TO_TERMINATE);
     if (to == PHASE_TERMINATING)
         send_all(c, SIGTERM);
@@ -167,8 +183,10 @@ static void take_reports(crew *c)
     const qd_train_observer *o = c->run->observer;
     qd_report report;
     while (qd_report_receive(c->report[0], &report)) {
-        if (report.kind == QD_REPORT_STEP && o && o->on_step) {
-            o->on_step(o->context, &report.step);
+        if (report.kind == QD_REPORT_STEP) {
+            c->step_seconds[c->steps++ % RECENT_STEPS] = report.step.step_seconds;
+            if (o && o->on_step)
+                o->on_step(o->context, &report.step);
         } else if (report.kind == QD_REPORT_END && o && o->on_end) {
             o->on_end(o->context, &report.end);
         } else if (report.kind == QD_REPORT_NOTE && o && o->on_note) {
@@ -187,7 +205,7 @@ static void take_reports(crew *c)
 /* Records a rank that failed. If it ended silently, its wait status is the message. */
 static void note_death(crew *c, int rank, int wait_status)
 {
-    char how[160], message[256];
+    char how[160], last[256], message[sizeof how + sizeof last + 128];
     if (qd_ended_in_order(c->children[rank].told))
         return;
     int number = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
@@ -198,7 +216,8 @@ static void note_death(crew *c, int rank, int wait_status)
     qd_local_world_mark_dead(c->world, rank, how);
     /* Ranks that we terminated ourselves are not reported. */
     if (c->children[rank].told == QD_OK && c->phase < PHASE_TERMINATING && c->stop_signal == 0) {
-        snprintf(message, sizeof message, "rank %d %s%s", rank, how,
+        qd_local_world_last(c->world, rank, last, sizeof last);
+        snprintf(message, sizeof message, "rank %d %s%s%s%s", rank, how, last[0] ? " " : "", last,
                  number == SIGKILL ? "; if no process did that, the machine ran out of memory" : "");
         qd_failure_add(&c->failure, QD_SYSTEM, message, "");
     }
@@ -210,14 +229,81 @@ static void reap(crew *c)
     for (int rank = 0; rank < c->size; rank++) {
         int wait_status = 0;
         child *k = &c->children[rank];
-        if (k->pid <= 0 || waitpid(k->pid, &wait_status, WNOHANG) != k->pid)
+        if (k->pid <= 0 || waitpid(k->pid, &wait_status, WNOHANG | WUNTRACED | WCONTINUED) != k->pid)
             continue;
+        if (WIFSTOPPED(wait_status) || WIFCONTINUED(wait_status)) {
+            k->stopped_at = WIFSTOPPED(wait_status) ? qd_clock_now() : 0.0;
+            continue;
+        }
         k->pid = 0;
         c->alive--;
         take_reports(c); /* its last report was sent before it ended */
         if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
             note_death(c, rank, wait_status);
     }
+}
+
+static int compare_seconds(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* How long a rank may be stopped. */
+static double most_stopped(const crew *c)
+{
+    double recent[RECENT_STEPS], deadline = c->run->config.deadline;
+    int count = c->steps < RECENT_STEPS ? (int)c->steps : RECENT_STEPS;
+    memcpy(recent, c->step_seconds, sizeof recent);
+    qsort(recent, (size_t)count, sizeof recent[0], compare_seconds);
+    double most = count > 0 && STEPS_STOPPED * recent[count / 2] > SECONDS_STOPPED ? STEPS_STOPPED * recent[count / 2] : SECONDS_STOPPED;
+    return most < deadline ? most : deadline;
+}
+
+/* Whether a debugger has attached itself to the process. */
+static bool is_traced(pid_t pid)
+{
+    char path[64], line[128];
+    long tracer = 0;
+    snprintf(path, sizeof path, "/proc/%ld/status", (long)pid);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "TracerPid: %ld", &tracer) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return tracer != 0;
+}
+
+/* A rank that stays stopped although this process runs will not come back by itself; in a suspended
+ * job this process is suspended too. A debugger, in contrast, is used on purpose: while it holds a
+ * rank, no deadline expires. */
+static void look_at_ranks(crew *c)
+{
+    double now = qd_clock_now(), most = most_stopped(c);
+    bool suspended = now - c->looked_at > 4 * SECONDS_BETWEEN_LOOKS, traced = false;
+    c->looked_at = now;
+    for (int rank = 0; rank < c->size && c->phase == PHASE_RUNNING; rank++) {
+        child *k = &c->children[rank];
+        bool held = k->pid > 0 && is_traced(k->pid);
+        traced = traced || held;
+        if (k->pid <= 0 || k->stopped_at == 0.0)
+            continue;
+        if (held || suspended)
+            k->stopped_at = now;
+        if (now - k->stopped_at < most)
+            continue;
+        char last[256], message[512];
+        qd_local_world_last(c->world, rank, last, sizeof last);
+        snprintf(message, sizeof message, "rank %d has been stopped by a signal for %.1f s %s; kill -CONT %ld would have continued it",
+                 rank, now - k->stopped_at, last, (long)k->pid);
+        qd_failure_add(&c->failure, QD_TIMEOUT, message, "");
+        qd_local_world_mark_dead(c->world, rank, "stopped by a signal");
+        enter(c, PHASE_RETURNING);
+    }
+    if (traced != c->excused)
+        qd_local_world_excuse(c->world, traced);
+    c->excused = traced;
 }
 
 /* The first signal asks the ranks to stop after their step. A second SIGINT kills them, and so does
@@ -249,14 +335,20 @@ static void supervise(crew *c)
 {
     if (atomic_load(c->run->stop) != 0) /* arrived before signals were watched */
         take_stop(c, atomic_load(c->run->stop));
+    c->looked_at = qd_clock_now();
     while (c->alive > 0) {
         struct pollfd files[] = {{.fd = c->signals, .events = POLLIN}, {.fd = c->report[0], .events = POLLIN}};
         double left = c->next - qd_clock_now();
-        int wait = c->phase == PHASE_RUNNING || c->phase == PHASE_KILLING ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
+        int wait = c->phase == PHASE_KILLING   ? -1
+                   : c->phase == PHASE_RUNNING ? (int)(1000 * SECONDS_BETWEEN_LOOKS)
+                   : left > 0                  ? (int)(left * 1000) + 1
+                                               : 0;
         poll(files, 2, wait);
         take_signals(c);
         take_reports(c);
         reap(c);
+        if (qd_clock_now() - c->looked_at >= SECONDS_BETWEEN_LOOKS)
+            look_at_ranks(c);
         if (c->phase != PHASE_RUNNING && c->phase != PHASE_KILLING && qd_clock_now() >= c->next)
             enter(c, c->phase + 1);
     }

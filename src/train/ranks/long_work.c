@@ -1,10 +1,10 @@
 /* Runs work in a thread while the ranks keep communicating. */
 #include "train/ranks/long_work.h"
 
-#include <pthread.h>
+#include "base/thread.h"
+
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct job {
     qd_long_work work;
@@ -33,11 +33,7 @@ static void *run(void *argument)
 /* Waits at most a quarter of a second. */
 static bool wait_a_little(job *j)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 250 * 1000 * 1000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    const struct timespec until = qd_cond_until(0.25);
     pthread_mutex_lock(&j->lock);
     while (!j->done && pthread_cond_timedwait(&j->ended, &j->lock, &until) == 0)
         continue;
@@ -58,8 +54,9 @@ static qd_status keep_in_touch(qd_comm *comm, job *j)
 
 static qd_status work_in_thread(qd_comm *comm, qd_long_work work, void *context)
 {
-    job j = {.work = work, .context = context, .lock = PTHREAD_MUTEX_INITIALIZER, .ended = PTHREAD_COND_INITIALIZER};
+    job j = {.work = work, .context = context, .lock = PTHREAD_MUTEX_INITIALIZER};
     pthread_t thread;
+    qd_cond_init(&j.ended);
     int error = pthread_create(&thread, NULL, run, &j);
     if (error != 0) { /* neither this rank nor the others may wait for each other */
         QD_TRY(keep_in_touch(comm, NULL));

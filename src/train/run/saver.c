@@ -2,13 +2,12 @@
  * saver.h. */
 #include "train/run/saver.h"
 
+#include "base/thread.h"
 #include "train/ranks/long_work.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef enum phase { PHASE_IDLE, PHASE_WRITING, PHASE_COMMITTING } phase;
 
@@ -123,11 +122,7 @@ static void join_job(qd_saver *s)
 /* Whether the work has ended; waits for it at most a quarter of a second. */
 static bool job_ended(job *j, bool wait)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += wait ? 250 * 1000 * 1000 : 0;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
+    const struct timespec until = qd_cond_until(0.25);
     pthread_mutex_lock(&j->lock);
     while (wait && !j->done && pthread_cond_timedwait(&j->ended, &j->lock, &until) == 0)
         continue;
@@ -254,7 +249,7 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
     s->keep = keep;
     s->best = -1;
     pthread_mutex_init(&s->job.lock, NULL);
-    pthread_cond_init(&s->job.ended, NULL);
+    qd_cond_init(&s->job.ended);
     qd_status status = build(s, root, snapshot);
     if (status != QD_OK) {
         qd_saver_destroy(s);
