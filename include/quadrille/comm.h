@@ -69,8 +69,8 @@ QD_API qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm);
 /* Marks a rank as dead, for example how = "killed by signal 9": pending and later operations of the
  * other ranks return QD_REMOTE. */
 QD_API void qd_local_world_mark_dead(qd_local_world *world, int rank, const char *how);
-/* What a rank did last, for messages about one that can no longer report it: "at 'step 3, forward
- * block.0', in all-reduce of 100 fp32 (sum), operation 3 of group world"; "" if nothing is known. */
+/* What a rank did last, for messages about one that can no longer report it: "at 'step 3, norm', in
+ * all-reduce of 100 fp32 (sum), operation 3 of group world"; "" if nothing is known. */
 QD_API void qd_local_world_last(const qd_local_world *world, int rank, char *text, size_t bytes);
 /* While a rank is held for a good reason, for example by a debugger, no deadline expires. */
 QD_API void qd_local_world_excuse(qd_local_world *world, bool excused);

@@ -123,8 +123,8 @@ void qd_wait_note_set(qd_wait_board *board, int index, const qd_wait_note *note)
 void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note);
 void qd_last_call_set(qd_transfer *op); /* as the operation starts */
 void qd_last_call_end(qd_transfer *op); /* as it completes */
-/* "at 'step 3, forward block.0', in all-reduce of 100 fp32 (sum), operation 3 of group world": what the
- * rank with this board did last; "" if it has done nothing. */
+/* "at 'step 3, norm', in all-reduce of 100 fp32 (sum), operation 3 of group world": what the rank
+ * with this board did last; "" if it has done nothing. */
 void qd_last_call_text(const qd_wait_board *board, char *text, size_t bytes);
 
 typedef struct qd_queue qd_queue; /* work.h */

@@ -218,6 +218,14 @@ static const qd_option options_table[] = {
      "from"},
     {"run.resume", QD_OPTION_BOOL, "false", 0, 0, NULL,
      "resume from the newest valid checkpoint in run.dir, on the same or a different layout", "resume"},
+    {"run.check_replicas", QD_OPTION_INT, "-1", -1, 1e12, NULL,
+     "steps between comparisons of the weights and optimizer state of replicas, which are also compared before each checkpoint; 0: "
+     "never; -1: 100 on CPUs, never on GPUs",
+     NULL},
+    {"run.on_difference", QD_OPTION_ENUM, "stop", 0, 0, "stop|heal",
+     "if replicas differ, stop: the run ends and names the rank; heal: of three or more, the rank that the majority contradicts gets "
+     "the tensors of the others",
+     NULL},
     {"run.restarts", QD_OPTION_INT, "0", 0, 1e6, NULL,
      "how often local ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
      "journal",
@@ -497,6 +505,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->save_overlap = qd_options_int(o, "run.save_overlap");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
+    c->check_replicas = qd_options_int(o, "run.check_replicas");
+    c->heal = qd_options_enum(o, "run.on_difference") == 1;
     c->restarts = qd_options_int(o, "run.restarts");
     if (c->restarts > 0 && !c->save)
         return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
@@ -505,6 +515,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
     QD_TRY(qd_device_check_model(c->strategy.traits, &c->model));
+    if (c->check_replicas < 0)
+        c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
     c->kernels = qd_options_enum(o, "run.kernels") == 0 ? NULL : qd_options_string(o, "run.kernels");
     if (c->kernels && strcmp(c->device, "cpu") != 0)
         return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);

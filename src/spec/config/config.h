@@ -58,6 +58,8 @@ typedef struct qd_config {
     int64_t save_overlap; /* steps after which training waits for it */
     int keep;
     bool resume;
+    int64_t check_replicas; /* steps between comparisons of replicas; 0: none */
+    bool heal;           /* replicas that differ are repaired from the majority */
     int64_t restarts;    /* of local ranks after a failure */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */

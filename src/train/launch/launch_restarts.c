@@ -45,6 +45,7 @@ static const char *cause_of(qd_status status)
     case QD_NO_MEMORY: return "out of memory";
     case QD_IO: return "input or output";
     case QD_NOT_FINITE: return "not finite";
+    case QD_DIFFERENT: return "replicas differ";
     default: return NULL; /* configuration, damaged files, a signal, a folder in use */
     }
 }

@@ -238,12 +238,36 @@ static qd_status poll_save(qd_rank_run *s, bool wait)
     return QD_OK;
 }
 
+/* Collective: compares replicas, once per step. If they differ and are not healed, all ranks end:
+ * the state is wrong on at least one of them. */
+static qd_status compare_replicas(qd_rank_run *s)
+{
+    char healed[512], text[600];
+    int64_t step = qd_trainer_position(s->trainer).step;
+    if (!s->replicas || s->compared == step)
+        return QD_OK;
+    s->compared = step;
+    qd_status status = qd_replicas_compare(s->replicas, s->run->config.heal, healed);
+    if (healed[0] != '\0') {
+        snprintf(text, sizeof text, "after step %lld, %s", (long long)step, healed);
+        qd_rank_note(s, text);
+    }
+    if (status != QD_DIFFERENT)
+        return status;
+    s->agreed = true;
+    if (qd_comm_rank(s->world) == 0)
+        return qd_error_prefix(status, "after step %lld, ", (long long)step);
+    qd_error_clear();
+    return status;
+}
+
 /* Collective. Only one save is in progress; the last one of a run, and one without memory for a
  * copy, is waited for. */
 static qd_status save(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     QD_TRY(poll_save(s, true));
+    QD_TRY(compare_replicas(s));
     const char *unsynced = qd_metrics_sync(s->metrics);
     if (unsynced)
         qd_rank_note(s, unsynced);
@@ -262,6 +286,7 @@ qd_status qd_rank_run_save(qd_rank_run *s)
     QD_TRY(poll_save(s, true));
     if (s->kept == step)
         return QD_OK;
+    QD_TRY(compare_replicas(s));
     qd_metrics_sync(s->metrics);
     QD_TRY(begin_save(s));
     QD_TRY(qd_saver_poll(s->saver, true, &report));
@@ -355,6 +380,8 @@ qd_status qd_rank_run_start(qd_rank_run *s)
         QD_TRY(qd_run_load_weights(s));
     }
     QD_TRY(qd_rank_agree(s, qd_long_work_run(s->control, replace_run, s)));
+    if (run->config.check_replicas > 0 && qd_comm_size(s->world) > 1)
+        QD_TRY(qd_replicas_create(s->trainer, s->control, &s->replicas));
     QD_TRY(qd_rank_agree(s, open_saver(s)));
     QD_TRY(qd_rank_agree(s, qd_run_folder_open(s)));
     QD_TRY(note_shared_memory(s));
@@ -502,6 +529,8 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     s->end.tokens += output.tokens;
     QD_TRY(end_saving(s, note_skipped(s, step, &output)));
     QD_TRY(ask_ranks(s));
+    if (c->check_replicas > 0 && step % c->check_replicas == 0)
+        QD_TRY(compare_replicas(s));
     if (!s->saver)
         return QD_OK;
     bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps ||
@@ -612,6 +641,7 @@ void qd_rank_run_close(qd_rank_run *s)
     qd_metrics_destroy(s->metrics);
     qd_recorder_destroy(s->recorder);
     qd_saver_destroy(s->saver);
+    qd_replicas_destroy(s->replicas);
     qd_trainer_destroy(s->trainer);
     qd_trace_destroy(s->trace);
     qd_validation_close(&s->validation);

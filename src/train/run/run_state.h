@@ -8,6 +8,7 @@
 #include "train/record/recorder.h"
 #include "train/record/validation.h"
 #include "train/run/metrics.h"
+#include "train/run/replicas.h"
 #include "train/run/run.h"
 #include "train/run/run_corpus.h"
 #include "train/run/saver.h"
@@ -30,6 +31,8 @@ typedef struct qd_rank_run {
     bool other_validation;    /* the losses of earlier parts of the run are of another text */
     int64_t best_saving, best_kept; /* steps of the checkpoint of the best loss: being written, and complete; -1: none */
     qd_saver *saver; /* with a run folder */
+    qd_replicas *replicas; /* NULL: not compared */
+    int64_t compared; /* step after which they were compared last */
     qd_trace *trace;
     char *config_text; /* rank 0: effective.yaml, which checkpoints contain too */
     qd_metrics *metrics; /* rank 0 with a run folder */
