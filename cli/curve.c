@@ -75,7 +75,7 @@ static void put_axis(FILE *out, const canvas *c, int64_t first, int64_t last)
     fprintf(out, "\n%*s  %s%*s%s\n", LABEL, "", left, gap > 1 ? gap : 1, "", right);
 }
 
-void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, int columns, int rows)
+void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, int64_t last, int columns, int rows)
 {
     bool utf8 = cli_utf8();
     canvas c = {.cell_width = utf8 ? 2 : 1, .cell_height = utf8 ? 4 : 1};
@@ -103,5 +103,5 @@ void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, i
         before = y;
     }
     put_rows(out, &c, low, high);
-    put_axis(out, &c, first, first + count - 1);
+    put_axis(out, &c, first, last);
 }

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Draws values[0 .. count), one per step from step `first` on. A column shows the mean of its
- * steps. */
-void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, int columns, int rows);
+/* Draws values[0 .. count), evenly spread over the steps `first` to `last`. A column shows the mean
+ * of its values. */
+void curve_draw(FILE *out, const double *values, int64_t count, int64_t first, int64_t last, int columns, int rows);
 #endif

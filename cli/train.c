@@ -6,9 +6,10 @@
 #include <quadrille/config.h>
 #include <quadrille/train.h>
 #include <signal.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+
+enum { MOST_LOSSES = 8192 }; /* even */
 
 typedef struct view {
     const qd_options *options;
@@ -18,8 +19,9 @@ typedef struct view {
     double begin, shown; /* seconds: first step, last time the line was drawn */
     int64_t first_step;  /* 1, or later in a resumed run; 0: none yet */
     double validation;   /* the last loss; 0: none yet */
-    double *losses;
-    int64_t count, capacity;
+    double losses[MOST_LOSSES]; /* for the curve: means over `every` steps each */
+    double pending, first_loss; /* sum of the steps that make up the next value; loss of the first step */
+    int64_t count, every, waiting, last_step;
 } view;
 
 static const char NOTHING_KEPT[] = "nothing of this run is kept; --dir FOLDER keeps checkpoints, metrics and configuration";
@@ -71,17 +73,22 @@ static void on_start(void *context, const qd_train_summary *s)
     v->begin = now();
 }
 
-static void keep_loss(view *v, double loss)
+/* In constant memory: when the list is full, pairs of values become one. */
+static void keep_loss(view *v, int64_t step, double loss)
 {
-    if (v->count == v->capacity) {
-        int64_t capacity = v->capacity ? v->capacity * 2 : 1024;
-        double *grown = realloc(v->losses, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return; /* the curve ends early */
-        v->losses = grown;
-        v->capacity = capacity;
-    }
-    v->losses[v->count++] = loss;
+    v->last_step = step;
+    v->pending += loss;
+    if (++v->waiting < v->every)
+        return;
+    v->losses[v->count++] = v->pending / (double)v->every;
+    v->pending = 0.0;
+    v->waiting = 0;
+    if (v->count < MOST_LOSSES)
+        return;
+    v->count /= 2;
+    v->every *= 2;
+    for (int64_t i = 0; i < v->count; i++)
+        v->losses[i] = 0.5 * (v->losses[2 * i] + v->losses[2 * i + 1]);
 }
 
 /* A line in several lengths: shorter forms drop MFU, the norm, the speed, the validation loss and
@@ -138,9 +145,11 @@ static void rewrite_line(view *v, const qd_train_step *s)
 static void on_step(void *context, const qd_train_step *s)
 {
     view *v = context;
-    if (v->first_step == 0)
+    if (v->first_step == 0) {
         v->first_step = s->step;
-    keep_loss(v, s->loss);
+        v->first_loss = s->loss;
+    }
+    keep_loss(v, s->step, s->loss);
     bool validated = s->validation_tokens > 0;
     if (validated)
         v->validation = s->validation_loss;
@@ -208,12 +217,12 @@ static void on_end(void *context, const qd_train_end *e)
     close_line(v);
     putchar('\n');
     int columns = cli_columns(stdout);
-    curve_draw(stdout, v->losses, v->count, v->first_step, columns > 0 && columns < 84 ? columns - 14 : 70, 8);
+    curve_draw(stdout, v->losses, v->count, v->first_step, v->last_step, columns > 0 && columns < 84 ? columns - 14 : 70, 8);
     qd_text_count(e->seconds > 0.0 ? e->tokens / e->seconds : 0.0, rate, sizeof rate);
     qd_text_seconds(e->seconds, seconds, sizeof seconds);
     qd_text_bytes(e->allocated_bytes, allocated, sizeof allocated);
     qd_text_bytes(e->resident_bytes, resident, sizeof resident);
-    printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->count > 0 ? v->losses[0] : 0.0);
+    printf("\nloss     %.4f after step %lld (first %.4f)\n", e->loss, (long long)e->steps, v->first_loss);
     if (e->best >= 0)
         printf("best     validation loss %.4f after step %lld\n", e->best_loss, (long long)e->best);
     printf("speed    %s tokens/s over %s\n", rate, seconds);
@@ -309,7 +318,7 @@ static qd_status run(cli_call *call)
     if (!call->config) /* a CONFIG replaces the saved configuration */
         QD_TRY(qd_train_resume_options(call->options));
     QD_TRY(qd_train_from_options(call->options));
-    view v = {.options = call->options, .columns = cli_columns(stdout),
+    view v = {.options = call->options, .columns = cli_columns(stdout), .every = 1,
               .log_every = qd_options_int(call->options, "run.log_every")};
     const qd_train_observer text = {.size = sizeof text,
                                     .context = &v,
@@ -329,7 +338,6 @@ static qd_status run(cli_call *call)
     qd_status status = qd_train(call->options, call->argv, qd_options_bool(call->options, "json") ? &json : &text);
     signal(SIGPIPE, SIG_IGN); /* the run has ended: a failed write must not change its exit status */
     close_line(&v);
-    free(v.losses);
     return status;
 }
 

@@ -34,6 +34,11 @@ qd_status qd_model_validate(const qd_model *m)
     double width = (double)m->hidden + (double)m->heads * m->head_dim + (double)m->ffn;
     if ((double)m->layers * (double)m->hidden * width + (double)m->vocab * (double)m->hidden > 1e15)
         return QD_FAIL(QD_USAGE, "model.layers, hidden, ffn and vocab make more than 10^15 parameters together: lower one of them");
+    /* Lists of tensors are built next. Llama 3 405B has about 1,100, DeepSeek V3 45,000. */
+    const double most_tensors = 1e6, tensors = (double)m->layers * (12.0 + 3.0 * (double)m->moe.experts);
+    if (tensors > most_tensors)
+        return QD_FAIL(QD_USAGE, "model.layers=%d with model.experts=%d make about %.3g tensors, and at most %.0f are supported: lower one "
+                                 "of them", (int)m->layers, (int)m->moe.experts, tensors, most_tensors);
     if (m->heads % m->kv_heads != 0)
         return QD_FAIL(QD_USAGE, "model.heads (%d) must be a multiple of model.kv_heads (%d)", m->heads, m->kv_heads);
     if (m->head_dim % 2 != 0 || m->head_dim > 256)

@@ -80,6 +80,11 @@ class Errors(program.ProgramTest):
         self.refuse(self.small("--dp", "65536", "--tp", "65536", "--pp", "65536", "--cp", "65536"), "2^31")
         self.refuse(self.small("--ranks", "16"), "train.global_batch (8) is less", "multiple of 16")
         self.refuse(self.small("model.hidden=33"), "model.hidden")
+        # Refused before lists of tensors are built, which took 31 s and 7 GB.
+        self.refuse(self.small("model.layers=100", "model.experts=65536"), "model.experts=65536", "1.97e+07 tensors", "at most 1000000")
+        self.refuse(self.small("model.layers=100000"), "model.layers=100000", "tensors")
+        # The proof took time in the square of the layers: 13 s for these.
+        self.ok(self.run_program("check", *self.small("model.layers=5000")[1:], timeout=30))
         self.refuse(self.small("model.vocab=100"), "model.vocab", "256")
         self.refuse(self.small("--model", "llama-tinny"), "llama-tiny")
         self.assertNotIn("did you mean", self.refuse(self.small("--model", "nope"), "'nope'", "help models").stderr)

@@ -417,6 +417,9 @@ static void end(proof_run *r)
 qd_status qd_proof_step(qd_proof *proof, proof_program *of)
 {
     proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger, .loss_by = -1, .norm_by = -1};
+    r.tied = -1;
+    for (int i = 0; i < r.ledger->param_count; i++)
+        r.tied = r.ledger->params[i].tied_to >= 0 ? i : r.tied;
     qd_status status = begin(&r);
     for (; r.index < r.program->action_count && status == QD_OK; r.index++) {
         r.action = &r.program->actions[r.index];

@@ -13,14 +13,6 @@ static int64_t element_count(const proof_run *r, int buffer)
     return r->program->buffers[buffer].bytes / (int64_t)qd_dtype_size(r->program->strategy.grad);
 }
 
-static int tied_param(const proof_run *r)
-{
-    for (int i = r->ledger->param_count - 1; i >= 0; i--)
-        if (r->ledger->params[i].tied_to >= 0)
-            return i;
-    return -1;
-}
-
 /* The first held parameter that ends after an element of a whole, or sharded, buffer. */
 static int first_held(const proof_run *r, int64_t element, bool sharded)
 {
@@ -45,7 +37,7 @@ qd_status qd_proof_gradients_alloc(proof_run *r, int buffer)
     bool parts = b->kind == QD_BUFFER_PART && b->sharded;
     m->count = 0;
     if (b->kind == QD_BUFFER_TIED_GRAD) {
-        int tied = tied_param(r);
+        int tied = r->tied;
         if (tied < 0)
             return QD_OK;
         int64_t count = s->count[tied] > 0 ? s->count[tied] : element_count(r, buffer);
@@ -317,7 +309,7 @@ static qd_status add_tied(proof_run *r)
 {
     const qd_action *a = r->action;
     const qd_storage *s = &r->program->storage;
-    int tied = tied_param(r), from = a->use[QD_USE_TIED_GRAD];
+    int tied = r->tied, from = a->use[QD_USE_TIED_GRAD];
     if (tied < 0 || from < 0 || r->memory[from].count == 0)
         return qd_proof_action_fail(r, tied, 0, -1, "there is no second gradient of a tied parameter");
     const proof_gradient *g = &r->memory[from].pieces[0].gradient;
@@ -333,7 +325,7 @@ static qd_status transfer_tied(proof_run *r)
 {
     const qd_action *a = r->action;
     proof_memory *m = &r->memory[a->buffer];
-    int count, at = qd_proof_memory_range(m, a->first, a->first + a->count, &count), tied = tied_param(r);
+    int count, at = qd_proof_memory_range(m, a->first, a->first + a->count, &count), tied = r->tied;
     if (at < 0)
         return no_memory();
     QD_TRY(touch(r, a->buffer, at, count));
@@ -368,7 +360,7 @@ static qd_status transfer_tied(proof_run *r)
  * parameter. */
 static int terms(const proof_run *r, int param)
 {
-    int writers = r->proof->writers[param], tied = tied_param(r);
+    int writers = r->proof->writers[param], tied = r->tied;
     if (tied >= 0 && r->ledger->params[tied].tied_to == param)
         writers += r->proof->writers[tied];
     return writers * r->program->strategy.micro_batches;

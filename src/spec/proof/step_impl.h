@@ -38,6 +38,7 @@ typedef struct proof_run {
     bool *summed;                     /* per parameter: an op has summed its squares */
     int *held;                        /* untied parameters that the rank holds, in order */
     int held_count;
+    int tied;                      /* the parameter that is tied to another one; -1: none */
     int gathered[QD_FAMILY_COUNT]; /* times that SQUARES of other ranks were gathered */
     qd_group sums[4];              /* groups over which SUMS has been reduced */
     int sum_count;
