@@ -1,6 +1,7 @@
 """Names that a new user tries: commands of other programs and slips, each with the call that does
 what was meant. Keys, values and presets: tests/unit/spec/test_spec_names.c."""
 import json
+import math
 import os
 import sys
 import unittest
@@ -85,6 +86,29 @@ class Names(program.ProgramTest):
         for line in self.on_terminal("help", "models", columns=80).splitlines():  # in a pipe one line each, for grep
             self.assertLessEqual(len(line), 80, line)
         self.assertIn(" \\\n", self.on_terminal("help", "plan", columns=80))  # an example that a shell still understands
+
+    def test_epochs(self):
+        """Steps follow from the data, on ranks of every kind, and when a run resumes."""
+        with open(self.corpus, "rb") as file:
+            windows = (len(file.read()) - 1) // 32
+
+        def steps(epochs):
+            return math.ceil(epochs * windows / 8)
+        for ranks in ([], ["--ranks", "2"], ["--ranks", "2", "run.ranks_as=threads"]):
+            self.ok(self.run_program(*self.small("--epochs", "0.05", *ranks, "--dir", "run", "--overwrite")))
+            self.assertEqual(len(self.metrics("run")), steps(0.05))
+        if program.MPIRUN:
+            self.ok(self.run_program(*self.small("--epochs", "0.05", "--dir", "mpi"), launcher=[program.MPIRUN, "--oversubscribe", "-n", "2"]))
+            self.assertEqual(len(self.metrics("mpi")), steps(0.05))
+        # The same losses as with the number of steps: the learning rate follows the length.
+        self.ok(self.run_program(*self.small("--steps", str(steps(0.05)), "--dir", "same", "--ranks", "2", "run.ranks_as=threads")))
+        self.assertEqual(self.numbers("run"), self.numbers("same"))
+        self.ok(self.run_program("train", "--resume", "--dir", "run", "--epochs", "0.1"))
+        self.assertEqual(len(self.metrics("run")), steps(0.1))
+        self.ok(self.run_program("train", "--resume", "--dir", "run", "--steps", str(steps(0.1) + 1)))  # instead of the epochs of the file
+        self.assertEqual(len(self.metrics("run")), steps(0.1) + 1)
+        self.one_line(self.run_program(*self.small("--epochs", "1", "--steps", "3")), 2, "train.steps (3)", "train.epochs (1)")
+        self.one_line(self.run_program(*self.small("--epochs", "0.01", "train.warmup=1000")), 2, "train.epochs=0.01", "train.warmup=")
 
     def test_init(self):
         """The file is complete, commented and loads; train, check and others find it."""

@@ -69,8 +69,7 @@ static const qd_synonym synonyms[] = {
     {"max_steps num_steps n_steps total_steps train_steps training_steps num_train_steps max_iters train_iters num_iters num_iterations "
      "max_iterations iterations iters n_iters",
      "train.steps", NULL, NULL},
-    {"epochs num_epochs n_epochs max_epochs num_train_epochs epoch", NULL, NULL,
-     "train.steps counts steps: {N} x the sequences of the data, which quadrille train prints, / train.global_batch"},
+    {"num_epochs n_epochs max_epochs num_train_epochs epoch", "train.epochs", NULL, NULL},
     {"max_tokens total_tokens train_tokens num_tokens training_tokens token_budget", NULL, NULL,
      "train.steps counts steps: {the tokens} / (train.global_batch x data.seq)"},
     {"train_samples num_samples", NULL, NULL, "train.steps counts steps: {the samples} / train.global_batch"},

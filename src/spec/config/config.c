@@ -42,6 +42,8 @@ static const qd_option options_table[] = {
     {"data.seq", QD_OPTION_INT, "256", 1, 1e8, NULL, "sequence length in tokens", "seq"},
 
     {"train.steps", QD_OPTION_INT, "100", 1, 1e12, NULL, "optimizer steps", "steps"},
+    {"train.epochs", QD_OPTION_FLOAT, "0", 0, 1e9, NULL,
+     "passes over the training data, instead of train.steps: steps of train.global_batch sequences, rounded up; 0: train.steps", "epochs"},
     {"train.global_batch", QD_OPTION_INT, "32", 1, 1e9, NULL, "sequences per step, over all ranks", NULL},
     {"train.micro_batch", QD_OPTION_INT, "0", 0, 1e9, NULL, "sequences that a rank computes at once; 0: all of its share", NULL},
     {"train.eval_every", QD_OPTION_STRING, "0", 0, 0, NULL,
@@ -301,6 +303,50 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     return qd_model_validate(m);
 }
 
+/* Warmup and decay fit into the steps. */
+static qd_status check_schedule_length(qd_optim *c)
+{
+    if (c->warmup > c->steps)
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) is longer than train.steps (%lld): set train.warmup=%lld (a tenth of the steps is usual), or "
+                       "train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->steps, (long long)(c->steps / 10), (long long)c->warmup);
+    if (c->decay_steps == 0)
+        c->decay_steps = c->steps / 5;
+    if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
+        return QD_FAIL(QD_USAGE,
+                       "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together: set "
+                       "train.warmup=%lld and train.decay_steps=%lld, or train.steps to at least %lld",
+                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps, (long long)(c->steps / 10),
+                       (long long)(c->steps / 5), (long long)(c->warmup + c->decay_steps));
+    return QD_OK;
+}
+
+static bool given(const qd_options *o, const char *key)
+{
+    return strcmp(qd_options_origin(o, key), "command line") == 0;
+}
+
+bool qd_config_by_epochs(const qd_options *o)
+{
+    bool steps = qd_options_is_set(o, "train.steps") && given(o, "train.steps") && !given(o, "train.epochs");
+    return qd_options_float(o, "train.epochs") > 0.0 && !steps;
+}
+
+qd_status qd_config_set_length(qd_config *c, int64_t windows)
+{
+    if (c->epochs <= 0.0)
+        return QD_OK;
+    double steps = ceil(c->epochs * (double)windows / (double)c->global_batch);
+    if (steps > 1e12)
+        return QD_FAIL(QD_USAGE, "train.epochs=%g of %lld sequences are more than 1e12 steps", c->epochs, (long long)windows);
+    c->steps = c->optimizer.steps = steps < 1.0 ? 1 : (int64_t)steps;
+    qd_status status = check_schedule_length(&c->optimizer);
+    return status == QD_OK ? QD_OK
+                           : qd_error_prefix(status, "train.epochs=%g of %lld sequences are %lld steps: ", c->epochs, (long long)windows,
+                                             (long long)c->steps);
+}
+
 static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
 {
     *c = (qd_optim){
@@ -325,19 +371,8 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
     };
     if (c->min_lr > c->lr)
         return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
-    if (c->warmup > c->steps)
-        return QD_FAIL(QD_USAGE,
-                       "train.warmup (%lld) is longer than train.steps (%lld): set train.warmup=%lld (a tenth of the steps is usual), or "
-                       "train.steps to at least %lld",
-                       (long long)c->warmup, (long long)c->steps, (long long)(c->steps / 10), (long long)c->warmup);
-    if (c->decay_steps == 0)
-        c->decay_steps = c->steps / 5;
-    if (c->warmup + c->decay_steps > c->steps && c->schedule == QD_LR_WSD)
-        return QD_FAIL(QD_USAGE,
-                       "train.warmup (%lld) and train.decay_steps (%lld) are longer than train.steps (%lld) together: set "
-                       "train.warmup=%lld and train.decay_steps=%lld, or train.steps to at least %lld",
-                       (long long)c->warmup, (long long)c->decay_steps, (long long)c->steps, (long long)(c->steps / 10),
-                       (long long)(c->steps / 5), (long long)(c->warmup + c->decay_steps));
+    if (!qd_config_by_epochs(o)) /* otherwise once the length is known */
+        QD_TRY(check_schedule_length(c));
     if (c->kind != QD_OPTIM_SGD && c->momentum != 0.0)
         return QD_FAIL(QD_USAGE, "train.momentum belongs to train.optimizer=sgd; AdamW has train.beta1, Muon train.muon_momentum");
     if (c->muon_lr > 0.0 && c->lr <= 0.0)
@@ -481,6 +516,10 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     QD_TRY(resolve_sharding(o, &c->strategy));
     c->global_batch = qd_options_int(o, "train.global_batch");
     c->steps = c->optimizer.steps;
+    c->epochs = qd_config_by_epochs(o) ? qd_options_float(o, "train.epochs") : 0.0;
+    if (c->epochs > 0.0 && qd_options_is_set(o, "train.steps") && given(o, "train.steps") == given(o, "train.epochs"))
+        return QD_FAIL(QD_USAGE, "train.steps (%lld) and train.epochs (%g) both set the length of the run: keep one of them",
+                       (long long)c->steps, c->epochs);
     c->seed = (uint64_t)qd_options_int(o, "train.seed");
     c->data = (qd_data_config){
         .path = qd_options_string(o, "data.path"),

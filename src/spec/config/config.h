@@ -39,7 +39,8 @@ typedef struct qd_config {
     qd_pipeline pipeline;       /* strings belong to the options */
     qd_optim optimizer;
     int64_t global_batch; /* sequences per step */
-    int64_t steps;
+    int64_t steps;  /* with epochs: only after qd_config_set_length() */
+    double epochs;  /* 0: train.steps sets the length */
     uint64_t seed;
     qd_data_config data;
     qd_evaluation_config evaluation;
@@ -73,6 +74,12 @@ typedef struct qd_config {
 /* Resolves the options. `world` > 0 overrides parallel.ranks (the number of processes that mpirun
  * started). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
+/* Whether train.epochs sets the length of the run and not train.steps: one of the command line
+ * overrides one of a file. */
+bool qd_config_by_epochs(const qd_options *options);
+/* With train.epochs, sets the steps once the data is known: windows of training data. May be called
+ * again with the same number. QD_USAGE if warmup or decay do not fit. */
+qd_status qd_config_set_length(qd_config *config, int64_t windows);
 
 /* Whether the run evaluates its model while it trains. */
 static inline bool qd_config_validates(const qd_config *config)

@@ -228,7 +228,7 @@ done:
 }
 
 typedef struct readying {
-    const qd_run *run;
+    qd_run *run;
     const qd_train_observer *observer;
     qd_run_summary *summary;
 } readying;

@@ -38,8 +38,9 @@ static void put_value(const qd_options *options, const qd_option *option, qd_str
 void qd_launch_config_put(const qd_options *options, qd_strbuf *text)
 {
     qd_option_table table = qd_config_table();
+    const char *overridden = qd_config_by_epochs(options) ? "train.steps" : "train.epochs"; /* origins are lost on the way */
     for (int i = 0; i < table.count; i++) {
-        if (!qd_options_is_set(options, table.options[i].key))
+        if (!qd_options_is_set(options, table.options[i].key) || strcmp(table.options[i].key, overridden) == 0)
             continue;
         qd_strbuf_printf(text, "%s=", table.options[i].key);
         put_value(options, &table.options[i], text);

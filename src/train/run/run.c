@@ -86,7 +86,7 @@ static void note_examples(const qd_config *c, const qd_train_observer *observer,
         observer->on_note(observer->context, text);
 }
 
-qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary)
+qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary)
 {
     qd_run_corpus corpus;
     watcher w = {observer, stop};
@@ -97,8 +97,11 @@ qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *ob
     summary->shown.samples = qd_data_windows(corpus.data);
     if (config->data.examples)
         note_examples(config, observer, corpus.data);
+    status = qd_config_set_length(config, summary->shown.samples);
+    summary->shown.steps = config->steps;
     qd_data *text = NULL;
-    status = qd_run_corpus_open_evaluation(config, &corpus, &(qd_run_corpus_progress){report_progress, &w}, &text);
+    if (status == QD_OK)
+        status = qd_run_corpus_open_evaluation(config, &corpus, &(qd_run_corpus_progress){report_progress, &w}, &text);
     qd_data_close(text);
     qd_run_corpus_close(&corpus);
     return status == QD_INTERRUPTED ? tell_early_end(atomic_load(stop)) : status;
@@ -367,6 +370,11 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     QD_TRY(qd_comm_split(s->world, 0, qd_comm_rank(s->world), "control", &s->control));
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
     QD_TRY(qd_common_data(s->control, "data.path", s->corpus.data, run->config.strategy.seq, &s->agreed));
+    if (run->config.epochs > 0.0) { /* the run is shared by ranks as threads */
+        s->with_length = *run;
+        s->run = run = &s->with_length;
+        QD_TRY(qd_rank_agree(s, qd_config_set_length(&s->with_length.config, qd_data_windows(s->corpus.data))));
+    }
     QD_TRY(open_validation(s));
     qd_batch_source source = qd_data_source(s->corpus.data);
     const bool loads = run->config.resume || run->config.weights[0] != '\0';

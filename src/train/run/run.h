@@ -32,9 +32,10 @@ qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int 
 qd_status qd_run_resume_check(const qd_config *config);
 
 /* Once, in the first process, before the ranks run: trains the tokenizer and tokenizes the text
- * where the configuration asks for it. Fills in the samples of the summary. A signal in `stop`, as
+ * where the configuration asks for it. Fills in the samples of the summary and, with train.epochs,
+ * the steps of the configuration. A signal in `stop`, as
  * in qd_run, ends it early: QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
-qd_status qd_run_make_ready(const qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary);
+qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary);
 
 /* All of these for a run whose ranks are on this machine, in the process that starts them. Fills
  * `config` and the summary; run->options and run->stop are set. */

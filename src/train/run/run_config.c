@@ -64,6 +64,14 @@ qd_status qd_run_config_text(const qd_options *options, const qd_config *config,
         r.status = qd_model_put(&config->model, r.options);
     if (!program && !qd_options_is_set(options, "parallel.ranks"))
         qd_options_leave_out(r.options, "parallel.ranks"); /* mpirun or srun may set it */
+    if (program) {
+        put_int(&r, "train.steps", config->steps);
+        put_text(&r, "train.epochs", "0");
+    } else if (config->epochs > 0.0) {
+        qd_options_leave_out(r.options, "train.steps");
+    } else {
+        put_text(&r, "train.epochs", "0"); /* train.steps of the command line overrides it */
+    }
     if (config->pipeline.file && config->pipeline.file[0] != '\0')
         put_text(&r, "parallel.schedule", "file");
     /* Training with a copy of the file must not replace or resume a run by accident. */

@@ -21,6 +21,7 @@ typedef char qd_run_file[PATH_MAX];
 
 typedef struct qd_rank_run {
     const qd_run *run;
+    qd_run with_length; /* train.epochs: the same with its number of steps */
     qd_comm *world;
     qd_comm *control; /* for agreement, separate from the program's traffic and its statistics */
     qd_run_corpus corpus;

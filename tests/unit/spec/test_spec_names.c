@@ -99,6 +99,7 @@ static const struct {
     /* transformers and DeepSpeed */
     {"per_device_train_batch_size=4", "'train.micro_batch=4'"},
     {"max_steps=1000", "'train.steps=1000'"},
+    {"num_train_epochs=3", "'train.epochs=3'"},
     {"warmup_ratio=0.1", "train.warmup counts steps: 0.1 x train.steps"},
     {"lr_scheduler_type=cosine", "'train.schedule=cosine'"},
     {"lr_scheduler_type=polynomial", "did you mean 'train.schedule'?"},
