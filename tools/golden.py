@@ -87,6 +87,12 @@ CASES = {
     "mistral-window-packed": {**LLAMA, **dims(2, 24, 4, 2, 8, 32, 307, 30, 30), "tied": True, "hf_type": "mistral", "window": 7,
                               "packed": True},
     "qwen2-windows": {**QWEN2, **dims(5, 16, 2, 2, 10, 24, 307, 23, 23), "tied": True, "window": 4, "window_from": 1, "full_every": 3},
+    "llama-dynamic": {**LLAMA, **dims(2, 24, 4, 1, 10, 32, 307, 22, 13), "tied": True, "rope_base": 100.0,
+                      "rope_scaling": {"type": "dynamic", "factor": 3.0, "original_max_seq": 13}},
+    # Every third layer without positions; the transformers counterpart is SmolLM3.
+    "llama-nope": {**LLAMA, **dims(3, 24, 4, 1, 10, 24, 307, 22, 22), "tied": True, "nope_every": 3, "window": 6, "window_from": 1},
+    "llama-local-base": {**LLAMA, **dims(3, 24, 4, 2, 12, 32, 307, 22, 22), "tied": True, "window": 6, "full_every": 2,
+                         "rope_local_base": 30.0, "rope_fraction": 0.5, "rope_scaling": LINEAR},
     "llama-softcap": {**LLAMA, **dims(2, 24, 4, 2, 6, 32, 307, 21, 21), "tied": True, "window": 6, "full_every": 2, "score_softcap": 0.8,
                       "score_scale": 0.9},
 }
@@ -129,11 +135,15 @@ def parameter_shapes(c):
     return shapes
 
 
-def rope_frequencies(c):
-    """(head_dim / 2) float64; linear scaling divides all by `factor`, Llama 3 the low ones, and blends in between."""
-    half = c["head_dim"] // 2
-    freq = [c["rope_base"] ** (-i / half) for i in range(half)]
-    s = c["rope_scaling"]
+def rope_frequencies(c, local=False):
+    """(rotated elements / 2) float64; linear scaling divides all by `factor`, Llama 3 the low ones, and blends in between. Local:
+    of layers with windows, with a base of their own and not scaled."""
+    dims = int(c["head_dim"] * c.get("rope_fraction", 1.0))
+    half, s, base = dims // 2, None if local else c["rope_scaling"], c["rope_local_base"] if local else c["rope_base"]
+    if s and s["type"] == "dynamic":
+        longer = max(c["seq"] / s["original_max_seq"], 1.0)
+        base, s = base * (s["factor"] * longer - (s["factor"] - 1)) ** (dims / (dims - 2)), None
+    freq = [base ** (-i / half) for i in range(half)]
     if s is None or s["type"] == "linear":
         return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
     if s["type"] == "yarn":
@@ -167,14 +177,20 @@ def rope_scale(c):
 
 
 def rotate(x, cos, sin):
-    """x (B, heads, T, head_dim): pairs (i, i + head_dim/2)."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    """x (B, heads, T, head_dim): pairs (i, i + n/2) of the first n elements."""
+    rest = x[..., 2 * cos.shape[-1]:]
+    a, b = x[..., :2 * cos.shape[-1]].chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
 def has_window(c, layer):
     every = c.get("full_every", 0)
     return c.get("window", 0) > 0 and layer >= c.get("window_from", 0) and not (every and (layer + 1) % every == 0)
+
+
+def has_rope(c, layer):
+    every = c.get("nope_every", 0)
+    return c["position"] == "rope" and not (every and (layer + 1) % every == 0)
 
 
 def visible(c, doc_start, layer):
@@ -205,8 +221,10 @@ def loss_of(c, p, tokens, targets, doc_start):
     if c["position"] == "learned":
         x = x + p["embed.positions.weight"][: c["seq"]]
     else:
-        angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c))
-        cos, sin = (rope_scale(c) * angle.cos()).to(x.dtype), (rope_scale(c) * angle.sin()).to(x.dtype)
+        def turns(local):
+            angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c, local))
+            scale = 1.0 if local else rope_scale(c)
+            return (scale * angle.cos()).to(x.dtype), (scale * angle.sin()).to(x.dtype)
     for i in range(c["layers"]):
         mask = visible(c, doc_start, i)
         block = f"block.{i}."
@@ -214,7 +232,8 @@ def loss_of(c, p, tokens, targets, doc_start):
         q = heads(linear(block + "attn.q", y), c["heads"])
         k = heads(linear(block + "attn.k", y), c["kv_heads"])
         v = heads(linear(block + "attn.v", y), c["kv_heads"])
-        if c["position"] == "rope":
+        if has_rope(c, i):
+            cos, sin = turns(has_window(c, i) and bool(c.get("rope_local_base")))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = c["heads"] // c["kv_heads"]  # query head h reads key head h / group
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -425,6 +444,8 @@ def hf_model(c):
     s = c["rope_scaling"]
     if s and s["type"] == "linear":
         rope.update(rope_type="linear", factor=s["factor"])
+    elif s and s["type"] == "dynamic":
+        rope.update(rope_type="dynamic", factor=s["factor"])
     elif s and s["type"] == "yarn":
         rope.update({"rope_type": "yarn", "original_max_position_embeddings": s["original_max_seq"],
                      **{key: s[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor") if key in s}})
@@ -432,7 +453,8 @@ def hf_model(c):
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral" else "Qwen3" if c.get("qk_norm") else "Llama"
+    kind = ("Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
+            else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
@@ -440,10 +462,13 @@ def hf_model(c):
         attn_implementation="eager")
     if kind == "Mistral":
         options["sliding_window"] = c.get("window")
-    elif kind == "Qwen2" and c.get("window"):
+    elif kind == "SmolLM3":
+        options["no_rope_layers"] = [int(has_rope(c, i)) for i in range(c["layers"])]
+        options["pad_token_id"] = None
+    if kind in ("Qwen2", "SmolLM3") and c.get("window"):
         options.update(use_sliding_window=True, sliding_window=c["window"],
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
-    elif kind == "Llama":
+    if kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope
@@ -525,8 +550,8 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         metadata, tensors = load(path)
         c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
-        if runner is run_hf and c.get("score_softcap"):
-            print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap")
+        if runner is run_hf and (c.get("score_softcap") or c.get("rope_local_base")):
+            print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap, and one rotary base")
             continue
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")

@@ -297,14 +297,19 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
     if (part != 1.0)
         REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
                FILE_OF(r), part);
-    const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0;
-    if (llama3 || yarn || linear)
+    const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0,
+               dynamic = strcmp(kind, "dynamic") == 0;
+    if (llama3 || yarn || linear || dynamic)
         rope->factor = needed(&s, where, "factor", "model.rope_factor");
     else if (strcmp(kind, "default") != 0)
-        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'llama3' and 'yarn' can be imported",
+        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'dynamic', 'llama3' and 'yarn' can be imported",
                FILE_OF(r), where, kind);
     if (linear)
         rope->scaling = QD_ROPE_LINEAR;
+    if (dynamic) { /* scales from the model's positions on, whatever the original length */
+        rope->scaling = QD_ROPE_DYNAMIC;
+        rope->original_seq = positions;
+    }
     if (llama3)
         read_llama3(&s, where, rope);
     if (yarn)

@@ -50,6 +50,9 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
 {
     if (m->score_scale > 0.0 || m->score_softcap > 0.0)
         return cannot("its Llama and GPT-2 divide scores by sqrt(head_dim), without a soft-cap (model.score_scale, score_softcap)");
+    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || m->rope.nope_every > 0 || qd_rope_is_local(m)))
+        return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
+                      "rope_local_base)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
@@ -137,7 +140,8 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
     put_windows(w, f, m);
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
-    static const char *const types[] = {[QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear", [QD_ROPE_YARN] = "yarn"};
+    static const char *const types[] = {[QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear", [QD_ROPE_YARN] = "yarn",
+                                        [QD_ROPE_DYNAMIC] = "dynamic"};
     qd_json_object_begin(w, "rope_scaling");
     qd_json_put_string(w, "rope_type", types[m->rope.scaling]);
     qd_json_put_real(w, "factor", m->rope.factor);
@@ -151,7 +155,7 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
         if (m->rope.attention_factor > 0.0)
             qd_json_put_real(w, "attention_factor", m->rope.attention_factor);
     }
-    if (m->rope.scaling != QD_ROPE_LINEAR)
+    if (m->rope.scaling == QD_ROPE_LLAMA3 || m->rope.scaling == QD_ROPE_YARN)
         qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
     qd_json_end(w);
 }
@@ -208,6 +212,8 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     qd_model theirs = *m;
     if (theirs.max_seq == 0)
         theirs.max_seq = o->positions;
+    if (m->rope.scaling == QD_ROPE_DYNAMIC)
+        theirs.max_seq = m->rope.original_seq; /* from there on it scales */
     if (qd_hf_has_experts(f) && f->defaults.moe.ffn == 0)
         theirs.ffn = m->moe.ffn; /* Mixtral has one width for both */
     put_fields(&w, f, &theirs);

@@ -179,15 +179,16 @@ typedef struct qd_norm_backward_args {
     qd_dtype dtype, param_dtype, grad_dtype;
 } qd_norm_backward_args;
 
-/* Rotary embedding: rotates pairs (i, i + head_dim/2) of `heads` heads in each row of x, in place,
- * by the angle of the row's position (positions[row], or row % seq if NULL). table: (max positions,
- * head_dim/2, 2) fp32, cosine then sine. inverse: backward pass. */
+/* Rotary embedding: rotates pairs (i, i + dims/2) of the first `dims` elements of `heads` heads in
+ * each row of x, in place, by the angle of the row's position (positions[row], or row % seq if
+ * NULL). table: (max positions, dims/2, 2) fp32, cosine then sine. inverse: backward pass. */
 typedef struct qd_rope_args {
     void *x;
     const float *table;
     const int32_t *positions;
     int64_t rows, seq, row_stride; /* row_stride in elements */
     int heads, head_dim;
+    int dims; /* 0: head_dim */
     bool inverse;
     qd_dtype dtype;
 } qd_rope_args;

@@ -109,19 +109,37 @@ double qd_residual_std(const qd_model *m)
 
 qd_val qd_attention_gqa(qd_layer *b, qd_val x)
 {
-    return qd_attention_in(b, x, 0);
-}
-
-int64_t qd_layer_window(const qd_layer *b)
-{
-    for (int i = 0; i < b->op_count; i++)
-        if (b->ops[i].kind == QD_DECL_ATTENTION)
-            return b->ops[i].window;
-    return 0;
+    return qd_attention_as(b, x, 0);
 }
 
 qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window)
 {
+    return qd_attention_as(b, x, window > 0 ? QD_ATTENTION_WINDOW : 0);
+}
+
+int qd_attention_variant(const qd_model *m, int layer)
+{
+    bool unrotated = m->position == QD_POSITION_ROPE && !qd_model_has_rope(m, layer);
+    return (qd_model_has_window(m, layer) ? QD_ATTENTION_WINDOW : 0) | (unrotated ? QD_ATTENTION_NO_ROPE : 0);
+}
+
+const qd_decl_op *qd_layer_op(const qd_layer *b, qd_decl_kind kind)
+{
+    for (int i = 0; i < b->op_count; i++)
+        if (b->ops[i].kind == kind)
+            return &b->ops[i];
+    return NULL;
+}
+
+int64_t qd_layer_window(const qd_layer *b)
+{
+    const qd_decl_op *op = qd_layer_op(b, QD_DECL_ATTENTION);
+    return op ? op->window : 0;
+}
+
+qd_val qd_attention_as(qd_layer *b, qd_val x, int variant)
+{
+    const bool windowed = (variant & QD_ATTENTION_WINDOW) != 0;
     const qd_model *m = b->model;
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     const qd_linear_part qkv[] = {{"attn.q", q, QD_SPLIT_ROWS}, {"attn.k", kv, QD_SPLIT_KV}, {"attn.v", kv, QD_SPLIT_KV}};
@@ -132,9 +150,11 @@ qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window)
         op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", m->head_dim, QD_INIT_ONE, QD_SPLIT_HEADS);
         x = qd_declare_op(b, op, "qkv", q + 2 * kv);
     }
-    if (m->position == QD_POSITION_ROPE)
-        x = qd_declare_op(b, (qd_decl_op){QD_DECL_ROPE, .x = x, .y = -1}, "qkv_turned", q + 2 * kv);
-    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1, .window = window}, "attended", q);
+    if (m->position == QD_POSITION_ROPE && !(variant & QD_ATTENTION_NO_ROPE)) {
+        qd_decl_op op = {QD_DECL_ROPE, .x = x, .y = -1, .local = windowed && qd_rope_is_local(m)};
+        x = qd_declare_op(b, op, "qkv_turned", q + 2 * kv);
+    }
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1, .window = windowed ? m->window : 0}, "attended", q);
     return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->out_bias, qd_residual_std(m), "attn_branch");
 }
 

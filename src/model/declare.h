@@ -80,6 +80,7 @@ typedef struct qd_decl_op {
     qd_weight weight, weight2;
     int site;       /* dropout: index among the dropouts of the module */
     int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
+    bool local;     /* rope: the angles of layers with windows (model.rope_local_base) */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
@@ -123,10 +124,16 @@ double qd_residual_std(const qd_model *m);
 /* Grouped-query attention with all its parameters; per-head norms and rotary positions if the model
  * has them. */
 qd_val qd_attention_gqa(qd_layer *b, qd_val x);
-/* The same within a window: a token attends to the last `window` tokens, itself included; 0: to
- * all. */
+/* What the attention of a model's layers may differ in: a variant is a set of these. Window: a
+ * token attends to the last model.window tokens, itself included. No rope: queries and keys are not
+ * rotated. */
+enum { QD_ATTENTION_WINDOW = 1, QD_ATTENTION_NO_ROPE = 2, QD_ATTENTION_VARIANTS = 4 };
+int qd_attention_variant(const qd_model *m, int layer);
+qd_val qd_attention_as(qd_layer *b, qd_val x, int variant); /* qd_attention_gqa is variant 0 */
+/* For families whose layers differ in the window only; 0: none. */
 qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window);
-int64_t qd_layer_window(const qd_layer *b); /* the window of its attention; 0: none */
+const qd_decl_op *qd_layer_op(const qd_layer *b, qd_decl_kind kind); /* its first op of this kind; NULL: it has none */
+int64_t qd_layer_window(const qd_layer *b);                          /* the window of its attention; 0: none */
 /* The dense MLP: up, activation, down; with a gated activation, gate and up are one GEMM. */
 qd_val qd_mlp(qd_layer *b, qd_val x);
 /* Router, routed experts (gated MLPs) and shared experts. */

@@ -72,7 +72,7 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_SCALED: return m->rope.scaling != QD_ROPE_NONE;
     case QD_WHEN_LLAMA3: return m->rope.scaling == QD_ROPE_LLAMA3;
     case QD_WHEN_YARN: return m->rope.scaling == QD_ROPE_YARN;
-    case QD_WHEN_ORIGINAL: return m->rope.scaling == QD_ROPE_LLAMA3 || m->rope.scaling == QD_ROPE_YARN;
+    case QD_WHEN_ORIGINAL: return m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LINEAR;
     case QD_WHEN_WINDOW: return m->window > 0;
     case QD_WHEN_EXPERTS: return m->moe.experts > 0;
     default: return true;

@@ -50,19 +50,21 @@
  * wavelengths below original_seq / high_factor are kept, those in between are blended. yarn:
  * frequencies that turn fewer than beta_slow times in original_seq tokens are divided by `factor`,
  * those that turn more than beta_fast times are kept, those in between are blended by their index;
- * rotated queries and keys are multiplied by attention_factor. */
+ * rotated queries and keys are multiplied by attention_factor. dynamic: sequences longer than
+ * original_seq have a larger base, shorter ones are not scaled. */
 #define QD_ROPE_FIELDS(F, I) \
     F(REAL, base, "rope_base", "10000", QD_RANGE(1.000001, 1e12), NULL, NULL, ALWAYS, "base of the rotary embedding") \
-    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3|linear|yarn"), "rope_scaling.type", NULL, ALWAYS, \
+    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3|linear|yarn|dynamic"), "rope_scaling.type", NULL, \
+      ALWAYS, \
       "scaling of the rotary embedding for long contexts") \
     F(REAL, factor, "rope_factor", "8", QD_RANGE(1, 1e6), "rope_scaling.factor", NULL, SCALED, \
-      "scaling: divisor of the frequencies; llama3, yarn: of the low ones") \
+      "scaling: divisor of the frequencies; llama3, yarn: of the low ones; dynamic: how fast the base grows with the sequence") \
     F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: lower bound of the blend") \
     F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: upper bound of the blend") \
     F(SIZE, original_seq, "rope_original_seq", "8192", QD_RANGE(1, 1e9), "rope_scaling.original_max_seq", NULL, ORIGINAL, \
-      "llama3 and yarn scaling: context length of the original training") \
+      "llama3 and yarn scaling: context length of the original training; dynamic: length from which on it scales") \
     F(REAL, beta_fast, "rope_beta_fast", "32", QD_RANGE(1e-6, 1e6), "rope_scaling.beta_fast", NULL, YARN, \
       "yarn scaling: turns from which on frequencies are kept") \
     F(REAL, beta_slow, "rope_beta_slow", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.beta_slow", NULL, YARN, \
@@ -70,7 +72,13 @@
     F(FLAG, truncate, "rope_truncate", "true", QD_ANY, "rope_scaling.truncate", NULL, YARN, \
       "yarn scaling: the bounds of the blend are whole indices") \
     F(REAL, attention_factor, "rope_attention_factor", "0", QD_RANGE(0, 1e3), "rope_scaling.attention_factor", NULL, YARN, \
-      "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1")
+      "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1") \
+    F(REAL, local_base, "rope_local_base", "0", QD_RANGE(0, 1e12), NULL, NULL, WINDOW, \
+      "window: base of the rotary embedding of layers that have it, without scaling (Gemma 3); 0: that of the others") \
+    F(REAL, fraction, "rope_fraction", "1", QD_RANGE(0, 1), NULL, NULL, ALWAYS, \
+      "share of each head that is rotated, its first elements; the others carry no position") \
+    F(INT, nope_every, "nope_every", "0", QD_RANGE(0, 100000), NULL, NULL, ALWAYS, \
+      "every n-th layer has no rotary embedding (4: every fourth; SmolLM3); 0: all have it")
 
 /* Attention scores. In a layer with a window, a token attends to the last `window` tokens, itself
  * included: layers from window_from on, without every full_every-th of all layers. */

@@ -3,8 +3,6 @@
 
 #include <math.h>
 
-#define TWO_PI 6.283185307179586
-
 static qd_status need_positive(const char *key, int64_t value)
 {
     if (value < 1)
@@ -45,14 +43,7 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.head_dim is %d: it must be even and at most 256", m->head_dim);
     if (m->position == QD_POSITION_LEARNED)
         QD_TRY(need_positive("max_seq", m->max_seq));
-    if (m->position == QD_POSITION_ROPE && !(m->rope.base > 1.0))
-        return QD_FAIL(QD_USAGE, "model.rope_base is %g: it must be above 1", m->rope.base);
-    if (m->rope.scaling != QD_ROPE_NONE && !(m->rope.factor >= 1.0))
-        return QD_FAIL(QD_USAGE, "model.rope_factor is %g: it must be at least 1", m->rope.factor);
-    if (m->rope.scaling == QD_ROPE_LLAMA3 && !(m->rope.high_factor > m->rope.low_factor && m->rope.original_seq > 0))
-        return QD_FAIL(QD_USAGE, "model.rope_scaling=llama3 needs rope_high_factor > rope_low_factor and rope_original_seq >= 1");
-    if (m->rope.scaling == QD_ROPE_YARN && !(m->rope.beta_fast >= m->rope.beta_slow && m->rope.beta_slow > 0.0 && m->rope.original_seq > 0))
-        return QD_FAIL(QD_USAGE, "model.rope_scaling=yarn needs rope_beta_fast >= rope_beta_slow and rope_original_seq >= 1");
+    QD_TRY(qd_rope_validate(m));
     if (m->window < 0 || m->window_from < 0 || m->full_every < 0)
         return QD_FAIL(QD_USAGE, "model.window, window_from and full_every must not be negative");
     if (m->window > 0 && m->window_from >= m->layers)
@@ -126,56 +117,4 @@ double qd_model_attention_flops(const qd_model *m, int64_t seq)
 float qd_model_score_scale(const qd_model *m)
 {
     return m->score_scale > 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)m->head_dim);
-}
-
-static double llama3_frequency(const qd_rope *r, double frequency)
-{
-    double wavelength = TWO_PI / frequency, original = (double)r->original_seq;
-    if (wavelength > original / r->low_factor)
-        return frequency / r->factor;
-    if (wavelength < original / r->high_factor)
-        return frequency;
-    double blend = (original / wavelength - r->low_factor) / (r->high_factor - r->low_factor);
-    return (1.0 - blend) * frequency / r->factor + blend * frequency;
-}
-
-/* The index, as a real number, of the frequency that turns so many times in original_seq tokens. */
-static double index_of_turns(const qd_model *m, double turns)
-{
-    return m->head_dim * log((double)m->rope.original_seq / (turns * TWO_PI)) / (2.0 * log(m->rope.base));
-}
-
-static double yarn_frequency(const qd_model *m, int i, double frequency)
-{
-    const qd_rope *r = &m->rope;
-    double low = index_of_turns(m, r->beta_fast), high = index_of_turns(m, r->beta_slow);
-    low = fmax(r->truncate ? floor(low) : low, 0.0);
-    high = fmin(r->truncate ? ceil(high) : high, m->head_dim - 1.0);
-    if (low == high)
-        high += 0.001;
-    double divided = fmin(fmax((i - low) / (high - low), 0.0), 1.0);
-    return frequency / r->factor * divided + frequency * (1.0 - divided);
-}
-
-void qd_rope_table(const qd_model *m, int64_t seq, float *table)
-{
-    const qd_rope *r = &m->rope;
-    double scale = 1.0;
-    int half = m->head_dim / 2;
-    if (r->scaling == QD_ROPE_YARN)
-        scale = r->attention_factor > 0.0 ? r->attention_factor : 0.1 * log(r->factor) + 1.0;
-    for (int i = 0; i < half; i++) {
-        double frequency = pow(r->base, -2.0 * i / m->head_dim);
-        if (r->scaling == QD_ROPE_LINEAR)
-            frequency /= r->factor;
-        else if (r->scaling == QD_ROPE_LLAMA3)
-            frequency = llama3_frequency(r, frequency);
-        else if (r->scaling == QD_ROPE_YARN)
-            frequency = yarn_frequency(m, i, frequency);
-        for (int64_t t = 0; t < seq; t++) {
-            double angle = (double)t * frequency;
-            table[(t * half + i) * 2 + 0] = (float)(scale * cos(angle));
-            table[(t * half + i) * 2 + 1] = (float)(scale * sin(angle));
-        }
-    }
 }

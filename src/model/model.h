@@ -13,7 +13,7 @@ typedef enum qd_arch { QD_ARCHS(QD_ARCH_ENUMERATOR) QD_ARCH_COUNT } qd_arch;
 /* The words of these enums are in fields.h, in the same order. */
 typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS } qd_norm_kind;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
-typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN } qd_rope_scaling;
+typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN, QD_ROPE_DYNAMIC } qd_rope_scaling;
 typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL } qd_hf_type;
 typedef enum qd_router_kind { QD_ROUTER_SOFTMAX, QD_ROUTER_SIGMOID } qd_router_kind;
 typedef enum qd_balance { QD_BALANCE_SEQUENCE, QD_BALANCE_BATCH } qd_balance;
@@ -59,6 +59,12 @@ static inline bool qd_model_has_window(const qd_model *model, int layer)
     return model->window > 0 && layer >= model->window_from && !(model->full_every > 0 && (layer + 1) % model->full_every == 0);
 }
 
+/* Whether a block rotates its queries and keys. */
+static inline bool qd_model_has_rope(const qd_model *model, int layer)
+{
+    return model->position == QD_POSITION_ROPE && !(model->rope.nope_every > 0 && (layer + 1) % model->rope.nope_every == 0);
+}
+
 /* Factor on attention scores. */
 float qd_model_score_scale(const qd_model *model);
 
@@ -83,8 +89,15 @@ double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 /* The part of attention; causal attention is half of it. */
 double qd_model_attention_flops(const qd_model *model, int64_t seq);
 
-/* Rotary angles: table (seq, head_dim/2, 2) = cosine, sine, times the attention factor of yarn. */
-void qd_rope_table(const qd_model *model, int64_t seq, float *table);
+/* rope.c: rotary embeddings. */
+qd_status qd_rope_validate(const qd_model *model); /* a part of qd_model_validate */
+int qd_rope_dims(const qd_model *model);           /* elements of a head that are rotated */
+bool qd_rope_is_local(const qd_model *model);      /* layers with windows have a table of their own */
+/* Number of tables, (seq, qd_rope_dims) each: none, one, or a second one of layers with windows. */
+int qd_rope_tables(const qd_model *model);
+/* Angles: table (seq, qd_rope_dims / 2, 2) = cosine, sine, times the attention factor of yarn.
+ * local: of the layers with windows. */
+void qd_rope_table(const qd_model *model, int64_t seq, bool local, float *table);
 
 /* Compares all fields that apply to either model; the name is ignored. */
 bool qd_model_equal(const qd_model *a, const qd_model *b);

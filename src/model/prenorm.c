@@ -6,8 +6,8 @@
  * of. */
 #include "model/family.h"
 
-/* A variant is a set of these: the MLP consists of experts; attention has a window. */
-enum { EXPERTS = 1, WINDOW = 2, VARIANTS = 4 };
+/* A variant is one of attention, and whether the MLP consists of experts. */
+enum { EXPERTS = QD_ATTENTION_VARIANTS, VARIANTS = 2 * QD_ATTENTION_VARIANTS };
 
 static void defaults(qd_model *m)
 {
@@ -25,13 +25,13 @@ static void embed(qd_layer *b)
 
 static int variant(const qd_model *m, int layer)
 {
-    return (qd_model_has_experts(m, layer) ? EXPERTS : 0) | (qd_model_has_window(m, layer) ? WINDOW : 0);
+    return qd_attention_variant(m, layer) | (qd_model_has_experts(m, layer) ? EXPERTS : 0);
 }
 
 static void block(qd_layer *b, int which)
 {
     qd_val x = qd_input(b);
-    qd_val attention = qd_attention_in(b, qd_norm(b, x, "attn_norm", "attn_normed"), which & WINDOW ? b->model->window : 0);
+    qd_val attention = qd_attention_as(b, qd_norm(b, x, "attn_norm", "attn_normed"), which & (EXPERTS - 1));
     x = qd_residual(b, x, attention, "attn_dropped", "residual");
     qd_val normed = qd_norm(b, x, "mlp_norm", "mlp_normed");
     qd_val mlp = which & EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);

@@ -17,6 +17,7 @@ static qd_status rope(const qd_op_call *c, const int32_t *positions, bool invers
         .row_stride = call_stride(c, QD_ROPE_X),
         .heads = c->op->heads + c->op->kv_heads,
         .head_dim = m->head_dim,
+        .dims = qd_rope_dims(m),
         .inverse = inverse,
         .dtype = call_dtype(c, QD_ROPE_X),
     });

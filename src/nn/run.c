@@ -127,7 +127,7 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     case QD_SLOT_GRAD_IN: return f->use[QD_USE_GRAD_IN];
     case QD_SLOT_GRAD_OUT: return f->use[QD_USE_GRAD_OUT];
     case QD_SLOT_INPUT: return f->use[QD_USE_INPUT];
-    case QD_SLOT_ROPE: return (void *)(uintptr_t)f->rope;
+    case QD_SLOT_ROPE: return (void *)((uintptr_t)f->rope + (uintptr_t)(slot->param * qd_slot_bytes(slot)));
     case QD_SLOT_LOSS: return f->loss;
     case QD_SLOT_CACHE: return f->cache ? f->cache + qd_program_cache_offset(p, p->ledger->modules[f->module].layer) : NULL;
     case QD_SLOT_LOGITS: return f->logits;

@@ -112,6 +112,8 @@ static void cache_equals_forward(void **state)
                                          /* caches of 5 + 31 and 80 rows; of 40 + 31; the window is
                                           * longer than the text */
                                          LLAMA "model.window=5 model.full_every=2 model.score_softcap=3 ", LLAMA "model.window=40 ",
+                                         LLAMA "model.window=5 model.window_from=1 model.rope_local_base=40 model.rope_fraction=0.5 ",
+                                         LLAMA "model.nope_every=2 model.rope_scaling=dynamic model.rope_original_seq=30 ",
                                          LLAMA "model.window=79 model.score_scale=0.6 "};
     for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
         enum { N = 75 };

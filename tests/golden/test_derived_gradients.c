@@ -52,6 +52,8 @@ static const struct {
     {LLAMA "model.rope_scaling=yarn model.rope_original_seq=8 model.rope_attention_factor=1.5 ", NULL, false, false},
     {LLAMA "model.window=3 ", NULL, true, false},
     {LLAMA "model.layers=3 model.window=2 model.full_every=2 model.score_softcap=0.7 model.score_scale=0.9 ", NULL, false, false},
+    {LLAMA "model.layers=3 model.window=3 model.full_every=2 model.rope_local_base=20 model.rope_fraction=0.7 ", NULL, false, false},
+    {LLAMA "model.layers=3 model.nope_every=2 model.rope_scaling=dynamic model.rope_original_seq=4 ", NULL, true, false},
     {GPT2, NULL, false, false},
     {GPT2 "model.activation=gelu model.tied=false model.dropout=0.2 ", NULL, true, false},
     {GPT2 "model.activation=swiglu model.qkv_bias=false model.head_dim=10 ", NULL, false, false},

@@ -17,7 +17,8 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "llama-packed", "llama-qkv-bias", "llama-muon", "gpt2-muon", "qwen2-tied-linear", "qwen2-untied",
                                      "mistral-linear", "mistral-tied", "llama-attention-bias", "llama-mlp-bias", "llama-biases",
                                      "qwen2-yarn", "llama-yarn",
-    "mistral-window", "mistral-window-packed", "qwen2-windows", "llama-softcap",
+    "mistral-window", "mistral-window-packed", "qwen2-windows", "llama-softcap", "llama-dynamic", "llama-nope",
+    "llama-local-base",
 };
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {

@@ -203,6 +203,7 @@ static void test_types(void **state)
                   "\"original_max_position_embeddings\": 32768}"},
         {"llama", "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4.0, \"beta_fast\": 16, \"beta_slow\": 2, "
                   "\"truncate\": false, \"attention_factor\": 1.25}"},
+        {"llama", "\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}, \"max_position_embeddings\": 64"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
     };
@@ -288,7 +289,8 @@ static void test_rope_refused(void **state)
         {"\"rope_scaling\": {\"type\": \"linear\", \"rope_type\": \"default\"}", "linear"},
         {"\"rope_scaling\": {\"type\": \"linear\"}", "factor"},
         {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}", "factor"},
-        {"\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}", "dynamic"},
+        {"\"rope_scaling\": {\"type\": \"dynamic\"}", "factor"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "longrope"},
         {"\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2.0}", "longrope"},
         {"\"rope_scaling\": {\"type\": \"yarn\"}", "factor"},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 1, \"beta_slow\": 32}", "rope_beta_fast"},

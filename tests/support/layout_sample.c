@@ -23,6 +23,9 @@ const layout_model layout_families[] = {
      0}, /* Qwen2, windows from a layer on */
     {SIZES "model.kv_heads=2 data.seq=23 model.window=4 model.full_every=2 model.score_softcap=2 model.score_scale=0.7 model.tied=true ", 4,
      0}, /* the attention of Gemma 2 */
+    {SIZES "model.kv_heads=1 model.head_dim=12 data.seq=22 model.window=6 model.full_every=2 model.rope_local_base=50 "
+           "model.rope_fraction=0.5 model.nope_every=3 " LINEAR,
+     4, 0}, /* two rotary bases, partial, layers without positions */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

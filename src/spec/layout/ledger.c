@@ -35,6 +35,23 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
     return qd_tensor_check_param(&l->mesh, p);
 }
 
+/* A family that ignores the fields by which layers differ would compute another model. */
+static qd_status check_attention(const qd_ledger *l, const qd_family *family, int layer, const qd_layer *decl)
+{
+    const qd_model *m = &l->model;
+    const qd_decl_op *rope = qd_layer_op(decl, QD_DECL_ROPE);
+    if (layer < 0)
+        return QD_OK;
+    bool windowed = qd_model_has_window(m, layer);
+    if (qd_layer_window(decl) != (windowed ? m->window : 0))
+        return QD_FAIL(QD_UNSUPPORTED, "the %s family does not declare the window of layer %d: set model.window=0", family->name, layer);
+    if (m->rope.nope_every > 0 && (rope != NULL) != qd_model_has_rope(m, layer))
+        return QD_FAIL(QD_UNSUPPORTED, "the %s family declares the same positions in all layers: set model.nope_every=0", family->name);
+    if (rope && rope->local != (windowed && qd_rope_is_local(m)))
+        return QD_FAIL(QD_UNSUPPORTED, "the %s family declares the same angles in all layers: set model.rope_local_base=0", family->name);
+    return QD_OK;
+}
+
 /* Creates the modules with their declarations: embedding, layers, head. */
 static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *arena)
 {
@@ -64,9 +81,7 @@ static qd_status add_modules(qd_ledger *l, const qd_family *family, qd_arena *ar
         qd_layer *decl = &l->decls[module->decl];
         if (!decl->model)
             QD_TRY(qd_family_declare(family, &l->model, module->decl, arena, decl));
-        if (module->layer >= 0 && qd_layer_window(decl) != (qd_model_has_window(&l->model, module->layer) ? l->model.window : 0))
-            return QD_FAIL(QD_UNSUPPORTED, "the %s family does not declare the window of layer %d: set model.window=0", family->name,
-                           module->layer);
+        QD_TRY(check_attention(l, family, module->layer, decl));
         module->param_begin = l->param_count;
         module->param_count = decl->param_count;
         l->param_count += decl->param_count;

@@ -111,7 +111,7 @@ typedef enum qd_slot_kind {
     /* Tokens, targets (in generation: positions) and document starts: (3, rows) int32; more with
      * cp, see qd_context_select. */
     QD_SLOT_INPUT,
-    QD_SLOT_ROPE,     /* table of rotary angles */
+    QD_SLOT_ROPE,     /* table of rotary angles; param 1: that of layers with windows */
     QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim) */
     QD_SLOT_LOGITS,   /* (1, vocab), of the last row */
     QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, number of tokens counted */

@@ -22,7 +22,7 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
                            .tensor = qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_TP)),
                            .tensor_coord = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank),
                            .input = -1,
-                           .rope = -1,
+                           .rope = {-1, -1},
                            .loss = -1};
     w->heads = l->model.heads / tp;
     w->kv_heads = l->model.kv_heads > tp ? l->model.kv_heads / tp : 1;

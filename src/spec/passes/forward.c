@@ -45,9 +45,12 @@ static void rope(lowering *l, const qd_decl_op *d)
     qd_class_writer *w = l->w;
     const qd_class_config *c = w->config;
     int positions = c->context > 0 || w->seq < c->seq ? qd_class_input(w) : -1;
-    if (w->rope < 0)
-        w->rope = qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(c->seq, c->context), w->model->head_dim);
-    QD_CLASS_OP(w, ROPE, (X, l->slot[d->x]), (TABLE, w->rope), (INPUT, positions), (Y, l->slot[d->out]));
+    int *table = &w->rope[d->local];
+    if (*table < 0) {
+        *table = qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(c->seq, c->context), qd_rope_dims(w->model));
+        w->slots[*table].param = d->local;
+    }
+    QD_CLASS_OP(w, ROPE, (X, l->slot[d->x]), (TABLE, *table), (INPUT, positions), (Y, l->slot[d->out]));
 }
 
 static void attention(lowering *l, const qd_decl_op *d)

@@ -34,7 +34,7 @@ typedef struct qd_class_writer {
     qd_group tensor;                /* the ranks of tp; size 1: none */
     int tensor_coord;               /* this rank's position among them */
     int heads, kv_heads;            /* on this rank */
-    int input, rope, loss;          /* slots of the step's inputs and results, -1: not used so far */
+    int input, rope[2], loss;       /* slots of the step's inputs (rope: see QD_SLOT_ROPE) and results, -1: not used so far */
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
     struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
     qd_slot *slots;

@@ -479,7 +479,7 @@ static void add_persistent(builder *b, int64_t moment2)
         qd_build_buffer(b, QD_BUFFER_SUMS, -1, -1, b->ledger->param_count * (int64_t)sizeof(double), true);
     }
     if (m->position == QD_POSITION_ROPE)
-        qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_positions(s->seq, s->context) * m->head_dim * 4, true);
+        qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_rope_tables(m) * qd_positions(s->seq, s->context) * qd_rope_dims(m) * 4, true);
     if (s->context > 0) {
         qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, qd_program_cache_offset(p, m->layers), true);
         qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);

@@ -191,7 +191,7 @@ static qd_status ports(derivation *d, bool begin)
         if (begin)
             d->slots[i].value = slot->kind == QD_SLOT_IN      ? thing(PORT_IN)
                                 : slot->kind == QD_SLOT_INPUT ? thing(INPUTS)
-                                : slot->kind == QD_SLOT_ROPE  ? thing(ROPE_TABLE)
+                                : slot->kind == QD_SLOT_ROPE  ? number(ROPE_TABLE, (uint64_t)slot->param, 0, 0)
                                                               : 0;
         if (!begin && slot->kind == QD_SLOT_OUT)
             out = d->slots[i].value;

@@ -375,7 +375,10 @@ static qd_status columns(derivation *d)
 
 static qd_status rope(derivation *d)
 {
-    QD_TRY(qd_derivation_is_value(d, TABLE, thing(ROPE_TABLE)));
+    const proof_walk *w = d->w;
+    const qd_model *m = &w->ledger->model;
+    bool local = qd_model_has_window(m, w->ledger->modules[w->class_->module].layer) && m->rope.local_base > 0.0;
+    QD_TRY(qd_derivation_is_value(d, TABLE, number(ROPE_TABLE, local, 0, 0)));
     uint64_t key = qd_proof_has(d->w, INPUT);
     if (d->w->op->kind == QD_OP_ROPE)
         return forward_unary(d, FACT_ROPE, key, QKV, Y);

@@ -33,8 +33,9 @@ static qd_status read_qkv(proof_walk *w, proof_value *qkv, bool parts)
     QD_TRY(qd_proof_is_gradient(w, QKV, qkv, false));
     QD_TRY(qd_proof_no_sum(w, QKV, qkv));
     QD_TRY(whole_sequences(w, QKV, &qkv->place[0], parts));
-    if (qkv->rotated != (w->ledger->model.position == QD_POSITION_ROPE))
-        return qd_proof_fail(w, QKV, 0, -1, "positions are not applied to queries and keys");
+    bool rotated = qd_model_has_rope(&w->ledger->model, w->ledger->modules[w->class_->module].layer);
+    if (qkv->rotated != rotated)
+        return qd_proof_fail(w, QKV, 0, -1, "positions are %s to queries and keys", rotated ? "not applied" : "applied");
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
         int q = qkv->place[0].code[d], kv = kv_place(qkv)->code[d];
         if (q != kv && !(q == CODE_COLS && kv == CODE_SAME))

@@ -164,13 +164,15 @@ static qd_status store_initial(void *context, int param, int64_t first, int64_t 
 static qd_status init_rope(qd_trainer *t)
 {
     const qd_model *m = &t->config.model;
-    int64_t seq = qd_positions(t->config.strategy.seq, t->config.strategy.context), bytes = seq * m->head_dim * 4;
+    int64_t seq = qd_positions(t->config.strategy.seq, t->config.strategy.context), size = seq * qd_rope_dims(m);
+    int64_t bytes = qd_rope_tables(m) * size * 4;
     if (m->position != QD_POSITION_ROPE)
         return QD_OK;
     float *table = malloc((size_t)bytes);
     if (!table)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rotary table");
-    qd_rope_table(m, seq, table);
+    for (int i = 0; i < qd_rope_tables(m); i++)
+        qd_rope_table(m, seq, i == 1, table + i * size);
     qd_stream *stream = qd_device_compute_stream(t->device);
     qd_status status = qd_copy(stream, qd_bound_kind(t->bound, QD_BUFFER_TABLE), table, bytes);
     if (status == QD_OK)

@@ -122,9 +122,9 @@ static void rope(evaluation *e, const qd_decl_op *op, const double *x, double *y
 {
     const qd_model *m = e->model;
     int64_t cols = width(e, op->x);
-    int half = m->head_dim / 2;
+    int half = qd_rope_dims(m) / 2;
     float *table = calloc((size_t)(e->r->seq * m->head_dim), sizeof *table);
-    qd_rope_table(m, e->r->seq, table);
+    qd_rope_table(m, e->r->seq, op->local, table);
     memcpy(y, x, (size_t)(e->rows * cols) * sizeof *y);
     for (int64_t t = 0; t < e->rows; t++)
         for (int h = 0; h < m->heads + m->kv_heads; h++)

@@ -9,7 +9,7 @@ static void rotate(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_rope_args *a = context;
-    int64_t half = a->head_dim / 2;
+    int64_t half = (a->dims > 0 ? a->dims : a->head_dim) / 2;
     float sign = a->inverse ? -1.0f : 1.0f;
     for (int64_t row = begin; row < end; row++) {
         int64_t position = a->positions ? a->positions[row] : row % a->seq;

@@ -360,6 +360,8 @@ extern "C" qd_status qd_cuda_rope(qd_stream *stream, const qd_rope_args *a)
     QD_TRY(qd_check_float("rope", "x", a->dtype));
     if (a->head_dim < 2 || a->head_dim % 2)
         return QD_FAIL(QD_USAGE, "rope: head size %d; it must be even, because pairs are rotated", a->head_dim);
+    if (a->dims != 0 && a->dims != a->head_dim)
+        return QD_FAIL(QD_UNSUPPORTED, "rope: %d of the %d elements of a head; this device rotates whole heads", a->dims, a->head_dim);
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         qd_cuda_launch l = qd_cuda_launch_of(stream);
