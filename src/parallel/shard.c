@@ -109,7 +109,8 @@ static qd_status addresses(qd_bound *b, const qd_action *a, const qd_shard_lists
         *part = *whole + first * (int64_t)qd_dtype_size(a->dtype);
         return QD_OK;
     }
-    QD_TRY(qd_bound_at(b, a->buffer, p->storage.offset[a->param], a->dtype, &address));
+    const qd_storage *s = &p->storage; /* a copy of tied values is stored behind the others */
+    QD_TRY(qd_bound_at(b, a->buffer, (a->param == s->copied ? s->value : s->offset)[a->param], a->dtype, &address));
     *whole = address;
     *part = NULL;
     if (a->part < 0)

@@ -129,3 +129,11 @@ qd_action *qd_build_collective(qd_builder *b, qd_action_kind kind, int module, i
         qd_build_dep(b, after);
     return a;
 }
+
+int64_t qd_build_module_first(const qd_builder *b, int module)
+{
+    for (int i = b->ledger->modules[module].param_begin; i < b->ledger->param_count; i++)
+        if (b->ledger->params[i].tied_to < 0)
+            return b->p->storage.offset[i];
+    return b->p->storage.values;
+}

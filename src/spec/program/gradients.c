@@ -23,14 +23,9 @@ static qd_grad_slot *slot_at(const qd_builder *b, int module, int microbatch)
     return &b->grad.slots[slot_of(b, b->grad.block_of[module], microbatch)];
 }
 
-static int64_t module_first(const qd_builder *b, int module)
-{
-    return module == 0 ? 0 : b->p->storage.offset[b->ledger->modules[module].param_begin];
-}
-
 static int64_t module_end(const qd_builder *b, int module)
 {
-    return module + 1 < b->modules ? module_first(b, module + 1) : b->p->storage.values;
+    return module + 1 < b->modules ? qd_build_module_first(b, module + 1) : b->p->storage.values;
 }
 
 static int64_t grad_size(const qd_builder *b)
@@ -113,7 +108,7 @@ qd_status qd_gradients_create(qd_builder *b, qd_arena *arena)
     QD_TRY(find_written(b, arena));
     for (int module = b->modules - 1, high = module; module >= 0; module--) {
         b->grad.block_of[module] = b->grad.block_count;
-        int64_t bytes = (module_end(b, high) - module_first(b, module)) * grad_size(b);
+        int64_t bytes = (module_end(b, high) - qd_build_module_first(b, module)) * grad_size(b);
         if (!qd_build_holds(b, module)) {
             high = module - 1;
             continue;
@@ -177,13 +172,15 @@ void qd_gradients_before(qd_builder *b, int item)
     if (slot->reducing)
         finish_until(b, slot->pending + slot->pending_count);
     if (slot->buffer < 0) {
-        int64_t first = module_first(b, block->low);
+        int64_t first = qd_build_module_first(b, block->low);
         slot->buffer = qd_build_alloc(b, QD_BUFFER_GRAD_BLOCK, block->high, b->grad.depth > 1 ? mb : -1,
                                       (module_end(b, block->high) - first) * grad_size(b));
         if (b->no_memory)
             return;
-        b->p->buffers[slot->buffer].first = first;
-        zero_gradients(b, slot->buffer, block->low, block->high, false);
+        if (slot->buffer >= 0) { /* else: tied parameters only */
+            b->p->buffers[slot->buffer].first = first;
+            zero_gradients(b, slot->buffer, block->low, block->high, false);
+        }
     }
     int *tied = &b->grad.tied[mb % b->grad.depth];
     if (*tied < 0 && has_tied(b, module)) {
@@ -254,7 +251,7 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
     while (end > begin) {
         int family = b->ledger->params[end - 1].family, group = b->group.data[family];
         end = family_begin(b, begin, end);
-        int64_t first = end > begin ? b->p->storage.offset[end] : module_first(b, block->low);
+        int64_t first = end > begin ? b->p->storage.offset[end] : qd_build_module_first(b, block->low);
         if (group >= 0)
             reduce_range(b, block, buffer, group, first, last);
         else if (b->grad.in_blocks) /* no other rank to reduce with, but they are added to GRAD like the others */

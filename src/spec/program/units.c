@@ -163,9 +163,8 @@ static void gather(qd_builder *b, int module)
     run runs[QD_FAMILY_COUNT];
     int count = module_runs(b, module, runs);
     if (b->strategy->zero == 3) {
-        const qd_module *m = &b->ledger->modules[module];
-        int64_t first = storage->offset[m->param_begin];
-        int64_t end = module + 1 < b->modules ? storage->offset[m[1].param_begin] : storage->params;
+        int64_t first = qd_build_module_first(b, module);
+        int64_t end = module + 1 < b->modules ? qd_build_module_first(b, module + 1) : storage->params;
         unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(b->strategy->param));
         if (!b->no_memory)
             b->p->buffers[unit->buffer].first = first;
