@@ -42,6 +42,10 @@ LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "ro
          "rope_scaling": None, "activation": "swiglu", "qkv_bias": False, "out_bias": False,
          "mlp_bias": False, "packed": False}
 
+OLMO2 = {**LLAMA, "family": "olmo2", "norm_eps": 1e-6, "rope_base": 500000.0, "qk_norm": True, "qk_norm_over": "width"}
+GEMMA2 = {**LLAMA, "family": "gemma2", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activation": "geglu", "embed_scaled": True,
+          "score_softcap": 2.0, "logit_softcap": 9.0, "window": 5, "full_every": 2}
+OLMO = {**LLAMA, "family": "olmo", "norm": "layernorm_plain", "clip_qkv": 0.0}
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 LINEAR = {"type": "linear", "factor": 2.5}
 YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.25, "truncate": True, "original_max_seq": 18}
@@ -95,10 +99,21 @@ CASES = {
                          "rope_local_base": 30.0, "rope_fraction": 0.5, "rope_scaling": LINEAR},
     "llama-softcap": {**LLAMA, **dims(2, 24, 4, 2, 6, 32, 307, 21, 21), "tied": True, "window": 6, "full_every": 2, "score_softcap": 0.8,
                       "score_scale": 0.9},
+    "olmo2-untied": {**OLMO2, **dims(2, 32, 4, 2, 10, 56, 307, 18, 18), "tied": False},
+    "olmo2-tied-bias": {**OLMO2, **dims(2, 30, 3, 1, 10, 40, 307, 17, 24), "tied": True, "qkv_bias": True, "out_bias": True},
+    "olmo-clipped": {**OLMO, **dims(2, 32, 4, 2, 10, 56, 307, 18, 18), "tied": False, "clip_qkv": 0.6},
+    "olmo-tied-bias": {**OLMO, **dims(2, 30, 3, 1, 10, 40, 307, 17, 24), "tied": True, "qkv_bias": True, "out_bias": True},
+    "gemma2-tied": {**GEMMA2, **dims(3, 32, 4, 2, 10, 48, 307, 18, 24), "tied": True, "score_scale": 0.25,
+                    "optimizer": {**OPTIMIZER, "lr": 4e-3}},
+    "gemma2-untied": {**GEMMA2, **dims(2, 24, 4, 1, 6, 32, 307, 17, 17), "tied": False, "activation": "geglu_exact", "window": 0,
+                      "full_every": 0, "score_softcap": 0.0, "logit_softcap": 0.0},
 }
 
 
 # The models, in plain PyTorch.
+
+GATES = {"swiglu": F.silu, "geglu": lambda x: F.gelu(x, approximate="tanh"), "geglu_exact": F.gelu}
+
 
 def parameter_shapes(c):
     """Logical name -> shape, in the order of the forward pass."""
@@ -108,6 +123,8 @@ def parameter_shapes(c):
         shapes["embed.positions.weight"] = (c["max_seq"], h)
 
     def norm(name):
+        if c["norm"] == "layernorm_plain":
+            return
         shapes[name + ".weight"] = (h,)
         if c["norm"] == "layernorm":
             shapes[name + ".bias"] = (h,)
@@ -120,12 +137,19 @@ def parameter_shapes(c):
     for i in range(c["layers"]):
         block = f"block.{i}."
         norm(block + "attn_norm")
+        if c["family"] == "gemma2":
+            norm(block + "attn_post_norm")
+            norm(block + "mlp_post_norm")
+        if c.get("qk_norm"):
+            wide = c.get("qk_norm_over") == "width"
+            shapes[block + "attn.q_norm.weight"] = (q if wide else c["head_dim"],)
+            shapes[block + "attn.k_norm.weight"] = (kv if wide else c["head_dim"],)
         linear(block + "attn.q", q, h, c["qkv_bias"])
         linear(block + "attn.k", kv, h, c["qkv_bias"])
         linear(block + "attn.v", kv, h, c["qkv_bias"])
         linear(block + "attn.out", h, q, c["out_bias"])
         norm(block + "mlp_norm")
-        if c["activation"] == "swiglu":
+        if c["activation"] in GATES:
             linear(block + "mlp.gate", f, h, c["mlp_bias"])
         linear(block + "mlp.up", f, h, c["mlp_bias"])
         linear(block + "mlp.down", h, f, c["mlp_bias"])
@@ -206,10 +230,31 @@ def visible(c, doc_start, layer):
 
 def loss_of(c, p, tokens, targets, doc_start):
     """Mean cross-entropy over all B*T tokens. p: name -> tensor; the computation runs in the parameters' type."""
+    def rms_norm(name, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c["norm_eps"]) * (p[name + ".weight"] + (c["norm"] == "rmsnorm_plus_one"))
+
     def norm(name, x):
         if c["norm"] == "layernorm":
             return F.layer_norm(x, (c["hidden"],), p[name + ".weight"], p[name + ".bias"], c["norm_eps"])
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c["norm_eps"]) * p[name + ".weight"]
+        if c["norm"] == "layernorm_plain":
+            return F.layer_norm(x, (c["hidden"],), None, None, c["norm_eps"])
+        return rms_norm(name, x)
+
+    def before(name, x):
+        return x if post else norm(name, x)
+
+    def behind(name, x):
+        return norm(name, x) if post else norm(name.replace("_norm", "_post_norm"), x) if c["family"] == "gemma2" else x
+
+    def query_key(name, x, count):
+        x = linear(name, x)
+        if c.get("qk_norm") and c.get("qk_norm_over") == "width":
+            x = rms_norm(name + "_norm", x)
+        x = heads(x, count)
+        return clip(rms_norm(name + "_norm", x) if c.get("qk_norm") and c.get("qk_norm_over") != "width" else x)
+
+    def clip(x):
+        return x.clamp(-c["clip_qkv"], c["clip_qkv"]) if c.get("clip_qkv") else x
 
     def linear(name, x):
         return F.linear(x, p[name + ".weight"], p.get(name + ".bias"))
@@ -217,7 +262,10 @@ def loss_of(c, p, tokens, targets, doc_start):
     def heads(x, count):  # (B, T, count*d) -> (B, count, T, d)
         return x.view(*x.shape[:2], count, c["head_dim"]).transpose(1, 2)
 
+    post = c["family"] == "olmo2"
     x = p["embed.tokens.weight"][tokens]
+    if c.get("embed_scaled"):
+        x = x * float(np.float32(math.sqrt(c["hidden"])))
     if c["position"] == "learned":
         x = x + p["embed.positions.weight"][: c["seq"]]
     else:
@@ -228,10 +276,10 @@ def loss_of(c, p, tokens, targets, doc_start):
     for i in range(c["layers"]):
         mask = visible(c, doc_start, i)
         block = f"block.{i}."
-        y = norm(block + "attn_norm", x)
-        q = heads(linear(block + "attn.q", y), c["heads"])
-        k = heads(linear(block + "attn.k", y), c["kv_heads"])
-        v = heads(linear(block + "attn.v", y), c["kv_heads"])
+        y = before(block + "attn_norm", x)
+        q = query_key(block + "attn.q", y, c["heads"])
+        k = query_key(block + "attn.k", y, c["kv_heads"])
+        v = clip(heads(linear(block + "attn.v", y), c["kv_heads"]))
         if has_rope(c, i):
             cos, sin = turns(has_window(c, i) and bool(c.get("rope_local_base")))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
@@ -241,14 +289,16 @@ def loss_of(c, p, tokens, targets, doc_start):
         if c.get("score_softcap"):
             score = c["score_softcap"] * torch.tanh(score / c["score_softcap"])
         o = score.masked_fill(~mask, -math.inf).softmax(-1) @ v
-        x = x + linear(block + "attn.out", o.transpose(1, 2).flatten(2))
-        y = norm(block + "mlp_norm", x)
-        if c["activation"] == "swiglu":
-            y = F.silu(linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
+        x = x + behind(block + "attn_norm", linear(block + "attn.out", o.transpose(1, 2).flatten(2)))
+        y = before(block + "mlp_norm", x)
+        if c["activation"] in GATES:
+            y = GATES[c["activation"]](linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
         else:
             y = F.gelu(linear(block + "mlp.up", y), approximate="tanh" if c["activation"] == "gelu_tanh" else "none")
-        x = x + linear(block + "mlp.down", y)
+        x = x + behind(block + "mlp_norm", linear(block + "mlp.down", y))
     logits = F.linear(norm("head.norm", x), p["embed.tokens.weight" if c["tied"] else "head.weight"])
+    if c.get("logit_softcap"):
+        logits = c["logit_softcap"] * torch.tanh(logits / c["logit_softcap"])
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
@@ -269,7 +319,7 @@ def initial_weights(c, rng):
         elif len(shape) == 2:
             value = 1.2 / math.sqrt(shape[1]) * rng.standard_normal(shape)
         else:
-            value = (1.0 if name.endswith("norm.weight") else 0.0) + 0.1 * rng.standard_normal(shape)
+            value = (1.0 if name.endswith("norm.weight") and c["norm"] != "rmsnorm_plus_one" else 0.0) + 0.1 * rng.standard_normal(shape)
         if ".attn." in name:
             value *= quiet.get(name.split(".")[3], 1.0)
         init[name] = value.astype(np.float32)
@@ -416,10 +466,18 @@ def hf_state(c, ours):
                 out[f"{h}{z}.weight"], out[f"{h}{z}.bias"] = t(f"{b}{a}.weight").T, t(f"{b}{a}.bias")
         out[pre + "ln_f.weight"], out[pre + "ln_f.bias"] = t("head.norm.weight"), t("head.norm.bias")
     else:
-        out["model.embed_tokens.weight"], out["model.norm.weight"] = t("embed.tokens.weight"), t("head.norm.weight")
+        out["model.embed_tokens.weight"] = t("embed.tokens.weight")
+        if c["norm"] != "layernorm_plain":
+            out["model.norm.weight"] = t("head.norm.weight")
         names = {"attn_norm": "input_layernorm", "attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
                  "attn.v": "self_attn.v_proj", "attn.out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
-                 "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+                 "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
+                 "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
+        if c["family"] == "gemma2":
+            names.update({"attn_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
+                          "mlp_post_norm": "post_feedforward_layernorm"})
+        if c["family"] == "olmo2":
+            names.update({"attn_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"})
         for i in range(c["layers"]):
             for a, z in names.items():
                 for kind in ("weight", "bias"):
@@ -453,12 +511,14 @@ def hf_model(c):
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = ("Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
-            else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
+    kind = {"olmo": "Olmo", "olmo2": "Olmo2", "gemma2": "Gemma2"}.get(c["family"]) or (
+        "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
+        else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
-        max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"],
+        max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"], pad_token_id=None,
+        bos_token_id=None, eos_token_id=None,
         attn_implementation="eager")
     if kind == "Mistral":
         options["sliding_window"] = c.get("window")
@@ -468,7 +528,17 @@ def hf_model(c):
     if kind in ("Qwen2", "SmolLM3") and c.get("window"):
         options.update(use_sliding_window=True, sliding_window=c["window"],
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
-    if kind == "Llama":
+    elif kind == "Gemma2":
+        options.update(hidden_activation={"geglu": "gelu_pytorch_tanh", "geglu_exact": "gelu"}[c["activation"]],
+                       query_pre_attn_scalar=round(1 / c["score_scale"] ** 2) if c.get("score_scale") else c["head_dim"],
+                       attn_logit_softcapping=c.get("score_softcap") or None, final_logit_softcapping=c.get("logit_softcap") or None,
+                       sliding_window=c.get("window") or 4096,
+                       layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
+    elif kind in ("Olmo", "Olmo2"):
+        options["attention_bias"] = c["out_bias"]
+        if kind == "Olmo":
+            options["clip_qkv"] = c.get("clip_qkv") or None
+    elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope
@@ -550,7 +620,7 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         metadata, tensors = load(path)
         c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
-        if runner is run_hf and (c.get("score_softcap") or c.get("rope_local_base")):
+        if runner is run_hf and (c.get("score_softcap") and c["family"] != "gemma2" or c.get("rope_local_base")):
             print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap, and one rotary base")
             continue
         if runner is run_hf and muon:

@@ -12,9 +12,10 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig,
-                          MixtralForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig,
-                          Qwen3MoeForCausalLM)
+from transformers import (Gemma2Config, Gemma2ForCausalLM, GPT2Config,
+                          GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -27,6 +28,7 @@ SCALING = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_fr
 ONE_KEY = {**LLAMA, "vocab_size": 307, "num_key_value_heads": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
         "beta_slow": 0.25, "mscale": 2.0, "mscale_all_dim": 0.5}
+GEMMA = {**LLAMA, "vocab_size": 307, "head_dim": 6, "pad_token_id": None}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 
 # name: class, configuration, dtype on disk, file size, whether a tokenizer is included
@@ -79,11 +81,28 @@ MODELS = {
                                                     sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2,
                                                     tie_word_embeddings=True), torch.float32, None, False),
     "llama-mlp-bias": (LlamaForCausalLM, LlamaConfig(**LLAMA, mlp_bias=True, tie_word_embeddings=True), torch.float32, None, False),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig(**{**LLAMA, "intermediate_size": 12}, num_experts=6, num_experts_per_tok=3, clip_qkv=0.9),
+              torch.float32, None, False),
+    "olmoe-one-key": (OlmoeForCausalLM, OlmoeConfig(**{**ONE_KEY, "hidden_size": 24, "intermediate_size": 12}, num_experts=4,
+                                                    num_experts_per_tok=2, norm_topk_prob=True, tie_word_embeddings=True,
+                                                    attention_bias=True), torch.float32, None, False),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=9, sliding_window=5,
+                                               attn_logit_softcapping=1.5, final_logit_softcapping=2.0), torch.float32, None, False),
+    "gemma2-full": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, query_pre_attn_scalar=6, attention_bias=True,
+                                                    layer_types=["full_attention"] * 2, attn_logit_softcapping=None,
+                                                    final_logit_softcapping=None, hidden_activation="gelu",
+                                                    tie_word_embeddings=False), torch.float32, None, False),
+    "olmo": (OlmoForCausalLM, OlmoConfig(**LLAMA, pad_token_id=None, tie_word_embeddings=True, attention_bias=True), torch.float32, None,
+             False),
+    "olmo-clipped": (OlmoForCausalLM, OlmoConfig(**{**ONE_KEY, "hidden_size": 24}, pad_token_id=None, clip_qkv=0.5), torch.float32, None,
+                     False),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config(**LLAMA, pad_token_id=None, tie_word_embeddings=True, attention_bias=True), torch.float32, None, False),
+    "olmo2-one-key": (Olmo2ForCausalLM, Olmo2Config(**{**ONE_KEY, "hidden_size": 24}, pad_token_id=None, rms_norm_eps=1e-6), torch.float32, None, False),
 }
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
-         "qwen3-attention-bias", "llama-linear", "llama-mlp-bias")
+         "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
-                  "qwen3-moe-attention-bias", *DENSE)
+                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", *DENSE)
 
 
 def byte_tokenizer():

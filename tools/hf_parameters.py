@@ -21,13 +21,13 @@ def their_model(m):
         return hf_model({**m, "family": m["arch"]})
     if m.get("shared_experts") or m.get("router") or m["dense_layers"]:
         return None
-    kind = "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
+    kind = "Olmoe" if m.get("qk_norm_over") == "width" else "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
     options = dict(
         vocab_size=m["vocab"], hidden_size=m["hidden"], intermediate_size=m["moe_ffn"], num_hidden_layers=m["layers"],
         num_attention_heads=m["heads"], num_key_value_heads=m["kv_heads"], head_dim=m["head_dim"], tie_word_embeddings=m["tied"],
         num_experts_per_tok=m["topk"])
-    options.update({"num_experts": m["experts"], "moe_intermediate_size": m["moe_ffn"]} if kind == "Qwen3Moe" else
-                   {"num_local_experts": m["experts"]})
+    options.update({"num_local_experts": m["experts"]} if kind == "Mixtral" else
+                   {"num_experts": m["experts"], "moe_intermediate_size": m["moe_ffn"]})
     return getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**options))
 
 

@@ -59,9 +59,11 @@ def own(name, arch, notes, **fields):
     gpt2 = arch == "gpt2"
     return {
         "name": name, "arch": arch, "family": arch, **fields, "max_seq": 1024,
-        "activation": "gelu_tanh" if gpt2 else "swiglu", "norm": "layernorm" if gpt2 else "rmsnorm", "norm_eps": 1e-5,
+        "activation": "gelu_tanh" if gpt2 else "swiglu", "norm": {"gpt2": "layernorm", "olmo": "layernorm_plain"}.get(arch, "rmsnorm"),
+        "norm_eps": 1e-5,
         "position": "learned" if gpt2 else "rope", "rope_base": None if gpt2 else 10000.0, "rope_scaling": None,
         "tied": gpt2, "qkv_bias": gpt2, "out_bias": gpt2, "mlp_bias": gpt2, "sources": [], "added": [], "notes": notes,
+        **({"qk_norm": True, "qk_norm_over": "width"} if arch == "olmo2" else {}),
     }
 
 
@@ -81,6 +83,16 @@ def released(name, family, notes="", **fields):
 def qwen2(name, layers, hidden, heads, kv_heads, ffn, vocab, **fields):
     return released(name, "qwen2", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn,
                     vocab=vocab, **{"max_seq": 131072, "norm_eps": 1e-6, "qkv_bias": True, **fields})
+
+
+GEMMA2 = {"arch": "gemma2", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activation": "geglu", "tied": True, "sandwich_norm": True,
+          "embed_scaled": True, "score_softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "full_every": 2}
+
+
+def olmo2(name, path, layers, hidden, heads, kv_heads, ffn):
+    m = own(name, "olmo2", "", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn, vocab=100352)
+    return {**m, "max_seq": 4096, "norm_eps": 1e-6, "rope_base": 500000.0,
+            "sources": [f"https://huggingface.co/allenai/{path}/blob/main/config.json"]}
 
 
 # The vocabulary is raw bytes; a tokenizer has its own.
@@ -116,13 +128,31 @@ OWN = [
     qwen2("qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, tied=True),
     qwen2("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064),
     qwen2("qwen2.5-72b", 80, 8192, 64, 8, 29568, 152064, norm_eps=1e-5),
+    {**own("olmo-tiny", "olmo", "For tests: OLMo style, norms without weights and clipped queries, keys and values.", layers=4,
+           hidden=128, heads=4, kv_heads=4, head_dim=32, ffn=352, vocab=256), "clip_qkv": 8.0},
+    {**own("olmo-1b", "olmo", "", layers=16, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, vocab=50304), "max_seq": 2048,
+     "tied": True, "sources": ["https://huggingface.co/allenai/OLMo-1B-hf/blob/main/config.json"]},
+    {**own("olmoe-tiny", "llama", "For tests: OLMoE style, experts and norms over all queries and keys.", layers=4, hidden=128, heads=4,
+           kv_heads=4, head_dim=32, ffn=64, vocab=256, qk_norm=True, qk_norm_over="width",
+           **experts(16, 4, 64, router_normalised=False, aux_loss=0.01, balance="batch"))},
+    {**own("olmoe-1b-7b", "llama", "", layers=16, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=1024, vocab=50304, qk_norm=True,
+           qk_norm_over="width", **experts(64, 8, 1024, router_normalised=False, aux_loss=0.01, balance="batch")),
+     "family": "olmoe", "max_seq": 4096, "sources": ["https://huggingface.co/allenai/OLMoE-1B-7B-0924/blob/main/config.json"]},
+    {**own("gemma2-tiny", "gemma2", "For tests: Gemma 2 style.", layers=4, hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=256),
+     **GEMMA2, "window": 32},
+    own("olmo2-tiny", "olmo2", "For tests: OLMo 2 style, with norms behind the branches.", layers=4, hidden=128, heads=4, kv_heads=2,
+        head_dim=32, ffn=352, vocab=256),
+    olmo2("olmo2-1b", "OLMo-2-0425-1B", 16, 2048, 16, 16, 8192),
+    olmo2("olmo2-7b", "OLMo-2-1124-7B", 32, 4096, 32, 32, 11008),
+    olmo2("olmo2-13b", "OLMo-2-1124-13B", 40, 5120, 40, 40, 13824),
+    olmo2("olmo2-32b", "OLMo-2-0325-32B", 64, 5120, 40, 8, 27648),
 ]
 
 
 def parameter_count(m):
     """(total, active per token): every weight matrix, bias and norm; a tied head once; experts with their router."""
     h, kv = m["hidden"], m["kv_heads"]
-    norm = {"rmsnorm": h, "layernorm": 2 * h, "layernorm_no_bias": h, "layernorm_plain": 0}[m["norm"]]
+    norm = {"rmsnorm": h, "rmsnorm_plus_one": h, "layernorm": 2 * h, "layernorm_no_bias": h, "layernorm_plain": 0}[m["norm"]]
     mlp = lambda ffn: ACTIVATIONS[m["activation"]] * h * ffn
     mla = m.get("mla")
     if mla:
@@ -134,7 +164,7 @@ def parameter_count(m):
     else:
         q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
         attention = h * (q + 2 * kv) + q * h
-        attention += (q + 2 * kv if m["qkv_bias"] else 0) + (2 * m["head_dim"] if m.get("qk_norm") else 0)
+        attention += (q + 2 * kv if m["qkv_bias"] else 0) + (0 if not m.get("qk_norm") else q + kv if m.get("qk_norm_over") == "width" else 2 * m["head_dim"])
     biases = (h if m["out_bias"] else 0) + ((ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["mlp_bias"] else 0)
     block = attention + biases + norm * (4 if m.get("sandwich_norm") else 2)
     embeddings = m["vocab"] * h * (1 if m["tied"] else 2) + (m["max_seq"] * h if m["position"] == "learned" else 0)
@@ -159,12 +189,11 @@ def obstacle(m):
         (m.get("moe_layer_pattern"), "experts in some of the blocks"),
         (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"], "a gate on the shared expert"),
         (m.get("parallel_block"), "attention and MLP side by side"),
-        (m.get("sandwich_norm"), "norms after attention and MLP"),
+        (m.get("sandwich_norm") and m["arch"] != "gemma2", "norms after attention and MLP"),
         (m.get("chunked_attention"), "attention in chunks"),
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
-        (m["norm"] not in ("layernorm", "rmsnorm"),
-         "LayerNorm without bias" if m["norm"] == "layernorm_no_bias" else "LayerNorm without weights"),
-        (m["activation"] not in ("gelu_tanh", "gelu", "swiglu"), f"activation {m['activation']}"),
+        (m["norm"] == "layernorm_no_bias", "LayerNorm without bias"),
+        (m["activation"] not in ("gelu_tanh", "gelu", "swiglu", "geglu"), f"activation {m['activation']}"),
         (m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None), "constants that were not published"),
     ]
     return next((text for applies, text in reasons if applies), None)
@@ -179,7 +208,7 @@ def convert(s):
         activation = GELU.get(family, "gelu_tanh")
         added.append("activation")
     m = {
-        "name": s["name"], "arch": "llama" if s["pos"] == "rope" else "gpt2", "family": family,
+        "name": s["name"], "arch": "olmo" if family == "olmo" else "llama" if s["pos"] == "rope" else "gpt2", "family": family,
         "layers": s["layers"], "hidden": s["hidden"], "heads": s["heads"], "kv_heads": s["kv_heads"],
         "head_dim": s["head_dim"], "ffn": s["ffn"], "vocab": s["vocab"], "max_seq": s["max_seq_pretrain"],
         "activation": activation, "norm": NORMS[s["norm"]], "norm_eps": eps,
@@ -215,6 +244,13 @@ def convert(s):
             m[field] = int(s[field])
     m["added"] = added if eps else [a for a in added if a != "norm_eps"]
     return m
+
+
+def adapt(m):
+    """A preset of an earlier version of this file, with the architecture that exists by now."""
+    if m["family"] == "gemma2":
+        m = {**m, **GEMMA2, **({"score_scale": 144 ** -0.5} if m["name"] == "gemma2-27b" else {})}
+    return {**m, "arch": "olmo"} if m["family"] == "olmo" else m
 
 
 def finish(m):

@@ -354,6 +354,8 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
     const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
     if (f->window == QD_HF_WINDOW_SWITCH && m->window > 0)
         m->window_from = (int)size_of(r, "max_window_layers", 28, "model.window_from");
+    if (f->window == QD_HF_WINDOW_TYPES && !types)
+        m->full_every = f->defaults.full_every;
     if (types && r->status == QD_OK && qd_json_count(types) != (size_t)m->layers)
         REFUSE(r, QD_USAGE, "%s: 'layer_types' has %zu entries for %d layers", FILE_OF(r), qd_json_count(types), m->layers);
     if (types && r->status == QD_OK) {
@@ -361,7 +363,7 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
         listed.window = m->window > 0 ? m->window : 1;
         bool fits = fits_types(r, types, &listed), none = listed.window_from == m->layers;
         /* Families without layer_types ignore it, and a window that is not set cannot be listed. */
-        bool free = f->window == QD_HF_WINDOW_SWITCH && m->window > 0;
+        bool free = (f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_TYPES) && m->window > 0;
         bool same = none ? m->window == 0 : m->window > 0 && m->window_from == listed.window_from && m->full_every == listed.full_every;
         if (!fits)
             REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' gives windows (sliding_attention) to layers that are neither all from one on nor "
@@ -391,6 +393,30 @@ static void read_windows(reader *r, const qd_hf_family *f, qd_model *m)
     read_layer_types(r, f, m);
 }
 
+/* A soft-cap; null: none. */
+static double softcap(reader *r, const char *key, double otherwise, const char *ours)
+{
+    return qd_json_member(r->root, key) && !member(r, key) ? 0.0 : number(r, key, otherwise, ours);
+}
+
+static void read_gemma(reader *r, qd_model *m)
+{
+    const char *activation = text(r, "hidden_activation", "gelu_pytorch_tanh");
+    if (strcmp(activation, "gelu") == 0)
+        m->activation = QD_ACT_GEGLU;
+    else if (strcmp(activation, "gelu_pytorch_tanh") != 0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_activation' is '%s': only gelu_pytorch_tanh and gelu can be imported", FILE_OF(r),
+               activation);
+    double scalar = other_number(r, "query_pre_attn_scalar", 256.0);
+    if (!(scalar > 0.0))
+        REFUSE(r, QD_USAGE, "%s: 'query_pre_attn_scalar' is %g: it must be above 0", FILE_OF(r), scalar);
+    m->score_scale = scalar > 0.0 && scalar != m->head_dim ? 1.0 / sqrt(scalar) : 0.0;
+    m->score_softcap = softcap(r, "attn_logit_softcapping", 50.0, "model.score_softcap");
+    m->logit_softcap = softcap(r, "final_logit_softcapping", 30.0, "model.logit_softcap");
+    if (member(r, "use_bidirectional_attention"))
+        must_be(r, "use_bidirectional_attention", false);
+}
+
 static void read_llama(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
@@ -398,11 +424,16 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (m->heads < 1)
         REFUSE(r, QD_USAGE, "%s: 'num_attention_heads' must be at least 1", FILE_OF(r));
     m->qk_norm = f->defaults.qk_norm;
+    m->qk_over = f->defaults.qk_over;
     m->hf_type = f->defaults.hf_type;
     m->out_bias = f->attention_bias && flag(r, "attention_bias", false);
     m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
     m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
-    const char *activation = text(r, "hidden_act", "silu");
+    m->clip_qkv = f->clips && member(r, "clip_qkv") ? number(r, "clip_qkv", 0.0, "model.clip_qkv") : 0.0;
+    const bool gemma = f->arch == QD_ARCH_GEMMA2;
+    const char *activation = gemma ? "silu" : text(r, "hidden_act", "silu");
+    if (gemma)
+        read_gemma(r, m);
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
@@ -432,7 +463,8 @@ static void read_dense_blocks(reader *r, qd_moe *e)
  * layers they differ in F, which is pooled over layers there and per layer here. */
 static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 {
-    double theirs = number(r, "router_aux_loss_coef", 0.001, "model.aux_loss");
+    double theirs = number(r, "router_aux_loss_coef", c->family->balance_default > 0.0 ? c->family->balance_default : 0.001,
+                           "model.aux_loss");
     int layers = qd_hf_expert_layers(&c->model);
     double ours = layers > 0 ? theirs * e->per_token / layers : 0.0;
     bool applied = flag(r, "output_router_logits", false);
@@ -452,7 +484,7 @@ static void read_balance(reader *r, const qd_hf_config *c, qd_moe *e)
 static void read_experts(reader *r, qd_hf_config *c)
 {
     qd_moe *e = &c->model.moe;
-    if (c->family->defaults.qk_norm)
+    if (c->family->dense_layers)
         read_dense_blocks(r, e);
     if (other_number(r, "router_jitter_noise", 0.0) != 0.0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be imported", FILE_OF(r));

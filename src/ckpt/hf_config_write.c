@@ -4,6 +4,7 @@
 
 #include <quadrille/json_writer.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -20,35 +21,60 @@ static qd_status check_gpt2(const qd_model *m)
         return cannot("its GPT-2 has no gated MLP (model.activation)");
     if (!m->qkv_bias || !m->out_bias || !m->mlp_bias)
         return cannot("its GPT-2 has all biases (model.qkv_bias, out_bias, mlp_bias)");
-    if (m->qk_norm)
-        return cannot("its GPT-2 has no norms of queries and keys (model.qk_norm)");
+    if (m->qk_norm || m->clip_qkv > 0.0)
+        return cannot("its GPT-2 neither norms nor clips queries and keys (model.qk_norm, clip_qkv)");
     if (m->kv_heads != m->heads || (int64_t)m->heads * m->head_dim != m->hidden)
         return cannot("in its GPT-2 every head has its own keys and values, and head_dim is hidden / heads");
     return QD_OK;
 }
 
-static qd_status check_llama(const qd_model *m)
+static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
 {
-    if (m->norm != QD_NORM_RMS || m->position != QD_POSITION_ROPE)
-        return cannot("its Llama has RMS norms and rotary positions");
-    if (m->activation != QD_ACT_SWIGLU)
-        return cannot("the MLP of its Llama is gated (model.activation)");
+    const bool olmo = m->arch == QD_ARCH_OLMO, gemma = m->arch == QD_ARCH_GEMMA2;
+    if (m->position != QD_POSITION_ROPE || m->norm != (olmo ? QD_NORM_PLAIN : gemma ? QD_NORM_RMS_ONE : QD_NORM_RMS))
+        return cannot("its Llama has RMS norms and rotary positions, its OLMo LayerNorms without weights");
+    if (m->embed_scaled != gemma || (m->logit_softcap > 0.0 && !gemma))
+        return cannot("its Gemma 2 scales embeddings and may cap logits, others do not (model.embed_scaled, logit_softcap)");
+    if (gemma && (m->qk_norm || m->mlp_bias || !qd_activation_is_gated(m->activation) || m->activation == QD_ACT_SWIGLU))
+        return cannot("its Gemma 2 has an MLP gated by GELU, and neither norms of queries and keys nor biases of the MLP "
+                      "(model.activation, qk_norm, mlp_bias)");
+    if (m->clip_qkv > 0.0 && !f->clips)
+        return cannot("only its OLMo and OLMoE clip queries, keys and values (model.clip_qkv)");
+    if (olmo && (m->norm_eps != 1e-5 || m->qk_norm || m->mlp_bias || m->moe.experts > 0))
+        return cannot("its OLMo has norms with an epsilon of 1e-5, and neither norms of queries and keys, biases of the MLP nor experts "
+                      "(model.norm_eps, qk_norm, mlp_bias, experts)");
+    if (!gemma && m->activation != QD_ACT_SWIGLU)
+        return cannot("the MLP of its Llama is gated by SiLU (model.activation)");
     const qd_moe *e = &m->moe;
+    if (m->arch == QD_ARCH_OLMO2 && (!m->qk_norm || m->qk_over != QD_QK_WIDTH || m->mlp_bias || e->experts > 0))
+        return cannot("its OLMo 2 norms all queries together and all keys, and has neither biases of the MLP nor experts "
+                      "(model.qk_norm, qk_norm_over, mlp_bias, experts)");
     if (e->experts == 0)
         return QD_OK;
     if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
         return cannot(
-            "the routers of its Mixtral and Qwen3 are softmax over all experts, without shared experts (model.router, router_bias, "
+            "the routers of its Mixtral, Qwen3 and OLMoE are softmax over all experts, without shared experts (model.router, router_bias, "
             "router_groups, router_scale, shared_experts)");
+    if (!f->dense_layers && e->first_dense > 0)
+        return cannot("only its Qwen3 has dense blocks before those with experts (model.first_dense)");
     if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias || m->out_bias))
         return cannot("its Mixtral has normalized weights, experts in every block and no biases (model.router_normalised, first_dense, "
                       "qkv_bias, out_bias)");
     return QD_OK;
 }
 
+/* query_pre_attn_scalar of Gemma, an integer. */
+static double their_scalar(const qd_model *m)
+{
+    return m->score_scale > 0.0 ? round(1.0 / (m->score_scale * m->score_scale)) : (double)m->head_dim;
+}
+
 static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
 {
-    if (m->score_scale > 0.0 || m->score_softcap > 0.0)
+    const bool gemma = m->arch == QD_ARCH_GEMMA2;
+    if (gemma && m->score_scale > 0.0 && fabs(m->score_scale * sqrt(their_scalar(m)) - 1.0) > 1e-6)
+        return cannot("the scale of scores of its Gemma 2 is the inverse root of an integer (model.score_scale)");
+    if (!gemma && (m->score_scale > 0.0 || m->score_softcap > 0.0))
         return cannot("its Llama and GPT-2 divide scores by sqrt(head_dim), without a soft-cap (model.score_scale, score_softcap)");
     if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || m->rope.nope_every > 0 || qd_rope_is_local(m)))
         return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
@@ -56,7 +82,7 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
-    if (m->window > 0 && f->window != QD_HF_WINDOW_SWITCH && (m->window_from > 0 || m->full_every > 0))
+    if (m->window > 0 && f->window != QD_HF_WINDOW_SWITCH && f->window != QD_HF_WINDOW_TYPES && (m->window_from > 0 || m->full_every > 0))
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has windows in all layers or in none (model.window_from, "
                                        "full_every)", f->kind);
     return QD_OK;
@@ -67,14 +93,15 @@ static void put_windows(qd_json_writer *w, const qd_hf_family *f, const qd_model
     bool switched = f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL;
     if (f->window == QD_HF_WINDOW_SIZE && m->window == 0)
         qd_json_put_null(w, "sliding_window");
-    if (m->window == 0)
+    if (m->window == 0 && f->window != QD_HF_WINDOW_TYPES)
         return;
     if (switched)
         qd_json_put_bool(w, "use_sliding_window", true);
-    qd_json_put_int(w, "sliding_window", m->window);
-    if (f->window != QD_HF_WINDOW_SWITCH)
+    qd_json_put_int(w, "sliding_window", m->window > 0 ? m->window : f->window_default);
+    if (f->window != QD_HF_WINDOW_SWITCH && f->window != QD_HF_WINDOW_TYPES)
         return;
-    qd_json_put_int(w, "max_window_layers", m->window_from);
+    if (switched)
+        qd_json_put_int(w, "max_window_layers", m->window_from);
     qd_json_list_begin(w, "layer_types");
     for (int layer = 0; layer < m->layers; layer++)
         qd_json_put_string(w, NULL, qd_model_has_window(m, layer) ? "sliding_attention" : "full_attention");
@@ -115,12 +142,12 @@ static double their_balance(const qd_model *m)
     return strtod(text, NULL);
 }
 
-static void put_experts(qd_json_writer *w, const qd_model *m)
+static void put_experts(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
 {
     const qd_moe *e = &m->moe;
     qd_json_put_real(w, "router_aux_loss_coef", their_balance(m));
     qd_json_put_bool(w, "output_router_logits", e->aux_loss > 0.0);
-    if (!m->qk_norm)
+    if (!f->dense_layers)
         return;
     qd_json_put_int(w, "decoder_sparse_step", 1);
     qd_json_list_begin(w, "mlp_only_layers");
@@ -129,13 +156,36 @@ static void put_experts(qd_json_writer *w, const qd_model *m)
     qd_json_end(w);
 }
 
+static void put_softcap(qd_json_writer *w, const char *key, double cap)
+{
+    if (cap > 0.0)
+        qd_json_put_real(w, key, cap);
+    else
+        qd_json_put_null(w, key);
+}
+
+static void put_gemma(qd_json_writer *w, const qd_model *m)
+{
+    qd_json_put_string(w, "hidden_activation", m->activation == QD_ACT_GEGLU ? "gelu" : "gelu_pytorch_tanh");
+    qd_json_put_int(w, "query_pre_attn_scalar", (int64_t)their_scalar(m));
+    put_softcap(w, "attn_logit_softcapping", m->score_softcap);
+    put_softcap(w, "final_logit_softcapping", m->logit_softcap);
+}
+
 static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
 {
-    qd_json_put_string(w, "hidden_act", "silu");
+    if (m->arch == QD_ARCH_GEMMA2)
+        put_gemma(w, m);
+    else
+        qd_json_put_string(w, "hidden_act", "silu");
     if (f->attention_bias)
         qd_json_put_bool(w, "attention_bias", m->qkv_bias || m->out_bias);
     if (f->mlp_bias)
         qd_json_put_bool(w, "mlp_bias", m->mlp_bias);
+    if (f->clips && m->clip_qkv > 0.0)
+        qd_json_put_real(w, "clip_qkv", m->clip_qkv);
+    else if (f->clips)
+        qd_json_put_null(w, "clip_qkv");
     qd_json_put_real(w, "rope_theta", m->rope.base);
     put_windows(w, f, m);
     if (m->rope.scaling == QD_ROPE_NONE)
@@ -183,7 +233,7 @@ static void note_training(const qd_model *m, qd_strbuf *notes)
     const struct {
         const char *key;
         bool lost;
-    } keys[] = {{"model.dropout", m->arch == QD_ARCH_LLAMA && m->dropout > 0.0},
+    } keys[] = {{"model.dropout", m->arch != QD_ARCH_GPT2 && m->dropout > 0.0},
                 {"model.z_loss", e->experts > 0 && e->z_loss > 0.0},
                 {"model.expert_capacity", e->experts > 0 && e->capacity > 0.0}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
@@ -201,7 +251,9 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
 {
     const qd_hf_family *f = qd_hf_family_of(m);
     bool gpt2 = m->arch == QD_ARCH_GPT2;
-    QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(m));
+    if (!f && m->qk_norm && m->qk_over == QD_QK_WIDTH)
+        return cannot("only its OLMo 2 and OLMoE norm all queries together and all keys (model.qk_norm_over)");
+    QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(f, m));
     QD_TRY(check_scores(f, m));
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
@@ -222,7 +274,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     else
         put_llama(&w, f, m);
     if (qd_hf_has_experts(f))
-        put_experts(&w, m);
+        put_experts(&w, f, m);
     qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
     put_token(&w, "bos_token_id", o->begin_token);
     put_token(&w, "eos_token_id", o->end_token);

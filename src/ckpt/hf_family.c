@@ -19,7 +19,13 @@ static const qd_hf_key gpt2_keys[] = {
     {0},
 };
 static const qd_hf_key llama_keys[] = {{0}};
+static const qd_hf_key olmo_keys[] = {{"norm_eps", NULL, NULL}, {0}}; /* always 1e-5 */
 static const qd_hf_key mixtral_keys[] = {{"experts", "num_local_experts", "num_experts"}, {0}};
+static const qd_hf_key olmoe_keys[] = {
+    {"experts", "num_experts", "num_local_experts"},
+    {"router_normalised", "norm_topk_prob", NULL},
+    {0},
+};
 static const qd_hf_key qwen3_moe_keys[] = {
     {"experts", "num_experts", "num_local_experts"},
     {"expert_ffn", "moe_intermediate_size", NULL},
@@ -49,11 +55,25 @@ static const qd_hf_family families[] = {
      .window_default = 4096, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .kv_heads = 32, .head_dim = 128, .hidden = 4096, .ffn = 22016, .vocab = 151936,
                   .max_seq = 32768, .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true}},
-    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .window = QD_HF_WINDOW_SWITCH_ALL,
-     .window_default = 4096, .keys = qwen3_moe_keys,
+    {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .dense_layers = true,
+     .window = QD_HF_WINDOW_SWITCH_ALL, .window_default = 4096, .keys = qwen3_moe_keys,
      .defaults = {.layers = 24, .heads = 32, .kv_heads = 4, .hidden = 2048, .ffn = 6144, .vocab = 151936, .max_seq = 32768,
                   .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true,
                   .moe = {.experts = 128, .per_token = 8, .ffn = 768}}},
+    {.kind = "olmoe", .class_ = "OlmoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .clips = true, .balance_default = 0.01,
+     .keys = olmoe_keys,
+     .defaults = {.layers = 16, .heads = 16, .hidden = 2048, .ffn = 2048, .vocab = 50304, .max_seq = 4096, .norm_eps = 1e-5,
+                  .init_std = 0.02, .rope.base = 1e4, .qk_norm = true, .qk_over = QD_QK_WIDTH, .moe = {.experts = 64, .per_token = 8}}},
+    {.kind = "olmo", .class_ = "OlmoForCausalLM", .arch = QD_ARCH_OLMO, .attention_bias = true, .clips = true, .keys = olmo_keys,
+     .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 50304, .max_seq = 2048, .norm_eps = 1e-5,
+                  .init_std = 0.02, .rope.base = 1e4}},
+    {.kind = "gemma2", .class_ = "Gemma2ForCausalLM", .arch = QD_ARCH_GEMMA2, .attention_bias = true, .window = QD_HF_WINDOW_TYPES,
+     .window_default = 4096, .keys = llama_keys,
+     .defaults = {.layers = 26, .heads = 8, .kv_heads = 4, .head_dim = 256, .hidden = 2304, .ffn = 9216, .vocab = 256000, .max_seq = 8192,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .tied = true, .full_every = 2}},
+    {.kind = "olmo2", .class_ = "Olmo2ForCausalLM", .arch = QD_ARCH_OLMO2, .attention_bias = true, .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 50304, .max_seq = 2048, .norm_eps = 1e-5,
+                  .init_std = 0.02, .rope.base = 1e4, .qk_norm = true, .qk_over = QD_QK_WIDTH}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -68,10 +88,11 @@ const qd_hf_family *qd_hf_family_by_kind(const char *kind)
 /* Whether a model is of the family. Features that no family has are refused on export. */
 static bool holds(const qd_hf_family *f, const qd_model *m)
 {
-    if (f->arch != m->arch || m->arch == QD_ARCH_GPT2) /* which has one row */
+    if (f->arch != m->arch || m->arch != QD_ARCH_LLAMA) /* the others have one row each */
         return f->arch == m->arch;
     const bool dense = m->moe.experts == 0, qwen2 = dense && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
-    return f->defaults.qk_norm == m->qk_norm && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type &&
+    const bool norms = f->defaults.qk_norm == m->qk_norm && (!m->qk_norm || f->defaults.qk_over == m->qk_over);
+    return norms && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type &&
            f->defaults.qkv_bias == qwen2;
 }
 

@@ -11,7 +11,7 @@ typedef struct rule {
 typedef struct family {
     const char *prefix, *blocks; /* blocks: after the prefix, before the number */
     bool transposed;             /* matrices of blocks are stored as (in, out) */
-    const rule *rules;
+    const rule *rules, *own; /* own: come before `rules`; NULL: none */
 } family;
 
 static const rule gpt2_rules[] = {
@@ -62,6 +62,20 @@ static const rule llama_rules[] = {
     {NULL, NULL},
 };
 
+/* Where they differ from Llama's: norms behind the branches. */
+static const rule olmo2_rules[] = {
+    {"attn_norm.weight", "post_attention_layernorm.weight"},
+    {"mlp_norm.weight", "post_feedforward_layernorm.weight"},
+    {NULL, NULL},
+};
+
+static const rule gemma2_rules[] = {
+    {"attn_post_norm.weight", "post_attention_layernorm.weight"},
+    {"mlp_norm.weight", "pre_feedforward_layernorm.weight"},
+    {"mlp_post_norm.weight", "post_feedforward_layernorm.weight"},
+    {NULL, NULL},
+};
+
 /* Names of experts by model type: the router, and the parts before and after an expert's number. */
 typedef struct expert_names {
     const char *router, *before, *gate, *up, *down;
@@ -71,9 +85,22 @@ static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "bloc
 static const expert_names qwen3_names = {"mlp.gate.weight", "mlp.experts.", "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
 
 static const family families[] = {
-    [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules},
-    [QD_ARCH_LLAMA] = {"model.", "layers.", false, llama_rules},
+    [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules, NULL},
+    [QD_ARCH_LLAMA] = {"model.", "layers.", false, llama_rules, NULL},
+    [QD_ARCH_OLMO] = {"model.", "layers.", false, llama_rules, NULL},
+    [QD_ARCH_OLMO2] = {"model.", "layers.", false, llama_rules, olmo2_rules},
+    [QD_ARCH_GEMMA2] = {"model.", "layers.", false, llama_rules, gemma2_rules},
 };
+
+/* The rule of a tensor; NULL: transformers' model does not have it. */
+static const rule *rule_of(const family *f, const char *ours)
+{
+    for (int own = f->own ? 1 : 0; own >= 0; own--)
+        for (const rule *r = own ? f->own : f->rules; r->ours; r++)
+            if (strcmp(r->ours, ours) == 0)
+                return r;
+    return NULL;
+}
 
 const char *qd_hf_prefix(qd_arch arch)
 {
@@ -88,10 +115,7 @@ static const expert_names *names_of(const qd_model *m)
 void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size)
 {
     const family *f = &families[arch];
-    const rule *r = f->rules;
-    while (strcmp(r->ours, "attn_norm.weight") != 0)
-        r++;
-    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, r->theirs);
+    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, "attn.q.weight")->theirs);
 }
 
 void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, size_t size)
@@ -132,10 +156,8 @@ static qd_status their_name(const family *f, const qd_ledger *ledger, const qd_p
         snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, experts);
         return QD_OK;
     }
-    const rule *r = f->rules;
-    while (r->ours && strcmp(r->ours, ours) != 0)
-        r++;
-    if (!r->ours)
+    const rule *r = rule_of(f, ours);
+    if (!r)
         return QD_FAIL(QD_UNSUPPORTED, "transformers' %s model has no tensor for '%s'", qd_arch_name(ledger->model.arch), p->name);
     if (block)
         snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, r->theirs);

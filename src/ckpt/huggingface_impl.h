@@ -19,8 +19,11 @@ typedef struct qd_hf_key {
 
 /* How config.json sets sliding windows: not at all; for all layers, by sliding_window (null: none);
  * with the switch use_sliding_window, for the layers of layer_types or from max_window_layers on;
- * with the switch, for all layers. */
-typedef enum qd_hf_window { QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL } qd_hf_window;
+ * with the switch, for all layers; for the layers of layer_types, or without it for those of the
+ * family's defaults (full_every). */
+typedef enum qd_hf_window {
+    QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_TYPES
+} qd_hf_window;
 
 /* A model_type of transformers: its mapping to our models, and the defaults of its configuration
  * class, which apply where config.json omits a key. */
@@ -29,6 +32,9 @@ typedef struct qd_hf_family {
     qd_arch arch;
     bool attention_bias; /* config.json has a key for the biases of q, k, v and the output; GPT-2 has all biases, without a key */
     bool mlp_bias;       /* and one for those of the MLP */
+    bool clips;          /* and one for model.clip_qkv, null: none */
+    bool dense_layers;   /* and those that make some layers dense */
+    double balance_default; /* of router_aux_loss_coef; 0: 0.001 */
     qd_hf_window window;
     int64_t window_default; /* of sliding_window; 0: null */
     const qd_hf_key *keys;         /* ends with an entry without a field */

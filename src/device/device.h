@@ -12,6 +12,7 @@
 
 #include "base/runs.h"
 #include "device/experts.h"
+#include "device/variants.h"
 
 #include <quadrille/status.h>
 #include <quadrille/strbuf.h>
@@ -155,14 +156,14 @@ typedef struct qd_bias_grad_args {
 
 /* LayerNorm (rms false) or RMSNorm over the last dimension: y = (x - mean) * rstd * gamma + beta.
  * If `add` is set, sum = x + add is written to `sum` and normalized instead of x. mean is NULL for
- * RMSNorm; beta may be NULL. */
+ * RMSNorm; beta may be NULL, and so may gamma: 1. plus_one: the factor is 1 + gamma. */
 typedef struct qd_norm_forward_args {
     const void *x, *add, *gamma, *beta;
     void *sum, *y;
     float *mean, *rstd; /* (rows) */
     int64_t rows, cols;
     float eps;
-    bool rms;
+    bool rms, plus_one;
     qd_dtype dtype, param_dtype;
 } qd_norm_forward_args;
 
@@ -175,7 +176,7 @@ typedef struct qd_norm_backward_args {
     const float *mean, *rstd;
     void *dx, *dgamma, *dbeta, *add_grad, *dx_grad;
     int64_t rows, cols;
-    bool rms, accumulate;
+    bool rms, plus_one, accumulate;
     qd_dtype dtype, param_dtype, grad_dtype;
 } qd_norm_backward_args;
 
@@ -328,13 +329,14 @@ typedef struct qd_embedding_backward_args {
 
 /* logits (rows, vocab) with row stride ld, fp32 or bf16. losses[row] = -log
  * softmax(logits)[target], 0 if target < 0. If grad, logits are overwritten by (softmax - onehot) *
- * scale (0 where target < 0), and columns from vocab to ld by 0. */
+ * scale (0 where target < 0), and columns from vocab to ld by 0. With a cap above 0 each logit z
+ * stands for cap tanh(z / cap); gradients are those of z. */
 typedef struct qd_cross_entropy_args {
     void *logits;
     const int32_t *targets;
     float *losses;
     int64_t rows, vocab, ld;
-    float scale;
+    float scale, cap;
     bool grad;
     qd_dtype dtype;
 } qd_cross_entropy_args;
@@ -353,7 +355,7 @@ typedef struct qd_cross_entropy_part_args {
     const int32_t *targets; /* not used in MAX */
     float *top, *sums, *losses;
     int64_t rows, vocab, ld, first, all;
-    float scale;
+    float scale, cap;
     bool grad;
     qd_dtype dtype;
 } qd_cross_entropy_part_args;
@@ -561,7 +563,8 @@ typedef struct qd_copy_pieces_args {
     X(cast, qd_cast_args)                                                                                   \
     X(sum_ranks, qd_sum_ranks_args)                                                                         \
     X(copy_pieces, qd_copy_pieces_args)                                                                     \
-    QD_EXPERT_KERNEL_TABLE(X)
+    QD_EXPERT_KERNEL_TABLE(X)                                                                               \
+    QD_VARIANT_KERNEL_TABLE(X)
 
 typedef struct qd_kernels {
 #define QD_KERNEL_SLOT(slot, args) qd_status (*slot)(qd_stream * stream, const args *a);

@@ -78,7 +78,9 @@ qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out)
 {
     const qd_model *m = b->model;
     qd_decl_op op = {QD_DECL_NORM, .x = x, .y = -1};
-    op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden, QD_INIT_ONE, QD_SPLIT_NORM);
+    if (m->norm != QD_NORM_PLAIN)
+        op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden,
+                                      m->norm == QD_NORM_RMS_ONE ? QD_INIT_ZERO : QD_INIT_ONE, QD_SPLIT_NORM);
     if (m->norm == QD_NORM_LAYER)
         op.weight2 = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.bias", name), m->hidden, QD_INIT_ZERO, QD_SPLIT_NORM);
     return qd_declare_op(b, op, out, m->hidden);
@@ -145,11 +147,14 @@ qd_val qd_attention_as(qd_layer *b, qd_val x, int variant)
     const qd_linear_part qkv[] = {{"attn.q", q, QD_SPLIT_ROWS}, {"attn.k", kv, QD_SPLIT_KV}, {"attn.v", kv, QD_SPLIT_KV}};
     x = qd_linear(b, x, qkv, 3, m->qkv_bias, m->init_std, m->qk_norm ? "qkv_before_norm" : "qkv");
     if (m->qk_norm) {
-        qd_decl_op op = {QD_DECL_HEAD_NORM, .x = x, .y = -1};
-        op.weight = qd_declare_vector(b, "attn.q_norm.weight", m->head_dim, QD_INIT_ONE, QD_SPLIT_HEADS);
-        op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", m->head_dim, QD_INIT_ONE, QD_SPLIT_HEADS);
+        bool wide = m->qk_over == QD_QK_WIDTH; /* weights are then sharded with the heads */
+        qd_decl_op op = {wide ? QD_DECL_QK_NORM : QD_DECL_HEAD_NORM, .x = x, .y = -1};
+        op.weight = qd_declare_vector(b, "attn.q_norm.weight", wide ? q : m->head_dim, QD_INIT_ONE, wide ? QD_SPLIT_ROWS : QD_SPLIT_HEADS);
+        op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", wide ? kv : m->head_dim, QD_INIT_ONE, wide ? QD_SPLIT_KV : QD_SPLIT_HEADS);
         x = qd_declare_op(b, op, "qkv", q + 2 * kv);
     }
+    if (m->clip_qkv > 0.0)
+        x = qd_declare_op(b, (qd_decl_op){QD_DECL_CLIP, .x = x, .y = -1}, "qkv_clipped", q + 2 * kv);
     if (m->position == QD_POSITION_ROPE && !(variant & QD_ATTENTION_NO_ROPE)) {
         qd_decl_op op = {QD_DECL_ROPE, .x = x, .y = -1, .local = windowed && qd_rope_is_local(m)};
         x = qd_declare_op(b, op, "qkv_turned", q + 2 * kv);
@@ -162,7 +167,7 @@ qd_val qd_attention_as(qd_layer *b, qd_val x, int variant)
 static qd_val mlp(qd_layer *b, qd_val x, const char *name, int64_t ffn, qd_split in_split, qd_split out_split, const char *const out[3])
 {
     const qd_model *m = b->model;
-    bool gated = m->activation == QD_ACT_SWIGLU, bias = in_split == QD_SPLIT_ROWS && m->mlp_bias;
+    bool gated = qd_activation_is_gated(m->activation), bias = in_split == QD_SPLIT_ROWS && m->mlp_bias;
     const qd_linear_part up[] = {{qd_arena_printf(b->arena, "%s.gate", name), ffn, in_split},
                                  {qd_arena_printf(b->arena, "%s.up", name), ffn, in_split}};
     x = gated ? qd_linear(b, x, up, 2, bias, m->init_std, out[0]) : qd_linear(b, x, &up[1], 1, bias, m->init_std, out[0]);
@@ -243,7 +248,10 @@ qd_val qd_embedding(qd_layer *b)
     op.weight = add_table(b, "tokens.weight", m->vocab, QD_SPLIT_ROWS);
     if (m->position == QD_POSITION_LEARNED)
         op.weight2 = add_table(b, "positions.weight", m->max_seq, QD_SPLIT_NONE);
-    return dropout(b, qd_declare_op(b, op, "embedded", m->hidden), "embedded_dropped");
+    qd_val x = qd_declare_op(b, op, m->embed_scaled ? "embedded_unscaled" : "embedded", m->hidden);
+    if (m->embed_scaled)
+        x = qd_declare_op(b, (qd_decl_op){QD_DECL_SCALE, .x = x, .y = -1, .factor = sqrt((double)m->hidden)}, "embedded", m->hidden);
+    return dropout(b, x, "embedded_dropped");
 }
 
 void qd_head_loss(qd_layer *b, qd_val x)

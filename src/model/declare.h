@@ -51,9 +51,12 @@ typedef struct qd_weight {
     X(NORM)               /* out (T, d) = norm of x with scale weight and bias weight2 */                                                  \
     X(LINEAR)             /* out (T, n) = x · weightᵀ + weight2 */                                                                      \
     X(HEAD_NORM)          /* out = x with the heads of q and k normalized by weight and weight2 */                                         \
+    X(QK_NORM)            /* out = x with q normalized as a whole by weight, and k by weight2 */                                           \
+    X(CLIP)               /* out = x with q, k and v limited to the model's clip_qkv */                                                    \
     X(ROPE)               /* out = x with the heads of q and k rotated by position */                                                      \
     X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv) */                                           \
     X(ACTIVATION)         /* out = the model's activation function of x; gated: half as wide */                                            \
+    X(SCALE)              /* out = x times a factor */                                                                                     \
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
     X(ADD)                /* out = x + y */                                                                                                \
     X(ROUTE)              /* out: experts and weights chosen for each token from logits x; weight: bias of the choice */                   \
@@ -81,6 +84,7 @@ typedef struct qd_decl_op {
     int site;       /* dropout: index among the dropouts of the module */
     int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
     bool local;     /* rope: the angles of layers with windows (model.rope_local_base) */
+    double factor;  /* scale */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
@@ -141,7 +145,7 @@ qd_val qd_mlp_experts(qd_layer *b, qd_val x);
 /* x + branch, with the model's dropout on the branch. */
 qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, const char *out);
 
-/* Token table (and position table), with dropout. */
+/* Token table (and position table), scaled if the model does, with dropout. */
 qd_val qd_embedding(qd_layer *b);
 /* The head's matrix, tied or not, and the loss. */
 void qd_head_loss(qd_layer *b, qd_val x);

@@ -96,9 +96,11 @@ static qd_status check_widths(const checking *c)
         case QD_DECL_LOSS:
         case QD_DECL_SEND: wanted = m->hidden; break;
         case QD_DECL_HEAD_NORM:
+        case QD_DECL_QK_NORM:
+        case QD_DECL_CLIP:
         case QD_DECL_ROPE:
         case QD_DECL_ATTENTION: wanted = (int64_t)(m->heads + 2 * m->kv_heads) * m->head_dim; break;
-        case QD_DECL_ACTIVATION: wanted = b->values[op->out].cols * (m->activation == QD_ACT_SWIGLU ? 2 : 1); break;
+        case QD_DECL_ACTIVATION: wanted = b->values[op->out].cols * (qd_activation_is_gated(m->activation) ? 2 : 1); break;
         case QD_DECL_ROUTE: wanted = m->moe.experts; break;
         case QD_DECL_ADD:
             wanted = has;

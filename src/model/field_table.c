@@ -75,6 +75,7 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_ORIGINAL: return m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LINEAR;
     case QD_WHEN_WINDOW: return m->window > 0;
     case QD_WHEN_EXPERTS: return m->moe.experts > 0;
+    case QD_WHEN_QK_NORM: return m->qk_norm;
     default: return true;
     }
 }

@@ -24,7 +24,10 @@
  * default. */
 #define QD_ARCHS(A) \
     A(LLAMA, "llama", prenorm) \
-    A(GPT2, "gpt2", prenorm)
+    A(GPT2, "gpt2", prenorm) \
+    A(OLMO, "olmo", prenorm) \
+    A(OLMO2, "olmo2", postnorm) \
+    A(GEMMA2, "gemma2", sandwich)
 #define QD_ARCH_WORD(name, word, family) "|" word
 
 #define QD_MODEL_SIZES(F, I) \
@@ -41,7 +44,7 @@
     /* Upper bound of seq for learned positions. */ \
     F(SIZE, max_seq, "max_seq", "0", QD_RANGE(0, 1e9), NULL, "max_position_embeddings", ALWAYS, \
       "rows of the learned position table; 0: data.seq") \
-    I(ENUM(qd_norm_kind), norm, "layernorm|rmsnorm", "norm") \
+    I(ENUM(qd_norm_kind), norm, "layernorm|rmsnorm|layernorm_plain|rmsnorm_plus_one", "norm") \
     F(REAL, norm_eps, "norm_eps", "1e-5", QD_RANGE(1e-12, 1), NULL, "rms_norm_eps", ALWAYS, "epsilon of the norms") \
     I(ENUM(qd_position_kind), position, "learned|rope", "position")
 
@@ -95,14 +98,23 @@
       "soft-cap of attention scores, cap x tanh(score / cap); 0: none")
 
 #define QD_MODEL_KINDS(F, I) \
-    F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu"), NULL, NULL, ALWAYS, \
-      "activation function of the MLP; auto: gelu_tanh (gpt2), swiglu (llama)") \
+    F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact"), NULL, NULL, ALWAYS, \
+      "activation function of the MLP; geglu: gated by gelu_tanh; auto: gelu_tanh (gpt2), geglu (gemma2), swiglu (others)") \
     F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
-      "RMS norm of each query and key head (Qwen3); auto: as in the preset") \
+      "RMS norm of queries and keys (Qwen3, OLMo 2); auto: as in the preset, else only olmo2") \
+    F(ENUM(qd_qk_over), qk_over, "qk_norm_over", "auto", QD_WORDS("auto|head|width"), NULL, NULL, QK_NORM, \
+      "qk_norm: each head, or all heads of a token together (OLMo 2, OLMoE); auto: width (olmo2), head (others)") \
+    F(REAL, clip_qkv, "clip_qkv", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
+      "queries, keys and values are clipped to this absolute value (OLMo); 0: not clipped") \
     F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: only gpt2") \
     F(AUTO, out_bias, "out_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "bias of the attention output; auto: only gpt2") \
     F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP; auto: only gpt2") \
-    F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, "the head shares the token table; auto: only gpt2") \
+    F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, \
+      "the head shares the token table; auto: only gpt2 and gemma2") \
+    F(AUTO, embed_scaled, "embed_scaled", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
+      "embeddings are multiplied by sqrt(hidden); auto: only gemma2") \
+    F(REAL, logit_softcap, "logit_softcap", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
+      "soft-cap of logits, cap x tanh(logit / cap); 0: none") \
     F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \
     F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights") \
     /* Mistral without a window computes what Llama does, so only this tells them apart. */ \

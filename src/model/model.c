@@ -15,7 +15,8 @@ static bool is_mistral(const qd_model *m)
 {
     bool biases = m->qkv_bias || m->out_bias || m->mlp_bias;
     return m->norm == QD_NORM_RMS && m->position == QD_POSITION_ROPE && m->activation == QD_ACT_SWIGLU && !biases && !m->qk_norm &&
-           m->moe.experts == 0 && !(m->window > 0 && (m->window_from > 0 || m->full_every > 0));
+           m->clip_qkv == 0.0 && !m->embed_scaled && m->logit_softcap == 0.0 && m->moe.experts == 0 &&
+           !(m->window > 0 && (m->window_from > 0 || m->full_every > 0));
 }
 
 qd_status qd_model_validate(const qd_model *m)
@@ -56,13 +57,16 @@ qd_status qd_model_validate(const qd_model *m)
                        m->score_softcap);
     if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
         return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions, SwiGLU, a window in all layers or "
-                                 "in none, and neither biases, norms of queries and keys nor experts: set model.hf_type=derived");
+                                 "in none, and neither biases, norms or clipping of queries and keys nor experts: set "
+                                 "model.hf_type=derived");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
         return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);
     if (!(m->norm_eps > 0.0))
         return QD_FAIL(QD_USAGE, "model.norm_eps is %g: it must be above 0", m->norm_eps);
     if (!(m->init_std >= 0.0))
         return QD_FAIL(QD_USAGE, "model.init_std is %g: it must not be negative", m->init_std);
+    if (qd_model_norms_behind(m) && m->moe.experts > 0)
+        return QD_FAIL(QD_USAGE, "model.experts is %d: model.arch=%s has no experts", m->moe.experts, qd_arch_name(m->arch));
     return m->moe.experts > 0 ? qd_moe_validate(m) : QD_OK;
 }
 
@@ -70,7 +74,7 @@ qd_status qd_model_validate(const qd_model *m)
 static int64_t matrix_weights(const qd_model *m, int experts)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    int64_t matrices = m->activation == QD_ACT_SWIGLU ? 3 : 2, total = 0;
+    int64_t matrices = qd_activation_is_gated(m->activation) ? 3 : 2, total = 0;
     for (int layer = 0; layer < m->layers; layer++) {
         total += m->hidden * (q + 2 * kv) + q * m->hidden;
         if (qd_model_has_experts(m, layer))
@@ -84,14 +88,14 @@ static int64_t matrix_weights(const qd_model *m, int experts)
 int64_t qd_model_parameters(const qd_model *m)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    int64_t norm = m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
-    int64_t block = 2 * norm + (m->qk_norm ? 2 * m->head_dim : 0);
+    int64_t norm = m->norm == QD_NORM_PLAIN ? 0 : m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
+    int64_t block = (m->arch == QD_ARCH_GEMMA2 ? 4 : 2) * norm + (!m->qk_norm ? 0 : m->qk_over == QD_QK_WIDTH ? q + kv : 2 * m->head_dim);
     if (m->qkv_bias)
         block += q + 2 * kv;
     if (m->out_bias)
         block += m->hidden;
     if (m->mlp_bias)
-        block += m->hidden + m->ffn * (m->activation == QD_ACT_SWIGLU ? 2 : 1);
+        block += m->hidden + m->ffn * (qd_activation_is_gated(m->activation) ? 2 : 1);
     int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;

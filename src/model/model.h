@@ -11,7 +11,10 @@
 typedef enum qd_arch { QD_ARCHS(QD_ARCH_ENUMERATOR) QD_ARCH_COUNT } qd_arch;
 
 /* The words of these enums are in fields.h, in the same order. */
-typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS } qd_norm_kind;
+/* LayerNorm with weight and bias, RMS norm, LayerNorm without either, RMS norm that scales by 1 +
+ * weight. */
+typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS, QD_NORM_PLAIN, QD_NORM_RMS_ONE } qd_norm_kind;
+typedef enum qd_qk_over { QD_QK_HEAD, QD_QK_WIDTH } qd_qk_over;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
 typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN, QD_ROPE_DYNAMIC } qd_rope_scaling;
 typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL } qd_hf_type;
@@ -74,6 +77,18 @@ static inline double qd_window_keys(int64_t window, int64_t seq)
 {
     double w = (double)window, t = (double)seq;
     return window > 0 && window < seq ? 2.0 * w - w * w / t : t;
+}
+
+/* Whether norms divide by the root mean square, without subtracting the mean. */
+static inline bool qd_model_norm_is_rms(const qd_model *model)
+{
+    return model->norm == QD_NORM_RMS || model->norm == QD_NORM_RMS_ONE;
+}
+
+/* Whether what a branch adds to the residual stream is normed. */
+static inline bool qd_model_norms_behind(const qd_model *model)
+{
+    return model->arch == QD_ARCH_OLMO2 || model->arch == QD_ARCH_GEMMA2;
 }
 
 /* moe.c: the part of qd_model_validate for experts, and the number of top scores that make up the

@@ -1,5 +1,5 @@
-/* The pre-norm decoder: GPT-2, Llama, Yi, Mistral, Qwen2 and Qwen3; with experts Mixtral, Qwen3-MoE
- * and models like DeepSeek V3.
+/* The pre-norm decoder: GPT-2, Llama, Yi, Mistral, Qwen2, Qwen3 and OLMo; with experts Mixtral,
+ * Qwen3-MoE and models like DeepSeek V3.
  *
  * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
  * of queries and keys, plain or gated MLP. The layers of a model differ in what variants are made
@@ -12,7 +12,7 @@ enum { EXPERTS = QD_ATTENTION_VARIANTS, VARIANTS = 2 * QD_ATTENTION_VARIANTS };
 static void defaults(qd_model *m)
 {
     const bool gpt2 = m->arch == QD_ARCH_GPT2;
-    m->norm = gpt2 ? QD_NORM_LAYER : QD_NORM_RMS;
+    m->norm = gpt2 ? QD_NORM_LAYER : m->arch == QD_ARCH_OLMO ? QD_NORM_PLAIN : QD_NORM_RMS;
     m->position = gpt2 ? QD_POSITION_LEARNED : QD_POSITION_ROPE;
     m->activation = gpt2 ? QD_ACT_GELU_TANH : QD_ACT_SWIGLU;
     m->qkv_bias = m->out_bias = m->mlp_bias = m->tied = gpt2;

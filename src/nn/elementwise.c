@@ -26,11 +26,35 @@ qd_status qd_run_activation_grad_y(const qd_op_call *c)
     });
 }
 
+qd_status qd_run_clip(const qd_op_call *c)
+{
+    return c->frame->kernels->clip(c->frame->stream, &(qd_clip_args){
+        .x = c->at[QD_CLIP_X], .y = c->at[QD_CLIP_Y], .n = c->op->m * c->op->n, .limit = (float)call_model(c)->clip_qkv,
+        .dtype = call_dtype(c, QD_CLIP_X),
+    });
+}
+
+qd_status qd_run_clip_grad(const qd_op_call *c)
+{
+    return c->frame->kernels->clip_backward(c->frame->stream, &(qd_clip_args){
+        .x = c->at[QD_CLIP_GRAD_X], .dy = c->at[QD_CLIP_GRAD_DY], .y = c->at[QD_CLIP_GRAD_DX], .n = c->op->m * c->op->n,
+        .limit = (float)call_model(c)->clip_qkv, .dtype = call_dtype(c, QD_CLIP_GRAD_X),
+    });
+}
+
 qd_status qd_run_add(const qd_op_call *c)
 {
     return c->frame->kernels->add(c->frame->stream, &(qd_add_args){
         .a = c->at[QD_ADD_A], .b = c->at[QD_ADD_B], .y = c->at[QD_ADD_Y], .n = c->op->m * c->op->n,
         .a_dtype = call_dtype(c, QD_ADD_A), .b_dtype = call_dtype(c, QD_ADD_B), .y_dtype = call_dtype(c, QD_ADD_Y),
+    });
+}
+
+qd_status qd_run_scale(const qd_op_call *c)
+{
+    return c->frame->kernels->scale(c->frame->stream, &(qd_scale_args){
+        .x = c->at[QD_SCALE_X], .y = c->at[QD_SCALE_Y], .n = c->op->m * c->op->n, .factor = (float)c->op->scale,
+        .dtype = call_dtype(c, QD_SCALE_X),
     });
 }
 

@@ -67,7 +67,8 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         QD_TRY(f->kernels->matmul(f->stream, &gemm));
         QD_TRY(f->kernels->cross_entropy(f->stream, &(qd_cross_entropy_args){
             .logits = c->at[QD_HEAD_LOSS_LOGITS], .targets = targets + first, .losses = losses + first, .rows = chunk_rows(op, first),
-            .vocab = op->n, .ld = call_stride(c, QD_HEAD_LOSS_LOGITS), .scale = (float)op->scale, .grad = training,
+            .vocab = op->n, .ld = call_stride(c, QD_HEAD_LOSS_LOGITS), .scale = (float)op->scale, .cap = (float)op->cap,
+            .grad = training,
             .dtype = call_dtype(c, QD_HEAD_LOSS_LOGITS),
         }));
         if (!training)
@@ -100,7 +101,9 @@ qd_status qd_run_head_logits(const qd_op_call *c)
 {
     qd_matmul_args args;
     qd_head_logits_gemm(c, 0, &args);
-    return c->frame->kernels->matmul(c->frame->stream, &args);
+    QD_TRY(c->frame->kernels->matmul(c->frame->stream, &args));
+    return c->op->cap > 0.0 ? c->frame->kernels->softcap(c->frame->stream, &(qd_softcap_args){
+        .x = c->at[QD_HEAD_LOGITS_LOGITS], .n = c->op->n, .cap = (float)c->op->cap, .dtype = QD_F32}) : QD_OK;
 }
 
 /* The loss of logits that are sharded over ranks by tokens, for a window of rows. */
@@ -112,7 +115,7 @@ static qd_cross_entropy_part_args part_args(const qd_op_call *c, qd_cross_entrop
 {
     return (qd_cross_entropy_part_args){
         .stage = stage, .logits = c->at[QD_LOSS_MAX_LOGITS], .rows = c->op->m, .vocab = c->op->n, .ld = call_stride(c, QD_LOSS_MAX_LOGITS),
-        .all = call_model(c)->vocab, .first = c->op->to, .scale = (float)c->op->scale,
+        .all = call_model(c)->vocab, .first = c->op->to, .scale = (float)c->op->scale, .cap = (float)c->op->cap,
         .grad = c->frame->program->strategy.training, .dtype = call_dtype(c, QD_LOSS_MAX_LOGITS),
     };
 }

@@ -1,5 +1,12 @@
-/* Runners of norms: of rows of the residual stream, and of the heads of queries and keys. */
+/* Runners of norms: of rows of the residual stream, of the heads of queries and keys, and of all of
+ * them together. */
 #include "nn/nn_impl.h"
+
+/* Norms without weights have neither that operand nor its gradient. */
+static qd_dtype weight_dtype(const qd_op_call *c, int weight, int otherwise)
+{
+    return call_dtype(c, c->op->slot[weight] >= 0 ? weight : otherwise);
+}
 
 qd_status qd_run_norm(const qd_op_call *c)
 {
@@ -15,10 +22,21 @@ qd_status qd_run_norm(const qd_op_call *c)
         .rows = c->op->m,
         .cols = c->op->n,
         .eps = (float)call_model(c)->norm_eps,
-        .rms = call_model(c)->norm == QD_NORM_RMS,
+        .rms = qd_model_norm_is_rms(call_model(c)),
+        .plus_one = call_model(c)->norm == QD_NORM_RMS_ONE,
         .dtype = call_dtype(c, QD_NORM_X),
-        .param_dtype = call_dtype(c, QD_NORM_GAMMA),
+        .param_dtype = weight_dtype(c, QD_NORM_GAMMA, QD_NORM_X),
     });
+}
+
+/* Of the gradients that the op has: of weights, or of biases next to it. */
+static qd_dtype grad_dtype(const qd_op_call *c)
+{
+    static const int grads[] = {QD_NORM_GRAD_GAMMA_GRAD, QD_NORM_GRAD_BETA_GRAD, QD_NORM_GRAD_ADD_SUMS, QD_NORM_GRAD_DX_SUMS};
+    for (size_t i = 0; i < sizeof grads / sizeof *grads; i++)
+        if (c->op->slot[grads[i]] >= 0)
+            return call_dtype(c, grads[i]);
+    return QD_F32;
 }
 
 qd_status qd_run_norm_grad(const qd_op_call *c)
@@ -37,11 +55,12 @@ qd_status qd_run_norm_grad(const qd_op_call *c)
         .dx_grad = c->at[QD_NORM_GRAD_DX_SUMS],
         .rows = c->op->m,
         .cols = c->op->n,
-        .rms = call_model(c)->norm == QD_NORM_RMS,
+        .rms = qd_model_norm_is_rms(call_model(c)),
+        .plus_one = call_model(c)->norm == QD_NORM_RMS_ONE,
         .accumulate = c->accumulate,
         .dtype = call_dtype(c, QD_NORM_GRAD_X),
-        .param_dtype = call_dtype(c, QD_NORM_GRAD_GAMMA),
-        .grad_dtype = call_dtype(c, QD_NORM_GRAD_GAMMA_GRAD),
+        .param_dtype = weight_dtype(c, QD_NORM_GRAD_GAMMA, QD_NORM_GRAD_X),
+        .grad_dtype = grad_dtype(c),
     });
 }
 
@@ -69,4 +88,61 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
         .dtype = call_dtype(c, QD_HEAD_NORM_GRAD_DY), .param_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA),
         .grad_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
     });
+}
+
+/* The norms of all queries, and of all keys: what the four ops share. */
+static qd_qk_norm_args qk_norm_args(const qd_op_call *c, int x)
+{
+    const qd_model *m = call_model(c);
+    return (qd_qk_norm_args){
+        .x = c->at[x], .rows = c->op->m, .row_stride = c->op->n,
+        .q_cols = (int64_t)c->op->heads * m->head_dim, .k_cols = (int64_t)c->op->kv_heads * m->head_dim,
+        .q_width = (int64_t)m->heads * m->head_dim, .k_width = (int64_t)m->kv_heads * m->head_dim,
+        .counts_keys = c->op->k > 0, .eps = (float)m->norm_eps, .dtype = call_dtype(c, x),
+    };
+}
+
+qd_status qd_run_qk_squares(const qd_op_call *c)
+{
+    qd_qk_norm_args a = qk_norm_args(c, QD_QK_SQUARES_X);
+    a.sums = c->at[QD_QK_SQUARES_SUMS];
+    return c->frame->kernels->qk_squares(c->frame->stream, &a);
+}
+
+qd_status qd_run_qk_norm(const qd_op_call *c)
+{
+    qd_qk_norm_args a = qk_norm_args(c, QD_QK_NORM_X);
+    a.sums = c->at[QD_QK_NORM_SUMS];
+    a.q_gamma = c->at[QD_QK_NORM_Q_GAMMA];
+    a.k_gamma = c->at[QD_QK_NORM_K_GAMMA];
+    a.y = c->at[QD_QK_NORM_Y];
+    a.param_dtype = call_dtype(c, QD_QK_NORM_Q_GAMMA);
+    return c->frame->kernels->qk_norm(c->frame->stream, &a);
+}
+
+qd_status qd_run_qk_dots(const qd_op_call *c)
+{
+    qd_qk_norm_args a = qk_norm_args(c, QD_QK_DOTS_X);
+    a.d = c->at[QD_QK_DOTS_DY];
+    a.q_gamma = c->at[QD_QK_DOTS_Q_GAMMA];
+    a.k_gamma = c->at[QD_QK_DOTS_K_GAMMA];
+    a.dots = c->at[QD_QK_DOTS_DOTS];
+    a.param_dtype = call_dtype(c, QD_QK_DOTS_Q_GAMMA);
+    return c->frame->kernels->qk_dots(c->frame->stream, &a);
+}
+
+qd_status qd_run_qk_norm_grad(const qd_op_call *c)
+{
+    qd_qk_norm_args a = qk_norm_args(c, QD_QK_NORM_GRAD_X);
+    a.d = c->at[QD_QK_NORM_GRAD_DY];
+    a.sums = c->at[QD_QK_NORM_GRAD_SUMS];
+    a.dots = c->at[QD_QK_NORM_GRAD_DOTS];
+    a.q_gamma = c->at[QD_QK_NORM_GRAD_Q_GAMMA];
+    a.k_gamma = c->at[QD_QK_NORM_GRAD_K_GAMMA];
+    a.q_grad = c->at[QD_QK_NORM_GRAD_Q_GAMMA_GRAD];
+    a.k_grad = c->at[QD_QK_NORM_GRAD_K_GAMMA_GRAD];
+    a.accumulate = c->accumulate;
+    a.param_dtype = call_dtype(c, QD_QK_NORM_GRAD_Q_GAMMA);
+    a.grad_dtype = call_dtype(c, QD_QK_NORM_GRAD_Q_GAMMA_GRAD);
+    return c->frame->kernels->qk_norm_backward(c->frame->stream, &a);
 }

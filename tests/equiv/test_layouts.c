@@ -19,6 +19,7 @@
 #include <cmocka.h>
 
 #define LLAMA "model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=4 model.ffn=80 model.vocab=101 data.seq=16 "
+#define OLMO2 "model.arch=olmo2 model.layers=2 model.hidden=48 model.heads=4 model.kv_heads=2 model.vocab=101 data.seq=16 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=67 data.seq=17 "
 /* All tokens choose expert 5. */
 static void favour(qd_team *team)
@@ -207,9 +208,9 @@ static void bytes_follow_the_formula(void **state)
         "parallel.ranks=4 parallel.tp=4 parallel.sp=false train.recompute=full train.recompute_layers=1 parallel.tp_overlap=3 ",
         "parallel.ranks=2 parallel.tp=2 parallel.tp_overlap=4 parallel.split_backward=true ",
     };
-    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
+    for (size_t l = 0; l < 2 * (sizeof layouts / sizeof *layouts); l++) {
         char words[640];
-        snprintf(words, sizeof words, RUN GPT2 "model.hidden=128 model.dropout=0.1 %s", layouts[l]);
+        snprintf(words, sizeof words, RUN "%s %s", l % 2 ? OLMO2 : GPT2 "model.hidden=128 model.dropout=0.1 ", layouts[l / 2]);
         qd_config config = layout_config(words);
         qd_random_tokens random = {.seed = 8, .vocab = config.model.vocab};
         qd_batch_source source = qd_random_source(&random);

@@ -20,6 +20,9 @@
 #define RUN "train.optimizer=sgd train.lr=1e-3 train.schedule=constant train.global_batch=3 train.micro_batch=3 run.threads=1 "
 #define LLAMA RUN "model.layers=2 model.hidden=21 model.heads=3 model.kv_heads=1 model.head_dim=6 model.ffn=17 model.vocab=29 data.seq=7 "
 #define GPT2 RUN "model.arch=gpt2 model.layers=2 model.hidden=18 model.heads=3 model.ffn=23 model.vocab=31 data.seq=5 "
+#define OLMO2 \
+    RUN "model.arch=olmo2 model.layers=2 model.hidden=22 model.heads=3 model.kv_heads=1 model.head_dim=6 model.ffn=17 model.vocab=29 " \
+        "data.seq=7 "
 #define EXPERTS \
     RUN "model.layers=2 model.hidden=19 model.heads=4 model.kv_heads=2 model.head_dim=4 model.ffn=13 model.vocab=23 data.seq=9 "
 
@@ -72,6 +75,14 @@ static const struct {
     {EXPERTS "model.experts=6 model.experts_per_token=2 model.expert_ffn=8 model.shared_experts=1 model.router=sigmoid "
              "model.router_normalised=false ",
      NULL, false, false},
+    {OLMO2, NULL, false, false},
+    {OLMO2 "model.heads=2 model.kv_heads=2 model.tied=true model.qkv_bias=true model.dropout=0.1 ", NULL, true, false},
+    {LLAMA "model.qk_norm=true model.qk_norm_over=width ", NULL, false, false},
+    {LLAMA "model.arch=olmo model.clip_qkv=0.7 model.tied=true ", NULL, false, false},
+    {LLAMA "model.arch=gemma2 model.logit_softcap=2 model.embed_scaled=true ", NULL, false, false},
+    {LLAMA "model.arch=gemma2 model.tied=false model.activation=geglu_exact model.dropout=0.1 ", NULL, true, false},
+    {LLAMA "model.activation=geglu model.logit_softcap=3 ", NULL, false, false},
+    {LLAMA "model.arch=olmo model.mlp_bias=true model.out_bias=true ", NULL, true, false},
     {LLAMA "model.kv_heads=3 ", &parallel_family, false, false},
     {GPT2 "model.dropout=0.2 ", &parallel_family, false, false},
     {LLAMA, &parallel_family, false, true},

@@ -16,10 +16,9 @@
 static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha", "llama-gqa-scaled", "llama-tied",
                                      "llama-packed", "llama-qkv-bias", "llama-muon", "gpt2-muon", "qwen2-tied-linear", "qwen2-untied",
                                      "mistral-linear", "mistral-tied", "llama-attention-bias", "llama-mlp-bias", "llama-biases",
-                                     "qwen2-yarn", "llama-yarn",
-    "mistral-window", "mistral-window-packed", "qwen2-windows", "llama-softcap", "llama-dynamic", "llama-nope",
-    "llama-local-base",
-};
+                                     "qwen2-yarn", "llama-yarn", "mistral-window", "mistral-window-packed", "qwen2-windows",
+                                     "llama-softcap", "llama-dynamic", "llama-nope", "llama-local-base", "olmo2-untied",
+                                     "olmo2-tied-bias", "olmo-clipped", "olmo-tied-bias", "gemma2-tied", "gemma2-untied"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",

@@ -59,6 +59,10 @@ static void test_defaults(void **state)
         {"qwen2", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3_moe", 24, 32, 4, 64, 2048, 6144, 151936, 32768, 1e-6, 1e4, 128, 8, 768},
+        {"gemma2", 26, 8, 4, 256, 2304, 9216, 256000, 8192, 1e-6, 1e4, 0, 0, 0},
+        {"olmoe", 16, 16, 16, 128, 2048, 2048, 50304, 4096, 1e-5, 1e4, 64, 8, 2048},
+        {"olmo", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 1e4, 0, 0, 0},
+        {"olmo2", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 1e4, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_model m = accepted(state, rows[i].kind, "");
@@ -72,15 +76,26 @@ static void test_defaults(void **state)
         assert_int_equal(m.vocab, rows[i].vocab);
         assert_int_equal(m.max_seq, rows[i].positions);
         assert_true(m.norm_eps == rows[i].eps && m.rope.base == rows[i].theta && m.init_std == 0.02);
-        assert_int_equal(m.tied, i == 0);
+        bool gemma = strcmp(m.name, "gemma2") == 0;
+        assert_int_equal(m.tied, i == 0 || gemma);
         assert_int_equal(m.moe.experts, rows[i].experts);
         assert_int_equal(m.moe.per_token, rows[i].per_token);
         assert_int_equal(m.moe.ffn, rows[i].expert_ffn);
         assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
         assert_int_equal(m.qkv_bias, i == 0 || strcmp(m.name, "qwen2") == 0);
         assert_true(m.out_bias == (i == 0) && m.mlp_bias == (i == 0));
-        assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 ? 4096 : 0);
+        assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 || gemma ? 4096 : 0);
+        assert_int_equal(m.full_every, gemma ? 2 : 0);
+        assert_true(m.score_softcap == (gemma ? 50.0 : 0.0) && m.logit_softcap == (gemma ? 30.0 : 0.0) && m.score_scale == 0.0);
     }
+    refused(state, "gemma2", "\"hidden_activation\": \"silu\"", "hidden_activation");
+    refused(state, "gemma2", "\"query_pre_attn_scalar\": 0", "query_pre_attn_scalar");
+    refused(state, "gemma2", "\"use_bidirectional_attention\": true", "use_bidirectional_attention");
+    refused(state, "olmo2", "\"hidden_act\": \"gelu\"", "hidden_act");
+    refused(state, "olmo", "\"clip_qkv\": -1", "clip_qkv");
+    assert_true(accepted(state, "gemma2", "\"attn_logit_softcapping\": null, \"final_logit_softcapping\": null").logit_softcap == 0.0);
+    assert_true(fabs(accepted(state, "gemma2", "\"query_pre_attn_scalar\": 144").score_scale - 1.0 / 12.0) < 1e-15);
+    assert_true(accepted(state, "olmo", "\"clip_qkv\": 8").clip_qkv == 8.0);
     assert_true(accepted(state, "mixtral", "").moe.normalised);
     assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
 }

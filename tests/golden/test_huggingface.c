@@ -29,11 +29,13 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "llama-tied-half", "llama-biases",        "llama-attention-bias",
                                     "mixtral",         "qwen3",               "qwen3-moe",           "qwen3-moe-mixed",
                                     "mixtral-window",
-                                    "qwen3-moe-balanced", "qwen3-moe-attention-bias", "qwen2",     "qwen2-tied",
+                                    "qwen3-moe-balanced", "qwen3-moe-attention-bias", "olmoe",     "olmoe-one-key",
+                                    "qwen2",           "qwen2-tied",
                                     "mistral",         "mistral-window",      "qwen3-attention-bias", "llama-linear",
                                     "llama-mlp-bias",  "qwen2-yarn",          "mistral-short-window", "qwen2-windows",
-                                    "qwen3-windows"};
-enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 13 }; /* from there on fp32 and no experts */
+                                    "qwen3-windows",   "olmo2",               "olmo2-one-key",        "olmo",
+                                    "olmo-clipped",    "gemma2",              "gemma2-full"};
+enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 15 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
 static void kind_of(const char *folder, char kind[32])

@@ -9,6 +9,9 @@
 #define SIZES "model.layers=5 model.hidden=32 model.heads=4 model.ffn=56 model.vocab=307 "
 #define ATTENTION_BIAS "model.qkv_bias=true model.out_bias=true "
 #define LINEAR "model.rope_scaling=linear model.rope_factor=2.5 "
+/* Norms behind the branches make gradients large at initial weights: smaller steps keep rounding
+ * from being magnified. */
+#define SLOW "train.lr=0.03 "
 const layout_model layout_families[] = {
     {SIZES "model.kv_heads=2 model.qkv_bias=true model.tied=true data.seq=15 ", 4, 0},                         /* Qwen2 */
     {SIZES "model.kv_heads=1 model.head_dim=12 model.hf_type=mistral data.seq=13 " LINEAR, 4, 0},              /* Mistral */
@@ -26,6 +29,16 @@ const layout_model layout_families[] = {
     {SIZES "model.kv_heads=1 model.head_dim=12 data.seq=22 model.window=6 model.full_every=2 model.rope_local_base=50 "
            "model.rope_fraction=0.5 model.nope_every=3 " LINEAR,
      4, 0}, /* two rotary bases, partial, layers without positions */
+    {SIZES "model.kv_heads=2 model.qk_norm=true model.qk_norm_over=width model.clip_qkv=0.5 data.seq=13 model.experts=8 "
+           "model.experts_per_token=2 model.expert_ffn=24 model.router_normalised=false ",
+     4, 8}, /* OLMoE */
+    {SIZES "model.arch=olmo model.kv_heads=2 model.clip_qkv=0.05 model.head_dim=6 model.tied=true data.seq=15 ", 4, 0}, /* OLMo */
+    {SIZES "model.arch=gemma2 model.kv_heads=2 model.head_dim=6 model.logit_softcap=3 model.window=4 model.full_every=2 "
+           "model.score_softcap=2 data.seq=15 " SLOW,
+     4, 0}, /* Gemma 2 */
+    {SIZES "model.arch=olmo2 model.kv_heads=1 model.head_dim=6 model.tied=true data.seq=15 " SLOW, 4, 0}, /* OLMo 2 */
+    {SIZES "model.arch=olmo2 model.kv_heads=2 model.qkv_bias=true data.seq=13 model.window=3 model.full_every=2 " LINEAR SLOW, 4,
+     0}, /* OLMo 2 with biases, and the windows of OLMo 3 */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

@@ -12,6 +12,7 @@ typedef enum edit {
     OP_REDUCE,     /* sum becomes maximum, or vice versa */
     OP_SLOT,       /* operand `number` (QD_LINEAR_X, …) becomes the slot named `to`; "-": none */
     OP_SCALE,      /* its scale is multiplied by `number` */
+    OP_CAP,        /* its soft-cap is multiplied by `number` */
     OP_TOKENS,     /* its load_tokens are multiplied by `number` */
     OP_OVERWRITES, /* the flag is inverted */
     OP_FIRST,      /* its window begins `number` rows, or tokens, later; OP_TO: the window it writes */

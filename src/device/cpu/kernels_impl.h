@@ -38,6 +38,14 @@ typedef struct qd_cpu_head_norm_ops {
 } qd_cpu_head_norm_ops;
 QD_CPU_TABLE(qd_cpu_head_norm_ops, qd_cpu_head_norm_ops)
 
+typedef struct qd_cpu_qk_norm_ops {
+    qd_pool_body squares, forward, dots; /* rows */
+    /* Rows begin .. end-1. part: (q_cols + k_cols) fp32, gradients of the two gammas, accumulated
+     * into. */
+    void (*backward)(const qd_qk_norm_args *a, int64_t begin, int64_t end, float *part);
+} qd_cpu_qk_norm_ops;
+QD_CPU_TABLE(qd_cpu_qk_norm_ops, qd_cpu_qk_norm_ops)
+
 typedef struct qd_cpu_expert_rows_ops {
     qd_pool_body permute; /* places */
     qd_pool_body combine; /* rows */
@@ -61,7 +69,7 @@ typedef struct qd_cpu_activation_ops {
 QD_CPU_TABLE(qd_cpu_activation_ops, qd_cpu_activation_ops)
 
 typedef struct qd_cpu_elementwise_ops {
-    qd_pool_body add, cast; /* elements */
+    qd_pool_body add, cast, clip, clip_backward, scale, softcap; /* elements */
     qd_pool_body copy_rows; /* rows */
 } qd_cpu_elementwise_ops;
 QD_CPU_TABLE(qd_cpu_elementwise_ops, qd_cpu_elementwise_ops)

@@ -8,6 +8,7 @@
 #include "spec/layout/nodes.h"
 #include "spec/config/formulas.h"
 #include "spec/layout/pieces.h"
+#include "spec/layout/tensor.h"
 #include "spec/proof/proof.h"
 
 #include <stdlib.h>
@@ -39,11 +40,14 @@ static bool local_shape(const qd_ledger *l, const qd_storage *s, int param, int 
     return true;
 }
 
-/* Only the first rank of tp adds positions and the biases of partial sums. */
-static bool adds_biases(const qd_ledger *l, int rank)
+/* What one of several ranks with the same shapes does. Bit 0: the first rank of tp adds positions
+ * and the biases of partial sums; bit 1: one of those with the same keys counts them in norms. */
+static unsigned special_work(const qd_ledger *l, int rank)
 {
-    bool any = l->model.out_bias || l->model.mlp_bias || l->model.position == QD_POSITION_LEARNED;
-    return any && qd_mesh_group_coord(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) == 0;
+    const qd_model *m = &l->model;
+    bool any = m->out_bias || m->mlp_bias || m->position == QD_POSITION_LEARNED, wide = m->qk_norm && m->qk_over == QD_QK_WIDTH;
+    bool first = any && qd_mesh_group_coord(&l->mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) == 0;
+    return (first ? 1u : 0u) | (wide && qd_tensor_counts_keys(m, &l->mesh, rank) ? 2u : 0u);
 }
 
 /* Ranks with the same local shapes do the same and share a program. */
@@ -53,7 +57,7 @@ static bool same_shapes(const qd_program *program, int a, int b)
     int64_t first, x_rows, y_rows, batch = program->strategy.micro_batch, seq = program->strategy.seq;
     qd_ledger_port_rows(ledger, a, batch * qd_ledger_rows(ledger, a, seq), &first, &x_rows);
     qd_ledger_port_rows(ledger, b, batch * qd_ledger_rows(ledger, b, seq), &first, &y_rows);
-    if (adds_biases(ledger, a) != adds_biases(ledger, b))
+    if (special_work(ledger, a) != special_work(ledger, b))
         return false;
     if (x_rows != y_rows || qd_ledger_rows(ledger, a, seq) != qd_ledger_rows(ledger, b, seq))
         return false;
@@ -69,7 +73,7 @@ static bool same_shapes(const qd_program *program, int a, int b)
 /* Equal for ranks that do the same, different for most others. */
 static uint64_t shape_hash(const qd_program *program, int rank)
 {
-    uint64_t hash = 1469598103934665603u + adds_biases(program->ledger, rank);
+    uint64_t hash = 1469598103934665603u + special_work(program->ledger, rank);
     for (int i = 0; i < program->ledger->param_count; i++) {
         int64_t shape[3];
         bool counts = local_shape(program->ledger, &program->storage, i, rank, shape);

@@ -292,7 +292,7 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         m->head_dim = (int)(m->hidden / m->heads);
     }
     if (m->ffn == 0)
-        m->ffn = m->activation == QD_ACT_SWIGLU ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
+        m->ffn = qd_activation_is_gated(m->activation) ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
     if (m->moe.ffn == 0)
         m->moe.ffn = m->ffn;
     if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
@@ -659,6 +659,7 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS,
                        config->model.moe.experts, config->etp);
+    QD_TRY(qd_config_check_device(config));
     QD_TRY(share_batch(config, &mesh, strategy));
     QD_TRY(qd_ledger_create(&config->model, config->family, &mesh, arena, ledger));
     return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena,

@@ -14,12 +14,21 @@ typedef struct exchanges {
 /* Forward: rows are gathered before GEMMs sharded by columns, and summed after GEMMs sharded by
  * rows. Backward: the same for the gradients; in addition, rows that were gathered for a GEMM are
  * gathered again for its weight gradient. */
-static exchanges block_exchanges(bool sp, bool training, qd_recompute recompute)
+static exchanges block_exchanges(const qd_model *m, bool sp, bool training, qd_recompute recompute)
 {
-    bool again = training && recompute == QD_RECOMPUTE_FULL; /* up to the last GEMM, whose sum the backward pass does not read */
+    /* Up to the last GEMM, whose sum the backward pass reads only if there is a norm behind it. */
+    bool again = training && recompute == QD_RECOMPUTE_FULL;
+    int sums = again * (qd_model_norms_behind(m) ? 2 : 1);
     if (!sp)
-        return (exchanges){.reduces = 2 + 2 * training + again};
-    return (exchanges){.gathers = 2 + 4 * training + 2 * again, .scatters = 2 + 2 * training + again};
+        return (exchanges){.reduces = 2 + 2 * training + sums};
+    return (exchanges){.gathers = 2 + 4 * training + 2 * again, .scatters = 2 + 2 * training + sums};
+}
+
+/* Norms over the queries and keys of all ranks sum two numbers per row in each pass. */
+static int64_t qk_norm_bytes(const qd_model *m, int64_t rows, bool training, qd_recompute recompute, int tp)
+{
+    int passes = 1 + training + (training && recompute == QD_RECOMPUTE_FULL);
+    return m->qk_norm && m->qk_over == QD_QK_WIDTH ? passes * qd_coll_bytes(QD_COLL_ALL_REDUCE, 2 * rows, QD_F32, tp) : 0;
 }
 
 static exchanges end_exchanges(qd_module_kind kind, bool sp, bool training)
@@ -92,8 +101,9 @@ bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
         bool block = m->layer >= 0;
         if (!runs_module(p, module))
             continue;
-        exchanges e = block ? block_exchanges(mesh->sp, s->training, qd_strategy_recompute(s, p->ledger, module))
-                            : end_exchanges(m->kind, mesh->sp, s->training);
+        const qd_model *model = &p->ledger->model;
+        qd_recompute recompute = qd_strategy_recompute(s, p->ledger, module);
+        exchanges e = block ? block_exchanges(model, mesh->sp, s->training, recompute) : end_exchanges(m->kind, mesh->sp, s->training);
         int64_t bytes = e.reduces * reduce_bytes(rows, hidden, block ? pieces : 1, s->activation, tp) +
                         e.gathers * qd_coll_bytes(QD_COLL_ALL_GATHER, rows * hidden, s->activation, tp) +
                         e.scatters * qd_coll_bytes(QD_COLL_REDUCE_SCATTER, rows * hidden, s->activation, tp);
@@ -108,6 +118,7 @@ bool qd_formula_tensor(const qd_program *p, qd_check_formula *f)
                 snprintf(f->text, sizeof f->text, "tp: %d all-reduces of b·s·h, %d(t-1)bsh = %s, per block and micro-batch", e.reduces,
                          2 * e.reduces, amount);
         }
+        bytes += block ? qk_norm_bytes(model, rows, s->training, recompute, tp) : 0;
         f->bytes += (bytes + (m->kind == QD_MODULE_HEAD ? loss_bytes(p, rows, tp) : 0)) * groups * s->micro_batches;
     }
     f->planned = planned_over(p, QD_AXIS_TP);

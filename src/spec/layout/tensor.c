@@ -28,6 +28,12 @@ qd_status qd_tensor_check(const qd_model *m, const qd_mesh *mesh)
                    (long long)(m->ffn < tp ? m->ffn : m->vocab), take);
 }
 
+bool qd_tensor_counts_keys(const qd_model *m, const qd_mesh *mesh, int rank)
+{
+    int tp = mesh->degree[QD_AXIS_TP], sharing = tp > m->kv_heads ? tp / m->kv_heads : 1;
+    return qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP), rank) % sharing == 0;
+}
+
 void qd_tensor_place(const qd_model *m, const qd_mesh *mesh, qd_split split, qd_param *p)
 {
     int tp = mesh->degree[QD_AXIS_TP], repeat = split == QD_SPLIT_KV && tp > m->kv_heads ? tp / m->kv_heads : 0;

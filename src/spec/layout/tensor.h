@@ -13,6 +13,9 @@
 
 /* QD_USAGE, with the reason, when tp cannot shard the model. */
 qd_status qd_tensor_check(const qd_model *model, const qd_mesh *mesh);
+/* Whether a rank counts its keys in sums over the keys of all ranks of tp: of the ranks that hold
+ * the same ones, the first does. */
+bool qd_tensor_counts_keys(const qd_model *model, const qd_mesh *mesh, int rank);
 /* Sets how a parameter is placed on tp. */
 void qd_tensor_place(const qd_model *model, const qd_mesh *mesh, qd_split split, qd_param *param);
 /* QD_USAGE where a rank would have nothing of a parameter that is cut. */

@@ -15,11 +15,12 @@
     OP(EMBED, "embed", r(INPUT), r(TOKEN_TABLE), r(POSITION_TABLE, optional), w(Y))                                           \
     OP(EMBED_GRAD, "embed.grad", r(INPUT), r(DY), a(TOKEN_GRAD), a(POSITION_GRAD, optional))                                  \
     /* sum = x + add, y = norm(sum); without add, y = norm(x) */ \
-    OP(NORM, "norm", r(X), r(ADD, optional), r(GAMMA), r(BETA, optional), w(SUM, optional), w(Y), w(MEAN, optional), w(RSTD)) \
+    OP(NORM, "norm", r(X), r(ADD, optional), r(GAMMA, optional), r(BETA, optional), w(SUM, optional), w(Y),             \
+       w(MEAN, optional), w(RSTD))                                                                                            \
     /* dx += add; add_sums and dx_sums are sums over rows of add and of dx, for the bias \
      * gradients of the layers on either side */ \
-    OP(NORM_GRAD, "norm.grad", r(DY), r(X), r(GAMMA), r(ADD, optional), r(MEAN, optional), r(RSTD), w(DX), g(GAMMA_GRAD),     \
-       g(BETA_GRAD, optional), g(ADD_SUMS, optional), g(DX_SUMS, optional))                                                   \
+    OP(NORM_GRAD, "norm.grad", r(DY), r(X), r(GAMMA, optional), r(ADD, optional), r(MEAN, optional), r(RSTD), w(DX),          \
+       g(GAMMA_GRAD, optional), g(BETA_GRAD, optional), g(ADD_SUMS, optional), g(DX_SUMS, optional))                          \
     OP(LINEAR, "linear", r(X), r(WEIGHT), r(BIAS, optional), w(Y))            /* y = x·Wᵀ + b */                              \
     OP(LINEAR_ADD, "linear.add", r(X), r(WEIGHT), r(BIAS, optional), r(ADD), w(Y)) /* y = x·Wᵀ + b + add */                   \
     OP(LINEAR_GELU, "linear.gelu", r(X), r(WEIGHT), r(BIAS, optional), w(SUM), w(Y)) /* y = gelu(sum), sum = x·Wᵀ + b */      \
@@ -36,7 +37,10 @@
     OP(ACTIVATION, "activation", r(X), w(Y))                                                                                  \
     OP(ACTIVATION_GRAD, "activation.grad", r(X), r(DY), w(DX))                                                                \
     OP(ACTIVATION_GRAD_Y, "activation.grad.y", r(X), r(DY), w(DX), w(Y))      /* also recomputes the result */                \
+    OP(CLIP, "clip", r(X), w(Y))                        /* y = x between -clip_qkv and clip_qkv */                            \
+    OP(CLIP_GRAD, "clip.grad", r(X), r(DY), w(DX))      /* dx = dy where x is within the limits, else 0 */                    \
     OP(ADD, "add", r(A), r(B), w(Y))                                                                                          \
+    OP(SCALE, "scale", r(X), w(Y))                      /* y = x times `scale`; so is the gradient */                         \
     OP(DROPOUT, "dropout", r(X), w(Y))                  /* the backward pass is the same op on the gradient */                \
     /* logits and losses are buffers that the pass `place` adds; dx and weight_grad: only in \
      * training */ \
@@ -46,6 +50,13 @@
     OP(HEAD_NORM, "head.norm", r(X), r(Q_GAMMA), r(K_GAMMA), w(Y), w(RSTD))   /* x and y: queries, keys, values */            \
     OP(HEAD_NORM_GRAD, "head.norm.grad", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), r(RSTD), g(Q_GAMMA_GRAD), g(K_GAMMA_GRAD),      \
        w(DX))                                                                 /* in place, dx is dy */                        \
+    /* Norms of all queries of a row together, and of all keys. sums, dots (R, 2): for queries and \
+     * for keys, of this rank's columns until they are summed over tp */ \
+    OP(QK_SQUARES, "qk.squares", r(X), w(SUMS))                               /* sums of x² */                                \
+    OP(QK_NORM, "qk.norm", r(X), r(SUMS), r(Q_GAMMA), r(K_GAMMA), w(Y))                                                       \
+    OP(QK_DOTS, "qk.dots", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), w(DOTS))      /* sums of dy·gamma·x */                        \
+    OP(QK_NORM_GRAD, "qk.norm.grad", r(DY), r(X), r(SUMS), r(DOTS), r(Q_GAMMA), r(K_GAMMA), g(Q_GAMMA_GRAD),                  \
+       g(K_GAMMA_GRAD), w(DX))                                                /* in place, dx is dy */                        \
     OP(ROUTE, "route", r(LOGITS), r(BIAS, optional), w(CHOICE), w(WEIGHT), w(LOAD))                                           \
     /* place: index of each assignment in the rows sorted by expert; from: source row of each of \
      * those; count: rows per expert */ \

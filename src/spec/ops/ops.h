@@ -75,7 +75,10 @@ typedef struct qd_op {
     qd_op_kind kind;
     qd_phase phase;
     int16_t slot[QD_OP_SLOTS]; /* operands by place (QD_LINEAR_X, …): indices into the class's slots; -1: absent */
-    int64_t m, n, k;           /* GEMM: y (m, n), inner dimension k; head: rows, vocab, hidden; others: m rows, n columns */
+    /* GEMM: y (m, n), inner dimension k; head: rows, vocab, hidden; others: m rows, n columns.
+     * QK_SQUARES, QK_NORM_GRAD: k columns of keys that this rank counts, 0 where another rank with
+     * the same keys does */
+    int64_t m, n, k;
     /* Windows of rows: the first row read, the first row written. Weight gradients: the first row
      * of x, the first of dy. Dropout: the first row within the micro-batch. Embedding: the first
      * token in this rank's table. Loss: the first row, the first token of this rank's logits. */
@@ -88,7 +91,9 @@ typedef struct qd_op {
     int32_t after;             /* waits for this asynchronous op and all before it; -1: none */
     int64_t chunk;             /* head: rows of logits per chunk */
     int32_t site;              /* dropout: index among the dropouts of the module */
-    double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch */
+    double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch;
+                                  scale: the factor */
+    double cap;                /* head, loss: soft-cap of the logits; 0: none */
     double load_tokens;        /* router gradients: number of tokens whose choices are summed in `load` */
     /* This op is the first to write its gradients and writes all of them. It overwrites instead of
      * accumulating when the action is the first to write them (qd_action.overwrite). */

@@ -1,6 +1,7 @@
 /* Pass 1: lowers declared ops to ops over whole values. Adds what declarations leave out:
  * statistics for the backward pass (means, log-sum-exps), tables, the steps of routing. Shapes are
  * those of whole tensors, without rows; the pass `place` fills them in. */
+#include "base/half.h"
 #include "spec/passes/passes.h"
 
 typedef struct lowering {
@@ -19,7 +20,7 @@ static void embed(lowering *l, const qd_decl_op *d)
 static void norm(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
-    int mean = w->model->norm == QD_NORM_LAYER ? qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " mean"), 0, 1) : -1;
+    int mean = !qd_model_norm_is_rms(w->model) ? qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " mean"), 0, 1) : -1;
     int rstd = qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " rstd"), 0, 1);
     QD_CLASS_OP(w, NORM, (X, l->slot[d->x]), (GAMMA, qd_class_weight(w, d->weight)), (BETA, qd_class_weight(w, d->weight2)),
                 (Y, l->slot[d->out]), (MEAN, mean), (RSTD, rstd));
@@ -37,6 +38,15 @@ static void head_norm(lowering *l, const qd_decl_op *d)
     int rstd = qd_class_f32(w, "head_rstd", 0, w->heads + w->kv_heads);
     QD_CLASS_OP(w, HEAD_NORM, (X, l->slot[d->x]), (Q_GAMMA, qd_class_weight(w, d->weight)), (K_GAMMA, qd_class_weight(w, d->weight2)),
                 (Y, l->slot[d->out]), (RSTD, rstd));
+}
+
+static void qk_norm(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->w;
+    int sums = qd_class_f32(w, "qk_squares", 0, 2);
+    QD_CLASS_OP(w, QK_SQUARES, (X, l->slot[d->x]), (SUMS, sums));
+    QD_CLASS_OP(w, QK_NORM, (X, l->slot[d->x]), (SUMS, sums), (Q_GAMMA, qd_class_weight(w, d->weight)),
+                (K_GAMMA, qd_class_weight(w, d->weight2)), (Y, l->slot[d->out]));
 }
 
 /* Positions count from 0 in each sequence, unless the rank holds only some of them. */
@@ -71,6 +81,20 @@ static void attention(lowering *l, const qd_decl_op *d)
 static void activation(lowering *l, const qd_decl_op *d)
 {
     QD_CLASS_OP(l->w, ACTIVATION, (X, l->slot[d->x]), (Y, l->slot[d->out]));
+}
+
+static void clip(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, CLIP, (X, l->slot[d->x]), (Y, l->slot[d->out]));
+}
+
+/* In the type of the weights, as transformers does. */
+static void scale(lowering *l, const qd_decl_op *d)
+{
+    float factor = (float)d->factor;
+    if (l->w->config->param == QD_BF16)
+        factor = qd_bf16_to_f32(qd_f32_to_bf16(factor));
+    QD_CLASS_OP(l->w, SCALE, (X, l->slot[d->x]), (Y, l->slot[d->out]))->scale = (double)factor;
 }
 
 static void dropout(lowering *l, const qd_decl_op *d)
@@ -156,9 +180,12 @@ static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) =
     [QD_DECL_NORM] = norm,
     [QD_DECL_LINEAR] = linear,
     [QD_DECL_HEAD_NORM] = head_norm,
+    [QD_DECL_QK_NORM] = qk_norm,
+    [QD_DECL_CLIP] = clip,
     [QD_DECL_ROPE] = rope,
     [QD_DECL_ATTENTION] = attention,
     [QD_DECL_ACTIVATION] = activation,
+    [QD_DECL_SCALE] = scale,
     [QD_DECL_DROPOUT] = dropout,
     [QD_DECL_ADD] = add,
     [QD_DECL_ROUTE] = route,

@@ -121,6 +121,17 @@ static void head_norm(gradients *g, int i)
     give(g, x, dx, i);
 }
 
+static void qk_norm(gradients *g, int i)
+{
+    const qd_op *op = forward(g, i);
+    int x = op->slot[QD_QK_NORM_X], sums = op->slot[QD_QK_NORM_SUMS], q = op->slot[QD_QK_NORM_Q_GAMMA], k = op->slot[QD_QK_NORM_K_GAMMA],
+        dy = grad_of(g, op->slot[QD_QK_NORM_Y]), dx = part_of(g, x, false), dots = qd_class_f32(g->w, "qk_dots", 0, 2);
+    QD_CLASS_OP(g->w, QK_DOTS, (DY, dy), (X, x), (Q_GAMMA, q), (K_GAMMA, k), (DOTS, dots));
+    QD_CLASS_OP(g->w, QK_NORM_GRAD, (DY, dy), (X, x), (SUMS, sums), (DOTS, dots), (Q_GAMMA, q), (K_GAMMA, k),
+                (Q_GAMMA_GRAD, qd_class_gradient(q)), (K_GAMMA_GRAD, qd_class_gradient(k)), (DX, dx));
+    give(g, x, dx, i);
+}
+
 static void rope(gradients *g, int i)
 {
     const qd_op *op = forward(g, i);
@@ -145,6 +156,21 @@ static void activation(gradients *g, int i)
 {
     int x = forward(g, i)->slot[QD_ACTIVATION_X], dy = grad_of(g, forward(g, i)->slot[QD_ACTIVATION_Y]), dx = part_of(g, x, false);
     QD_CLASS_OP(g->w, ACTIVATION_GRAD, (X, x), (DY, dy), (DX, dx));
+    give(g, x, dx, i);
+}
+
+static void clip(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[QD_CLIP_X], dy = grad_of(g, forward(g, i)->slot[QD_CLIP_Y]), dx = part_of(g, x, false);
+    QD_CLASS_OP(g->w, CLIP_GRAD, (X, x), (DY, dy), (DX, dx));
+    give(g, x, dx, i);
+}
+
+static void scale(gradients *g, int i)
+{
+    int x = forward(g, i)->slot[QD_SCALE_X], dy = grad_of(g, forward(g, i)->slot[QD_SCALE_Y]), dx = part_of(g, x, false);
+    double factor = forward(g, i)->scale;
+    QD_CLASS_OP(g->w, SCALE, (X, dy), (Y, dx))->scale = factor;
     give(g, x, dx, i);
 }
 
@@ -234,7 +260,8 @@ static void combine(gradients *g, int i)
     give(g, weight, d_weight, i);
 }
 
-/* Routing choices are integers and have no gradient. */
+/* Routing choices are integers and have no gradient; that of the squares of a norm is part of the
+ * norm's. */
 static void none(gradients *g, int i)
 {
     (void)g;
@@ -248,7 +275,8 @@ static void (*const rules[QD_OP_KIND_COUNT])(gradients *g, int i) = {
     [QD_OP_ACTIVATION] = activation, [QD_OP_DROPOUT] = dropout, [QD_OP_ADD] = add,
     [QD_OP_HEAD_LOSS] = loss,        [QD_OP_ROUTE] = route,     [QD_OP_ROUTE_PLAN] = none,
     [QD_OP_PERMUTE] = absorbing,     [QD_OP_EXPERTS] = experts, [QD_OP_EXPERT_ACTIVATION] = expert_activation,
-    [QD_OP_COMBINE] = combine,
+    [QD_OP_COMBINE] = combine,       [QD_OP_QK_SQUARES] = none, [QD_OP_QK_NORM] = qk_norm,
+    [QD_OP_CLIP] = clip,             [QD_OP_SCALE] = scale,
 };
 
 bool qd_op_has_gradient(qd_op_kind kind)

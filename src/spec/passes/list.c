@@ -1,5 +1,6 @@
 /* The op list that the passes read and write: adds slots and ops, and computes sizes, FLOPs and
  * bytes. */
+#include "spec/layout/tensor.h"
 #include "spec/passes/passes.h"
 
 #include <string.h>
@@ -156,6 +157,11 @@ static void heads(const qd_class_writer *w, qd_op *op, int64_t n)
     op->kv_heads = w->kv_heads;
 }
 
+static int64_t counted_keys(const qd_class_writer *w)
+{
+    return qd_tensor_counts_keys(w->model, &w->ledger->mesh, w->config->rank) ? (int64_t)w->kv_heads * w->model->head_dim : 0;
+}
+
 static const qd_slot *operand(const qd_class_writer *w, const qd_op *op, int place)
 {
     return &w->slots[op->slot[place]];
@@ -201,7 +207,14 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
         break;
     case QD_OP_HEAD_NORM:
     case QD_OP_HEAD_NORM_GRAD:
+    case QD_OP_QK_NORM:
+    case QD_OP_QK_DOTS:
         heads(w, op, first->cols);
+        break;
+    case QD_OP_QK_SQUARES:
+    case QD_OP_QK_NORM_GRAD:
+        heads(w, op, first->cols);
+        op->k = counted_keys(w);
         break;
     case QD_OP_DROPOUT:
         op->first = w->port_first; /* fall through */

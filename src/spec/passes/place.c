@@ -200,14 +200,25 @@ static void alike(qd_placing *p, const qd_op *op)
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0 || (w->slots[op->slot[j]].kind != QD_SLOT_LOCAL && w->slots[op->slot[j]].layout == QD_LAYOUT_NONE))
             continue;
-        bool statistics = op->kind == QD_OP_HEAD_NORM && j == QD_HEAD_NORM_RSTD; /* one number per head */
-        bool halved = op->kind == QD_OP_ACTIVATION && w->model->activation == QD_ACT_SWIGLU;
+        bool statistics = (op->kind == QD_OP_HEAD_NORM && j == QD_HEAD_NORM_RSTD) || /* one number per head */
+                          op->kind == QD_OP_QK_SQUARES || op->kind == QD_OP_QK_DOTS;  /* two per row */
+        bool halved = op->kind == QD_OP_ACTIVATION && qd_activation_is_gated(w->model->activation);
         if (qd_op_reads(op, j))
             placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout);
         else
             qd_place_give(p, op->slot[j], layout, statistics ? 0 : w->slots[first].cols / (halved ? 2 : 1));
     }
     keep(p, &placed);
+}
+
+/* Sums over the columns of all ranks of tp. */
+static void over_columns(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    int sums = op->slot[op->kind == QD_OP_QK_SQUARES ? QD_QK_SQUARES_SUMS : QD_QK_DOTS_DOTS];
+    alike(p, op);
+    if (w->tensor.size > 1 && !w->no_memory && !w->wrong)
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, sums)), 0, w->slots[sums].rows, 2);
 }
 
 static void cached(qd_placing *p, const qd_op *op)
@@ -231,6 +242,10 @@ static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
     [QD_OP_BIAS_GRAD] = bias_grad,
     [QD_OP_HEAD_NORM] = alike,
     [QD_OP_HEAD_NORM_GRAD] = alike,
+    [QD_OP_QK_SQUARES] = over_columns,
+    [QD_OP_QK_NORM] = alike,
+    [QD_OP_QK_DOTS] = over_columns,
+    [QD_OP_QK_NORM_GRAD] = alike,
     [QD_OP_ROPE] = alike,
     [QD_OP_ROPE_INVERSE] = alike,
     [QD_OP_ATTENTION] = qd_place_attention,
@@ -238,7 +253,10 @@ static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
     [QD_OP_ATTENTION_CACHED] = cached,
     [QD_OP_ACTIVATION] = alike,
     [QD_OP_ACTIVATION_GRAD] = alike,
+    [QD_OP_CLIP] = alike,
+    [QD_OP_CLIP_GRAD] = alike,
     [QD_OP_ADD] = rowwise,
+    [QD_OP_SCALE] = rowwise,
     [QD_OP_DROPOUT] = rowwise,
     [QD_OP_HEAD_LOSS] = qd_place_loss,
     [QD_OP_HEAD_LOGITS] = qd_place_loss,

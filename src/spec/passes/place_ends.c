@@ -56,15 +56,18 @@ static void parallel_loss(qd_class_writer *w, const qd_op *loss, int x, int logi
         op->first = first;
         op = QD_CLASS_OP(w, LOSS_MAX, (LOGITS, logits), (TOP, top));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
+        op->cap = w->model->logit_softcap;
         op->first = first;
         qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, top)), first, rows, 1)->exchange.reduce = QD_MAX;
         op = QD_CLASS_OP(w, LOSS_PART, (LOGITS, logits), (INPUT, input), (TOP, top), (SUMS, sums));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
+        op->cap = w->model->logit_softcap;
         op->first = first;
         op->to = begin;
         qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, sums)), first, rows, 2);
         op = QD_CLASS_OP(w, LOSS_GRAD, (LOGITS, logits), (INPUT, input), (TOP, top), (SUMS, sums), (LOSSES, losses));
         qd_op_sizes(op, rows, tokens, 0, 0.0);
+        op->cap = w->model->logit_softcap;
         op->first = first;
         op->to = begin;
         if (d_x < 0)
@@ -85,7 +88,9 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     const qd_model *m = w->model;
     const qd_device_traits *traits = w->config->traits;
     if (op->kind == QD_OP_HEAD_LOGITS) {
-        qd_op_sizes(qd_class_keep(w, op), 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
+        qd_op *logits = qd_class_keep(w, op);
+        qd_op_sizes(logits, 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
+        logits->cap = m->logit_softcap;
         return;
     }
     int64_t chunk = qd_head_chunk_rows(traits, m->vocab);
@@ -105,4 +110,5 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
                               (LOGITS, logits), (LOSSES, losses));
     qd_op_sizes(kept, w->rows, m->vocab, m->hidden, (d_x >= 0 ? 6.0 : 2.0) * (double)w->rows * (double)m->vocab * (double)m->hidden);
     kept->chunk = chunk;
+    kept->cap = m->logit_softcap;
 }

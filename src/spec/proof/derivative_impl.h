@@ -22,6 +22,9 @@ typedef enum fact_kind {
     FACT_ACT,
     FACT_DROP,
     FACT_HEAD_NORM,
+    FACT_QK_NORM,
+    FACT_CLIP,
+    FACT_SCALE,
     FACT_ROPE,
     FACT_ATTENTION,
     FACT_ROUTE,
@@ -81,6 +84,7 @@ enum {
     ROW_SUMS,
     ROW_LOSSES,
     NORM_STATE,
+    NORM_DOTS,
     LOG_SUMS,
     DELTAS
 };

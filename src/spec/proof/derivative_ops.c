@@ -2,6 +2,8 @@
  * op it is. */
 #include "spec/proof/derivative_impl.h"
 
+#include <math.h>
+
 /* y = x·Wᵀ (+ add); with an activation: applied to that sum. */
 static qd_status linear(derivation *d)
 {
@@ -97,15 +99,25 @@ static qd_status bias_grad(const derivation *d)
     return QD_OK;
 }
 
+/* The norm that a gradient belongs to: by its weight, or without one by its operand. */
+static const fact *norm_of(const derivation *d)
+{
+    uint64_t weight = qd_known_param(d, GAMMA), x = qd_known_at(d, X).value;
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_NORM && d->facts[i].key == weight && (weight != 0 || d->facts[i].x == x))
+            return &d->facts[i];
+    return NULL;
+}
+
 static qd_status norm_grad(derivation *d)
 {
-    const fact *f = qd_derivation_find(d, FACT_NORM, qd_known_param(d, GAMMA));
+    const fact *f = norm_of(d);
     if (!f || qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA))
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
     QD_TRY(qd_derivation_is_value(d, X, f->x));
     QD_TRY(qd_derivation_is_value(d, STATE, number(NORM_STATE, f->y, 1, 0)));
-    if (d->w->ledger->model.norm == QD_NORM_LAYER)
+    if (!qd_model_norm_is_rms(&d->w->ledger->model))
         QD_TRY(qd_derivation_is_value(d, STATE2, number(NORM_STATE, f->y, 2, 0)));
     known dx = qd_known_gradient(f->x, f->y);
     if (qd_proof_has(d->w, ADD)) {
@@ -140,9 +152,10 @@ static qd_status add(derivation *d)
  * dropout site does. */
 static qd_status forward_unary(derivation *d, fact_kind kind, uint64_t key, proof_operand from, proof_operand to)
 {
-    uint64_t x = qd_known_at(d, from).value, y = number(kind, kind == FACT_ACT ? x : key, kind == FACT_ACT ? 0 : x, 0);
+    bool by_operand = kind == FACT_ACT || kind == FACT_CLIP;
+    uint64_t x = qd_known_at(d, from).value, y = number(kind, by_operand ? x : key, by_operand ? 0 : x, 0);
     qd_known_set_value(d, to, y);
-    return qd_derivation_note(d, (fact){.kind = kind, .key = kind == FACT_ACT ? x : key, .x = x, .y = y});
+    return qd_derivation_note(d, (fact){.kind = kind, .key = by_operand ? x : key, .x = x, .y = y});
 }
 
 static qd_status backward_unary(derivation *d, const fact *f, proof_operand from, proof_operand to)
@@ -152,6 +165,20 @@ static qd_status backward_unary(derivation *d, const fact *f, proof_operand from
     QD_TRY(qd_derivation_whole(d, from, f->y));
     qd_known_set(d, to, qd_known_gradient(f->x, f->y));
     return QD_OK;
+}
+
+/* Both passes multiply by the factor that the model declares. */
+static qd_status scale(derivation *d)
+{
+    const qd_layer *decl = &d->w->ledger->decls[d->w->ledger->modules[d->w->class_->module].decl];
+    known x = qd_known_at(d, X);
+    bool declared = false;
+    for (int i = 0; i < decl->op_count; i++) /* rounded to the type of the weights */
+        declared = declared || (decl->ops[i].kind == QD_DECL_SCALE && fabs(d->w->op->scale / decl->ops[i].factor - 1.0) < 0.005);
+    if (!declared)
+        return qd_derivation_fail(d, NO_OPERAND, "its factor is not the one that the model declares");
+    return x.gradient ? backward_unary(d, qd_derivation_find_result(d, FACT_SCALE, x.value), X, Y)
+                      : forward_unary(d, FACT_SCALE, (uint64_t)llround(d->w->op->scale * 1024.0), X, Y);
 }
 
 static qd_status activation_grad(derivation *d)
@@ -180,6 +207,38 @@ static qd_status head_norm_grad(derivation *d)
 static uint64_t attention_key(const derivation *d)
 {
     return number(FACT_ATTENTION, qd_known_at(d, QKV).value, (uint64_t)d->w->op->window, 0);
+}
+
+/* Norms of all queries and of all keys: squares, then the norm; dots, then the gradient. */
+
+static uint64_t qk_key(const derivation *d)
+{
+    return number(1, qd_known_param(d, GAMMA), qd_known_param(d, K_GAMMA), 0);
+}
+
+static qd_status qk_norm(derivation *d)
+{
+    QD_TRY(qd_derivation_is_value(d, STATE, number(NORM_STATE, qd_known_at(d, X).value, 3, 0)));
+    return forward_unary(d, FACT_QK_NORM, qk_key(d), X, QKV);
+}
+
+static qd_status qk_norm_grad(derivation *d)
+{
+    bool dots = d->w->op->kind == QD_OP_QK_DOTS;
+    const fact *f = qd_derivation_find(d, FACT_QK_NORM, qk_key(d));
+    if (!f)
+        return qd_derivation_no_fact(d);
+    uint64_t sums = number(NORM_DOTS, f->y, 0, 0);
+    QD_TRY(qd_derivation_is_value(d, X, f->x));
+    if (dots) {
+        qd_known_set_value(d, DELTA, sums);
+        return qd_derivation_whole(d, D_QKV, f->y);
+    }
+    if (qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA) || qd_known_param(d, K_GAMMA_GRAD) != qd_known_param(d, K_GAMMA))
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, STATE, number(NORM_STATE, f->x, 3, 0)));
+    QD_TRY(qd_derivation_is_value(d, DELTA, sums));
+    return backward_unary(d, f, D_QKV, DX);
 }
 
 static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand dkv)
@@ -431,6 +490,14 @@ qd_status qd_derivation_op(derivation *d)
         return QD_OK;
     case QD_OP_HEAD_NORM_GRAD:
         return head_norm_grad(d);
+    case QD_OP_QK_SQUARES:
+        qd_known_set_value(d, STATE, number(NORM_STATE, qd_known_at(d, X).value, 3, 0));
+        return QD_OK;
+    case QD_OP_QK_NORM:
+        return qk_norm(d);
+    case QD_OP_QK_DOTS:
+    case QD_OP_QK_NORM_GRAD:
+        return qk_norm_grad(d);
     case QD_OP_ATTENTION:
     case QD_OP_ATTENTION_PART:
         return attention(d);
@@ -451,8 +518,14 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_ACTIVATION_GRAD:
     case QD_OP_ACTIVATION_GRAD_Y:
         return activation_grad(d);
+    case QD_OP_CLIP:
+        return forward_unary(d, FACT_CLIP, 0, X, Y);
+    case QD_OP_CLIP_GRAD:
+        return backward_unary(d, qd_derivation_find(d, FACT_CLIP, qd_known_at(d, X).value), D_QKV, DX);
     case QD_OP_ADD:
         return add(d);
+    case QD_OP_SCALE:
+        return scale(d);
     case QD_OP_DROPOUT:
         return qd_known_at(d, X).gradient ? backward_unary(d, qd_derivation_find(d, FACT_DROP, (uint64_t)op->site), X, Y)
                                           : forward_unary(d, FACT_DROP, (uint64_t)op->site, X, Y);

@@ -272,7 +272,8 @@ qd_status qd_proof_same_place(const proof_walk *w, proof_operand operand, const 
 qd_status qd_proof_is_gradient(const proof_walk *w, proof_operand operand, const proof_value *value, bool gradient);
 qd_status qd_proof_in_fold(const proof_walk *w, proof_operand operand, proof_value *value, int fold);
 /* Number of ranks whose op has the operand, out of *ranks: those that differ from the program's
- * rank in the digits of `place` with CODE_SUM, or in all digits of tp if there are none. */
+ * rank in the digits of `place` with CODE_SUM, or in all digits of tp if there are none.
+ * NO_OPERAND: whose op counts keys (qd_op.k). */
 int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operand operand, int *ranks);
 
 /* sizes.c: an op works on all of its operands; slots of parameters and ports have this rank's
@@ -316,6 +317,11 @@ qd_status qd_proof_rule_zero(proof_walk *w);
 qd_status qd_proof_rule_rope(proof_walk *w);
 qd_status qd_proof_rule_head_norm(proof_walk *w);
 qd_status qd_proof_rule_head_norm_grad(proof_walk *w);
+qd_status qd_proof_rule_qk_squares(proof_walk *w);
+qd_status qd_proof_rule_qk_norm(proof_walk *w);
+qd_status qd_proof_rule_qk_dots(proof_walk *w);
+qd_status qd_proof_rule_qk_norm_grad(proof_walk *w);
+qd_status qd_proof_rule_clip_grad(proof_walk *w);
 qd_status qd_proof_rule_attention(proof_walk *w);
 qd_status qd_proof_rule_attention_cached(proof_walk *w);
 qd_status qd_proof_rule_attention_grad(proof_walk *w);

@@ -210,7 +210,8 @@ qd_status qd_proof_rule_norm_grad(proof_walk *w)
         QD_TRY(row_sums(w, ADD, &add, ADD_SUMS, norm_sum));
     }
     proof_value dx = qd_proof_value_of(w, &x.place[0], true);
-    QD_TRY(row_sums(w, DY, &dy, GAMMA_GRAD, norm_sum));
+    if (qd_proof_has(w, GAMMA_GRAD))
+        QD_TRY(row_sums(w, DY, &dy, GAMMA_GRAD, norm_sum));
     if (qd_proof_has(w, BETA_GRAD))
         QD_TRY(row_sums(w, DY, &dy, BETA_GRAD, norm_sum));
     if (qd_proof_has(w, DX_SUMS))
@@ -408,6 +409,14 @@ static qd_status mean_over_batch(const proof_walk *w)
     return QD_OK;
 }
 
+/* Every op of the head caps logits as the model says: the loss, its parts and its gradient. */
+static qd_status capped(const proof_walk *w)
+{
+    if (w->op->cap != w->ledger->model.logit_softcap)
+        return qd_proof_fail(w, LOGITS, 0, -1, "they are capped at %g, but the model says %g", w->op->cap, w->ledger->model.logit_softcap);
+    return QD_OK;
+}
+
 static qd_status add_loss(proof_walk *w, proof_operand of, const proof_value *losses)
 {
     proof_place place = losses->place[0];
@@ -428,6 +437,7 @@ qd_status qd_proof_rule_head_loss(proof_walk *w)
     QD_TRY(qd_proof_no_sum(w, X, &x));
     QD_TRY(whole_columns(w, X, &x));
     QD_TRY(whole_param(w, WEIGHT));
+    QD_TRY(capped(w));
     if (w->op->chunk < 1)
         return qd_proof_fail(w, LOGITS, 0, -1, "no row fits");
     proof_value losses = qd_proof_value_of(w, &x.place[0], false), dx = qd_proof_value_of(w, &x.place[0], true);
@@ -446,12 +456,14 @@ qd_status qd_proof_rule_head_logits(proof_walk *w)
     QD_TRY(qd_proof_no_sum(w, X, &x));
     QD_TRY(whole_columns(w, X, &x));
     QD_TRY(whole_param(w, WEIGHT));
+    QD_TRY(capped(w));
     return qd_proof_write(w, LOGITS, &x);
 }
 
 /* Reads logits of this rank's tokens, with the matrix that produced them. */
 static qd_status read_logits(proof_walk *w, proof_value *logits)
 {
+    QD_TRY(capped(w));
     QD_TRY(qd_proof_read_rows(w, LOGITS, 0, w->op->m, logits));
     QD_TRY(qd_proof_no_sum(w, LOGITS, logits));
     QD_TRY(qd_proof_is_gradient(w, LOGITS, logits, false));

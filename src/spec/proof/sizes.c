@@ -11,13 +11,13 @@
 #include <stdio.h>
 
 /* Rows and columns of an operand:
- *   m n k  the op's sizes             1      one           *  not checked here
+ *   m n k  the op's sizes             1 2    one, two      *  not checked here
  *   w v    m rows from `first`, `to` on; x y  k rows from `first`, `to` on: at least those
  *   > ]    at least n, at least k     l      chunk         i  `first`
  *   N h    2n, n / 2                  a      n, or 2n where the activation is gated
  *   Q      n + 2k                     e f    experts · n, experts · k; b  k for each rank of etp
  *   q o c  columns of queries, keys and values; of queries; of keys and values, by the op's heads
- *   g d    heads and kv heads; size of a head
+ *   g d K  heads and kv heads; size of a head; columns of keys
  *   E t    experts of the model; experts per token
  *   s r p  rows of whole sequences; of this rank's positions; of a port */
 #define SHAPE(kind, triple) [QD_OPERAND_PLACE(kind, FIRST triple)] = {SECOND triple, THIRD triple},
@@ -47,13 +47,21 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(ACTIVATION, (X, 'm', 'a'), (Y, 'm', 'n')),
     ROW(ACTIVATION_GRAD, (X, 'm', 'a'), (DY, 'm', 'n'), (DX, 'm', 'a')),
     ROW(ACTIVATION_GRAD_Y, (X, 'm', 'a'), (DY, 'm', 'n'), (DX, 'm', 'a'), (Y, 'm', 'n')),
+    ROW(CLIP, (X, 'm', 'n'), (Y, 'm', 'n')),
+    ROW(CLIP_GRAD, (X, 'm', 'n'), (DY, 'm', 'n'), (DX, 'm', 'n')),
     ROW(ADD, (A, 'm', 'n'), (B, 'm', 'n'), (Y, 'm', 'n')),
+    ROW(SCALE, (X, 'm', 'n'), (Y, 'm', 'n')),
     ROW(DROPOUT, (X, 'm', 'n'), (Y, 'm', 'n')),
     ROW(HEAD_LOSS, (X, 'm', 'k'), (WEIGHT, 'n', 'k'), (DX, 'm', 'k'), (WEIGHT_GRAD, 'n', 'k'), (LOGITS, 'l', '>'), (LOSSES, 'm', '1')),
     ROW(HEAD_LOGITS, (X, '*', 'k'), (WEIGHT, 'n', 'k'), (LOGITS, '1', 'n')),
     ROW(HEAD_NORM, (X, 'm', 'q'), (Q_GAMMA, 'd', '1'), (K_GAMMA, 'd', '1'), (Y, 'm', 'n'), (RSTD, 'm', 'g')),
     ROW(HEAD_NORM_GRAD, (DY, 'm', 'q'), (X, 'm', 'n'), (Q_GAMMA, 'd', '1'), (K_GAMMA, 'd', '1'), (RSTD, 'm', 'g'),
         (Q_GAMMA_GRAD, 'd', '1'), (K_GAMMA_GRAD, 'd', '1'), (DX, 'm', 'n')),
+    ROW(QK_SQUARES, (X, 'm', 'n'), (SUMS, 'm', '2')),
+    ROW(QK_NORM, (X, 'm', 'n'), (SUMS, 'm', '2'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'), (Y, 'm', 'n')),
+    ROW(QK_DOTS, (DY, 'm', 'n'), (X, 'm', 'n'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'), (DOTS, 'm', '2')),
+    ROW(QK_NORM_GRAD, (DY, 'm', 'n'), (X, 'm', 'n'), (SUMS, 'm', '2'), (DOTS, 'm', '2'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'),
+        (Q_GAMMA_GRAD, 'o', '1'), (K_GAMMA_GRAD, 'K', '1'), (DX, 'm', 'n')),
     ROW(ROUTE, (LOGITS, 'm', 'E'), (BIAS, 'E', '1'), (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (LOAD, '*', 'E')),
     ROW(ROUTE_PLAN, (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (PLACE, 'm', 't'), (COUNT, '1', 'E')),
     ROW(ROUTE_GRAD, (LOGITS, 'm', 'E'), (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (D_WEIGHT, 'm', 't'), (LOAD, '*', 'E'),
@@ -138,6 +146,7 @@ static int64_t meaning(const proof_walk *w, char letter)
     case 'k':
     case ']': return op->k;
     case '1': return 1;
+    case '2': return 2;
     case 'w': return op->first + op->m;
     case 'v': return op->to + op->m;
     case 'x': return op->first + op->k;
@@ -146,7 +155,7 @@ static int64_t meaning(const proof_walk *w, char letter)
     case 'i': return op->first;
     case 'N': return 2 * op->n;
     case 'h': return op->n / 2;
-    case 'a': return model->activation == QD_ACT_SWIGLU ? 2 * op->n : op->n;
+    case 'a': return qd_activation_is_gated(model->activation) ? 2 * op->n : op->n;
     case 'Q': return op->n + 2 * op->k;
     case 'e': return op->experts * op->n;
     case 'f': return op->experts * op->k;
@@ -156,6 +165,7 @@ static int64_t meaning(const proof_walk *w, char letter)
     case 'c': return (int64_t)2 * op->kv_heads * model->head_dim;
     case 'g': return op->heads + op->kv_heads;
     case 'd': return model->head_dim;
+    case 'K': return (int64_t)op->kv_heads * model->head_dim;
     case 'E': return model->moe.experts;
     case 't': return model->moe.per_token;
     case 's': return s->micro_batch * s->seq;
@@ -220,6 +230,14 @@ static qd_status check_attention(const proof_walk *w)
     int64_t positions = s->context > 0 ? s->context : s->seq;
     QD_TRY(check_heads(w));
     return number(w, "the window of this layer", w->op->window, window < positions ? window : 0);
+}
+
+/* An op that counts keys counts all of this rank's, or none. */
+static qd_status check_keys(const proof_walk *w)
+{
+    QD_TRY(check_heads(w));
+    QD_TRY(number(w, "the columns of this rank's queries, keys and values", w->op->n, meaning(w, 'q')));
+    return w->op->k == 0 ? QD_OK : number(w, "the columns of this rank's keys", w->op->k, meaning(w, 'K'));
 }
 
 static qd_status check_experts(const proof_walk *w)
@@ -351,6 +369,10 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_ATTENTION_CACHED:
     case QD_OP_ATTENTION_PART:
     case QD_OP_ATTENTION_PART_GRAD: return check_attention(w);
+    case QD_OP_QK_SQUARES:
+    case QD_OP_QK_NORM:
+    case QD_OP_QK_DOTS:
+    case QD_OP_QK_NORM_GRAD: return check_keys(w);
     case QD_OP_DROPOUT: port_rows(w, &first); return number(w, "the first row of this rank", w->op->first, first);
     case QD_OP_ROUTE:
     case QD_OP_ROUTE_GRAD: return check_route(w);

@@ -349,7 +349,8 @@ int qd_proof_present(const proof_walk *w, const proof_place *place, proof_operan
         const qd_module_class *other = qd_program_class(w->proof->programs[rank], w->class_->module);
         if (w->index >= other->op_count || other->ops[w->index].kind != w->op->kind)
             return -1;
-        present += qd_proof_slot_of(&other->ops[w->index], operand) >= 0;
+        const qd_op *op = &other->ops[w->index];
+        present += operand == NO_OPERAND ? op->k > 0 : qd_proof_slot_of(op, operand) >= 0;
     }
     return present;
 }

@@ -42,8 +42,13 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
     case QD_OP_ACTIVATION_GRAD:
     case QD_OP_ACTIVATION_GRAD_Y:
         return qd_proof_rule_activation_grad;
+    case QD_OP_CLIP:
+        return qd_proof_rule_activation;
+    case QD_OP_CLIP_GRAD:
+        return qd_proof_rule_clip_grad;
     case QD_OP_ADD:
         return qd_proof_rule_add;
+    case QD_OP_SCALE:
     case QD_OP_DROPOUT:
         return qd_proof_rule_dropout;
     case QD_OP_HEAD_LOSS:
@@ -54,6 +59,14 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_head_norm;
     case QD_OP_HEAD_NORM_GRAD:
         return qd_proof_rule_head_norm_grad;
+    case QD_OP_QK_SQUARES:
+        return qd_proof_rule_qk_squares;
+    case QD_OP_QK_NORM:
+        return qd_proof_rule_qk_norm;
+    case QD_OP_QK_DOTS:
+        return qd_proof_rule_qk_dots;
+    case QD_OP_QK_NORM_GRAD:
+        return qd_proof_rule_qk_norm_grad;
     case QD_OP_ROUTE:
         return qd_proof_rule_route;
     case QD_OP_ROUTE_PLAN:

@@ -66,20 +66,20 @@ static void embed(evaluation *e, const qd_decl_op *op, double *y)
 
 static void norm_row(const evaluation *e, const double *x, int64_t n, bool rms, const double *gain, const double *bias, double *y)
 {
-    double mean = 0, square = 0;
+    double mean = 0, square = 0, more = e->model->norm == QD_NORM_RMS_ONE ? 1 : 0;
     for (int64_t i = 0; i < n && !rms; i++)
         mean += x[i] / (double)n;
     for (int64_t i = 0; i < n; i++)
         square += (x[i] - mean) * (x[i] - mean) / (double)n;
     for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean) / sqrt(square + e->model->norm_eps) * gain[i] + (bias ? bias[i] : 0);
+        y[i] = (x[i] - mean) / sqrt(square + e->model->norm_eps) * (gain ? gain[i] + more : 1) + (bias ? bias[i] : 0);
 }
 
 static void norm(evaluation *e, const qd_decl_op *op, const double *x, double *y)
 {
     int64_t d = width(e, op->x);
     for (int64_t t = 0; t < e->rows; t++)
-        norm_row(e, x + t * d, d, e->model->norm == QD_NORM_RMS, param(e, op->weight.param),
+        norm_row(e, x + t * d, d, qd_model_norm_is_rms(e->model), op->weight.count ? param(e, op->weight.param) : NULL,
                  op->weight2.count ? param(e, op->weight2.param) : NULL, y + t * d);
 }
 
@@ -116,6 +116,17 @@ static void head_norm(evaluation *e, const qd_decl_op *op, const double *x, doub
         for (int h = 0; h < m->heads + m->kv_heads; h++)
             norm_row(e, x + t * cols + h * m->head_dim, m->head_dim, true,
                      param(e, h < m->heads ? op->weight.param : op->weight2.param), NULL, y + t * cols + h * m->head_dim);
+}
+
+static void qk_norm(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+{
+    const qd_model *m = e->model;
+    int64_t cols = width(e, op->x), q = (int64_t)m->heads * m->head_dim, k = (int64_t)m->kv_heads * m->head_dim;
+    memcpy(y, x, (size_t)(e->rows * cols) * sizeof *y);
+    for (int64_t t = 0; t < e->rows; t++) {
+        norm_row(e, x + t * cols, q, true, param(e, op->weight.param), NULL, y + t * cols);
+        norm_row(e, x + t * cols + q, k, true, param(e, op->weight2.param), NULL, y + t * cols + q);
+    }
 }
 
 static void rope(evaluation *e, const qd_decl_op *op, const double *x, double *y)
@@ -176,8 +187,18 @@ static void activation(evaluation *e, const qd_decl_op *op, int64_t rows, const 
             case QD_ACT_GELU: y[t * n + i] = v * 0.5 * (1 + erf(v / sqrt(2.0))); break;
             case QD_ACT_GELU_TANH: y[t * n + i] = v * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (v + 0.044715 * v * v * v))); break;
             case QD_ACT_SWIGLU: y[t * n + i] = v / (1 + exp(-v)) * x[t * 2 * n + n + i]; break;
+            case QD_ACT_GEGLU: y[t * n + i] = v * 0.5 * (1 + erf(v / sqrt(2.0))) * x[t * 2 * n + n + i]; break;
+            case QD_ACT_GEGLU_TANH:
+                y[t * n + i] = v * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (v + 0.044715 * v * v * v))) * x[t * 2 * n + n + i];
+                break;
             }
         }
+}
+
+static void clip(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+{
+    for (int64_t i = 0; i < e->rows * width(e, op->x); i++)
+        y[i] = fmin(fmax(x[i], -e->model->clip_qkv), e->model->clip_qkv);
 }
 
 static void dropout(evaluation *e, const qd_decl_op *op, const double *x, double *y)
@@ -191,6 +212,12 @@ static void dropout(evaluation *e, const qd_decl_op *op, const double *x, double
         qd_philox4x32(key, (uint64_t)i / 4, e->r->step, words);
         y[i] = qd_rng_to_uniform(words[i % 4]) >= p ? x[i] / (1 - (double)p) : 0;
     }
+}
+
+static void scale(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+{
+    for (int64_t i = 0; i < e->rows * width(e, op->x); i++)
+        y[i] = x[i] * (double)(float)op->factor;
 }
 
 static void add(evaluation *e, const qd_decl_op *op, const double *x, double *y)
@@ -312,8 +339,11 @@ static void loss(evaluation *e, const qd_decl_op *op, const double *x)
     for (int64_t t = 0; t < e->rows; t++) {
         double sum = 0;
         times(x + t * d, param(e, op->weight.param), vocab, d, logits);
-        for (int64_t i = 0; i < vocab; i++)
+        for (int64_t i = 0; i < vocab; i++) {
+            if (e->model->logit_softcap > 0)
+                logits[i] = e->model->logit_softcap * tanh(logits[i] / e->model->logit_softcap);
             sum += exp(logits[i]);
+        }
         e->loss += (log(sum) - logits[e->r->targets[t]]) / (double)e->rows;
     }
     free(logits);
@@ -331,9 +361,12 @@ static void evaluate_op(evaluation *e, const qd_decl_op *op)
     case QD_DECL_NORM: norm(e, op, x, y); break;
     case QD_DECL_LINEAR: linear(e, op, x, y); break;
     case QD_DECL_HEAD_NORM: head_norm(e, op, x, y); break;
+    case QD_DECL_QK_NORM: qk_norm(e, op, x, y); break;
+    case QD_DECL_CLIP: clip(e, op, x, y); break;
     case QD_DECL_ROPE: rope(e, op, x, y); break;
     case QD_DECL_ATTENTION: attention(e, op, x, y); break;
     case QD_DECL_ACTIVATION: activation(e, op, e->rows, x, y); break;
+    case QD_DECL_SCALE: scale(e, op, x, y); break;
     case QD_DECL_DROPOUT: dropout(e, op, x, y); break;
     case QD_DECL_ADD: add(e, op, x, y); break;
     case QD_DECL_ROUTE: route(e, op, x); break;

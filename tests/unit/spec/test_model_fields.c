@@ -59,6 +59,7 @@ static qd_model full(const qd_model_field *f)
     m.moe.experts = 8;
     m.window = 16;
     m.rope.scaling = f->when == QD_WHEN_YARN ? QD_ROPE_YARN : QD_ROPE_LLAMA3;
+    m.qk_norm = f->when == QD_WHEN_QK_NORM;
     return m;
 }
 
@@ -161,7 +162,8 @@ static qd_model saved_and_loaded(const qd_options *options)
 static bool option_counts(const qd_model_field *f, const char *words)
 {
     static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
-                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral"};
+                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral",
+                                         "width"};
     qd_options *before = layout_options(words);
     qd_model plain = resolved(before);
     bool found = false;
@@ -191,7 +193,7 @@ static void options_go_through_the_saved_configuration(void **state)
                                   "model.rope_scaling=llama3";
     EACH_FIELD(f)
         if (f->option.key && !option_counts(f, "model.qkv_bias=false") && !option_counts(f, experts) &&
-            !option_counts(f, "model.rope_scaling=yarn model.window=16"))
+            !option_counts(f, "model.rope_scaling=yarn model.window=16") && !option_counts(f, "model.qk_norm=true"))
             fail_msg("%s changes no model", f->option.key);
 }
 

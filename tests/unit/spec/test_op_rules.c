@@ -48,12 +48,19 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_ACTIVATION] = FORWARD,
     [QD_OP_ACTIVATION_GRAD] = GRADIENT,
     [QD_OP_ACTIVATION_GRAD_Y] = FUSION,
+    [QD_OP_CLIP] = FORWARD,
+    [QD_OP_CLIP_GRAD] = GRADIENT,
     [QD_OP_ADD] = FORWARD,
+    [QD_OP_SCALE] = FORWARD,
     [QD_OP_DROPOUT] = FORWARD,
     [QD_OP_HEAD_LOSS] = FORWARD,
     [QD_OP_HEAD_LOGITS] = GENERATION,
     [QD_OP_HEAD_NORM] = FORWARD,
     [QD_OP_HEAD_NORM_GRAD] = GRADIENT,
+    [QD_OP_QK_SQUARES] = FORWARD,
+    [QD_OP_QK_NORM] = FORWARD,
+    [QD_OP_QK_DOTS] = GRADIENT,
+    [QD_OP_QK_NORM_GRAD] = GRADIENT,
     [QD_OP_ROUTE] = FORWARD,
     [QD_OP_ROUTE_PLAN] = FORWARD,
     [QD_OP_ROUTE_GRAD] = GRADIENT,
@@ -149,6 +156,8 @@ static void ops_have_all_rules(void **state)
     LLAMA "model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.shared_experts=1 model.router=sigmoid "           \
           "model.router_bias_rate=0.01 model.aux_loss=0.01 model.qk_norm=true "
 
+#define OLMO2 RUN "model.arch=olmo2 model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=2 model.vocab=101 data.seq=16 "
+
 static const struct {
     const char *words, *device;
     bool one_rank; /* training on the CPU without exchanges: forward lists contain only lowered or fused ops */
@@ -170,6 +179,10 @@ static const struct {
     {EXPERTS "parallel.ranks=2 parallel.ep=2 parallel.expert_rows=1 ", "cpu", false, false},
     {EXPERTS "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node parallel.expert_rows=1 ", "cpu", false, false},
     {LLAMA, "cpu", false, true},
+    {OLMO2, "cpu", true, false},
+    {LLAMA "model.arch=gemma2 model.logit_softcap=5 ", "cpu", true, false},
+    {LLAMA "model.arch=olmo model.clip_qkv=0.5 ", "cpu", true, false},
+    {OLMO2 "parallel.ranks=4 parallel.tp=4 ", "cpu", false, false},
 };
 
 static void check_op(const char *words, bool one_rank, const qd_cluster *cluster, const qd_model *model, const qd_module_class *c,

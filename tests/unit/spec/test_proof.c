@@ -24,6 +24,9 @@
 #define SIZES "model.layers=2 model.hidden=32 model.heads=4 model.vocab=97 data.seq=8 train.global_batch=8 train.micro_batch=2 "
 #define LLAMA SIZES "model.kv_heads=2 model.tied=false "
 #define GPT2 SIZES "model.arch=gpt2 "
+#define OLMO2 SIZES "model.arch=olmo2 model.kv_heads=2 model.tied=false "
+#define OLMO SIZES "model.arch=olmo model.kv_heads=2 model.clip_qkv=0.5 "
+#define GEMMA2 SIZES "model.arch=gemma2 model.kv_heads=2 model.logit_softcap=5 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
@@ -64,6 +67,28 @@ static const mutant mutants[] = {
     {LLAMA TP2 "parallel.tp_overlap=2 ", {OP_DROP, "linear", "block.0", .nth = -1}, {"(reduce_scatter)", "'mlp_branch'", "rows"}},
     {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.attn.out.weight", .number = 0}, {"(linear)", "'attended'", "axis tp"}},
     {LLAMA TP2 PLAIN, {PLACE_TP, "block.0.mlp_norm.weight", .number = 1}, {"(norm)", "'mlp_norm.weight'", "axis tp"}},
+    /* Norms behind the branches, and over the queries and keys of all ranks. */
+    {OLMO2 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(qk.norm)", "'qk_squares'", "axis tp: it is a partial sum"}},
+    {OLMO2 TP2 PLAIN, {OP_TWICE, "all_reduce", "block.0", .nth = 0}, {"(all_reduce)", "'qk_squares'", "multiplies it by 2"}},
+    {OLMO2 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 1}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
+    {OLMO2 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 2}, {"(norm)", "'mlp_branch'", "axis tp: it is a partial sum"}},
+    {OLMO2 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 4}, {"(qk.norm.grad)", "'qk_dots'", "axis tp: it is a partial sum"}},
+    {OLMO2 TP2, {OP_DROP, "reduce_scatter", "block.0", .nth = 0}, {"(norm)", "'attn_branch of the port'", "no op has written"}},
+    {OLMO2 TP2 PLAIN, {PLACE_TP, "block.0.attn.q_norm.weight", .number = 0}, {"(qk.norm)", "'attn.q_norm.weight'", "axis tp"}},
+    {OLMO2 "parallel.ranks=4 parallel.tp=4 ",
+     {OP_ROWS, "qk.squares", "block.0", .nth = 0, .number = 8},
+     {"(qk.squares)", "0 of 2 ranks with the same keys count them", NULL}},
+    {OLMO2 "parallel.ranks=4 parallel.tp=4 ",
+     {OP_ROWS, "qk.norm.grad", "block.0", .nth = 0, .number = 8},
+     {"(qk.norm.grad)", "0 of 2 ranks with the same keys count them", NULL}},
+    {GEMMA2 TP2, {OP_SCALE, "scale", "embed", .nth = 0, .number = 2}, {"(scale)", "its factor is not the one", NULL}},
+    {GEMMA2 TP2, {OP_SCALE, "scale", "embed", .nth = 1, .number = 2}, {"(scale)", "its factor is not the one", NULL}},
+    {GEMMA2 TP2, {OP_DROP, "scale", "embed", .nth = 1}, {"'d_embedded_unscaled'", "no op has written it", NULL}},
+    {GEMMA2 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
+    {GEMMA2 TP2, {OP_CAP, "loss.max", "head", .nth = 0}, {"(loss.max)", "'logits'", "they are capped at 0"}},
+    {GEMMA2 TP2, {OP_CAP, "loss.part", "head", .nth = 0}, {"(loss.part)", "'logits'", "they are capped at 0"}},
+    {GEMMA2 TP2, {OP_CAP, "loss.grad", "head", .nth = 0}, {"(loss.grad)", "'logits'", "they are capped at 0"}},
+    {GEMMA2 "parallel.ranks=2 ", {OP_CAP, "head.loss", "head", .nth = 0}, {"(head.loss)", "'logits'", "but the model says 5"}},
     /* Biases, and positions, on every rank of a partial sum. */
     {GPT2 TP2 PLAIN,
      {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},
@@ -386,6 +411,9 @@ static void everything_is_needed(void **state)
         MOE "parallel.ranks=4 parallel.ep=2 parallel.etp=2 train.grad_sync=per_microbatch ",
         MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
         GPT2 "parallel.ranks=2 run.device=cuda model.dropout=0.1 ",
+        OLMO2 "parallel.ranks=4 parallel.tp=4 parallel.sp=false ",
+        OLMO "parallel.ranks=4 parallel.tp=4 ",
+        GEMMA2 TP2,
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -464,6 +492,9 @@ static void operands_are_the_right_ones(void **state)
         GPT2 "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses train.recompute=selective model.dropout=0.1 ",
         DEEPSEEK "parallel.ranks=4 parallel.tp=2 parallel.ep=4 ",
         MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
+        OLMO2 TP2,
+        OLMO TP2,
+        GEMMA2 TP2,
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {

@@ -39,10 +39,15 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=2 parallel.split_backward=true train.swiglu=again ",
     LLAMA "parallel.ranks=2 parallel.tp=2 model.window=4 model.full_every=2 ",
     LLAMA "parallel.ranks=2 parallel.cp=2 model.window=4 model.window_from=1 ",
+    LLAMA "model.arch=olmo2 parallel.ranks=4 parallel.tp=4 ",
+    LLAMA "model.arch=olmo model.clip_qkv=0.5 parallel.ranks=4 parallel.tp=4 ",
+    LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 parallel.tp=2 ",
+    LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 ",
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
- * chunk; s site; o scale; l load_tokens. Exchanges: g group, i its index, d type, q count. */
+ * chunk; s site; o scale; p soft-cap; l load_tokens. Exchanges: g group, i its index, d type, q
+ * count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = "mnkf",
     [QD_OP_EMBED_GRAD] = "mnkf",
@@ -57,6 +62,13 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_BIAS_GRAD] = "mn",
     [QD_OP_ROPE] = "mhv",
     [QD_OP_ROPE_INVERSE] = "mhv",
+    [QD_OP_SCALE] = "mno",
+    [QD_OP_CLIP] = "mn",
+    [QD_OP_CLIP_GRAD] = "mn",
+    [QD_OP_QK_SQUARES] = "mnkhv",
+    [QD_OP_QK_NORM] = "mnhv",
+    [QD_OP_QK_DOTS] = "mnhv",
+    [QD_OP_QK_NORM_GRAD] = "mnkhv",
     [QD_OP_ATTENTION] = "hvw",
     [QD_OP_ATTENTION_CACHED] = "",
     [QD_OP_ATTENTION_GRAD] = "hvw",
@@ -65,7 +77,7 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_ACTIVATION_GRAD_Y] = "mn",
     [QD_OP_ADD] = "mn",
     [QD_OP_DROPOUT] = "mnfs",
-    [QD_OP_HEAD_LOSS] = "mnkco",
+    [QD_OP_HEAD_LOSS] = "mnkcop",
     [QD_OP_HEAD_LOGITS] = "",
     [QD_OP_HEAD_NORM] = "mnhv",
     [QD_OP_HEAD_NORM_GRAD] = "mnhv",
@@ -95,9 +107,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_RELAY_PLAN] = "mkfex",
     [QD_OP_RELAY_ROUNDS] = "mnkfexgid",
     [QD_OP_RELAY_ROUNDS_GRAD] = "mnkfexgid",
-    [QD_OP_LOSS_MAX] = "mnf",
-    [QD_OP_LOSS_PART] = "mnft",
-    [QD_OP_LOSS_GRAD] = "mnfto",
+    [QD_OP_LOSS_MAX] = "mnfp",
+    [QD_OP_LOSS_PART] = "mnftp",
+    [QD_OP_LOSS_GRAD] = "mnftop",
     [QD_OP_LOSS_SUM] = "m",
     [QD_OP_ALL_REDUCE] = "mnfgidq",
     [QD_OP_ALL_GATHER] = "mngid",
@@ -125,8 +137,8 @@ static bool change(qd_op *op, char field, bool more)
                     : field == 't' ? &op->to : field == 'w' ? &op->window : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
                       : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index : NULL;
-    double *real = field == 'o' ? &op->scale : field == 'l' ? &op->load_tokens : NULL;
-    if (strchr("gidq", field) && x->group.size <= 1)
+    double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : NULL;
+    if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0))
         return false;
     if (field == 'g')
         x->group.size = more ? x->group.size * 2 : x->group.size / 2;

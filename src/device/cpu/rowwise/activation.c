@@ -4,7 +4,7 @@
 static qd_status check(const char *kernel, const qd_activation_args *a)
 {
     QD_TRY(qd_check_float(kernel, "x", a->dtype));
-    if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && a->kind != QD_ACT_SWIGLU)
+    if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && !qd_activation_is_gated(a->kind))
         return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
     return QD_OK;
 }

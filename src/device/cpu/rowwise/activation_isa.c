@@ -1,5 +1,5 @@
-/* GELU (tanh form and exact) and SwiGLU. Each element is read before it is written, so results may
- * overwrite inputs. */
+/* GELU (tanh form and exact), SwiGLU and GELU as a gate. Each element is read before it is written,
+ * so results may overwrite inputs. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -38,7 +38,7 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     (void)thread;
     const qd_activation_args *a = context;
     qd_dtype type = a->dtype;
-    int64_t cols = a->cols, x_cols = a->kind == QD_ACT_SWIGLU ? 2 * cols : cols;
+    int64_t cols = a->cols, x_cols = qd_activation_is_gated(a->kind) ? 2 * cols : cols;
     for (int64_t row = begin; row < end; row++) {
         const void *x = qd_cpu_at(a->x, row * x_cols, type), *up = qd_cpu_at(x, cols, type);
         void *y = qd_cpu_at_mut(a->y, row * cols, type);
@@ -55,6 +55,16 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
                 vec_store(y, i, silu(vec_load(x, i, n, type), &unused) * vec_load(up, i, n, type), n, type);
             });
             break;
+        case QD_ACT_GEGLU_TANH:
+            QD_FOR_VECTORS(i, n, cols, {
+                vec_store(y, i, gelu_tanh(vec_load(x, i, n, type), &unused) * vec_load(up, i, n, type), n, type);
+            });
+            break;
+        case QD_ACT_GEGLU:
+            QD_FOR_VECTORS(i, n, cols, {
+                vec_store(y, i, gelu(vec_load(x, i, n, type), &unused) * vec_load(up, i, n, type), n, type);
+            });
+            break;
         }
     }
 }
@@ -64,7 +74,7 @@ static void backward(void *context, int64_t begin, int64_t end, int thread)
     (void)thread;
     const qd_activation_args *a = context;
     qd_dtype type = a->dtype;
-    int64_t cols = a->cols, x_cols = a->kind == QD_ACT_SWIGLU ? 2 * cols : cols;
+    int64_t cols = a->cols, x_cols = qd_activation_is_gated(a->kind) ? 2 * cols : cols;
     for (int64_t row = begin; row < end; row++) {
         const void *x = qd_cpu_at(a->x, row * x_cols, type), *up = qd_cpu_at(x, cols, type);
         const void *dy = qd_cpu_at(a->dy, row * cols, type);
@@ -88,6 +98,24 @@ static void backward(void *context, int64_t begin, int64_t end, int thread)
                 vf d = vec_load(dy, i, n, type);
                 vf u = vec_load(up, i, n, type);
                 vf s = silu(vec_load(x, i, n, type), &slope);
+                vec_store(dx, i, d * u * slope, n, type);
+                vec_store(dup, i, d * s, n, type);
+            });
+            break;
+        case QD_ACT_GEGLU_TANH:
+            QD_FOR_VECTORS(i, n, cols, {
+                vf d = vec_load(dy, i, n, type);
+                vf u = vec_load(up, i, n, type);
+                vf s = gelu_tanh(vec_load(x, i, n, type), &slope);
+                vec_store(dx, i, d * u * slope, n, type);
+                vec_store(dup, i, d * s, n, type);
+            });
+            break;
+        case QD_ACT_GEGLU:
+            QD_FOR_VECTORS(i, n, cols, {
+                vf d = vec_load(dy, i, n, type);
+                vf u = vec_load(up, i, n, type);
+                vf s = gelu(vec_load(x, i, n, type), &slope);
                 vec_store(dx, i, d * u * slope, n, type);
                 vec_store(dup, i, d * s, n, type);
             });

@@ -55,11 +55,17 @@ static void scale_kept(float *x, int64_t vocab, float factor, const float *shift
     }
 }
 
+static void row_capped(const qd_cross_entropy_args *a, int64_t row);
+
 static void rows(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
     const qd_cross_entropy_args *a = context;
     for (int64_t row = begin; row < end; row++) {
+        if (a->cap > 0.0f) {
+            row_capped(a, row);
+            continue;
+        }
         void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
         int32_t target = a->targets[row];
         int64_t cleared = 0; /* first column to be set to 0 */
@@ -97,31 +103,98 @@ static float max_of(const void *x, int64_t vocab, qd_dtype dtype)
     return vf_max_lane(lanes);
 }
 
-static double exp_sum_from(const void *x, int64_t vocab, qd_dtype dtype, float shift)
+/* cap * tanh(x / cap); cap 0: x. Grows with x, so the largest logit stays the largest. */
+QD_INLINE vf capped(vf x, float cap)
+{
+    return cap > 0.0f ? vec_tanh(x / cap) * cap : x;
+}
+
+static float capped_one(float x, float cap)
+{
+    return cap > 0.0f ? (float)((double)cap * tanh((double)x / (double)cap)) : x;
+}
+
+/* Its derivative, from the result. */
+QD_INLINE vf cap_slope(vf y, float cap)
+{
+    return cap > 0.0f ? 1.0f - (y / cap) * (y / cap) : vf_set(1.0f);
+}
+
+QD_INLINE double exp_sum_by(const void *x, int64_t vocab, qd_dtype dtype, float shift, float cap)
 {
     double sum = 0;
     for (int64_t first = 0; first < vocab; first += STRETCH) {
         int64_t count = vocab - first < STRETCH ? vocab - first : STRETCH;
         vf lanes = {0};
-        QD_FOR_VECTORS(i, n, count, { lanes += vf_exp(vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY) - shift); });
+        QD_FOR_VECTORS(i, n, count, { lanes += vf_exp(vec_first(capped(vec_load(x, first + i, n, dtype), cap), n, -INFINITY) - shift); });
         sum += (double)vf_sum(lanes);
     }
     return sum;
+}
+
+/* The loops are compiled without a cap, and with one. */
+static double exp_sum_from(const void *x, int64_t vocab, qd_dtype dtype, float shift, float cap)
+{
+    return cap > 0.0f ? exp_sum_by(x, vocab, dtype, shift, cap) : exp_sum_by(x, vocab, dtype, shift, 0.0f);
+}
+
+/* x = factor * e^(x - top), the gradient of all logits but the target's. */
+QD_INLINE void gradient_by(void *x, int64_t vocab, qd_dtype dtype, float factor, float top, float cap)
+{
+    QD_FOR_VECTORS(i, n, vocab, {
+        vf y = capped(vec_load(x, i, n, dtype), cap);
+        vec_store(x, i, cap > 0.0f ? vf_exp(y - top) * factor * cap_slope(y, cap) : vf_exp(y - top) * factor, n, dtype);
+    });
+}
+
+static void gradient(void *x, int64_t vocab, qd_dtype dtype, float factor, float top, float cap)
+{
+    if (cap > 0.0f)
+        gradient_by(x, vocab, dtype, factor, top, cap);
+    else
+        gradient_by(x, vocab, dtype, factor, top, 0.0f);
+}
+
+/* The gradient of the target's logit, `shifted` above `top`. */
+static float target_gradient(double shifted, double sum, float top, float scale, float cap)
+{
+    double slope = cap > 0.0f ? 1.0 - pow((shifted + (double)top) / (double)cap, 2.0) : 1.0;
+    return (float)((exp(shifted) / sum - 1.0) * (double)scale * slope);
+}
+
+static void row_capped(const qd_cross_entropy_args *a, int64_t row)
+{
+    void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
+    int32_t target = a->targets[row];
+    int64_t cleared = 0; /* first column to be set to 0 */
+    a->losses[row] = 0.0f;
+    if (target >= 0) {
+        float top = capped_one(max_of(x, a->vocab, a->dtype), a->cap), logit = capped_one(load_as(x, target, a->dtype), a->cap);
+        double sum = exp_sum_from(x, a->vocab, a->dtype, top, a->cap), shifted = (double)logit - (double)top;
+        a->losses[row] = (float)(log(sum) - shifted);
+        if (a->grad) {
+            gradient(x, a->vocab, a->dtype, (float)((double)a->scale / sum), top, a->cap);
+            store_as(x, target, target_gradient(shifted, sum, top, a->scale, a->cap), a->dtype);
+            cleared = a->vocab;
+        }
+    }
+    if (a->grad)
+        memset(qd_cpu_at_mut(x, cleared, a->dtype), 0, (size_t)(a->ld - cleared) * qd_dtype_size(a->dtype));
 }
 
 static void part_row(const qd_cross_entropy_part_args *a, int64_t row)
 {
     void *x = qd_cpu_at_mut(a->logits, row * a->ld, a->dtype);
     if (a->stage == QD_CROSS_ENTROPY_MAX) {
-        a->top[row] = max_of(x, a->vocab, a->dtype);
+        a->top[row] = capped_one(max_of(x, a->vocab, a->dtype), a->cap);
         return;
     }
     float top = a->top[row] == -INFINITY ? 0.0f : a->top[row];
     int64_t target = a->targets[row] < 0 ? -1 : a->targets[row] - a->first;
     bool here = a->targets[row] >= 0 && target >= 0 && target < a->vocab;
     if (a->stage == QD_CROSS_ENTROPY_SUM) {
-        a->sums[2 * row] = (float)exp_sum_from(x, a->vocab, a->dtype, top);
-        a->sums[2 * row + 1] = here ? load_as(x, target, a->dtype) - top : 0.0f;
+        a->sums[2 * row] = (float)exp_sum_from(x, a->vocab, a->dtype, top, a->cap);
+        a->sums[2 * row + 1] = here ? capped_one(load_as(x, target, a->dtype), a->cap) - top : 0.0f;
         return;
     }
     int64_t cleared = 0; /* first column to be set to 0 */
@@ -131,9 +204,9 @@ static void part_row(const qd_cross_entropy_part_args *a, int64_t row)
         return;
     if (a->targets[row] >= 0) {
         float factor = (float)((double)a->scale / sum);
-        QD_FOR_VECTORS(i, n, a->vocab, { vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype); });
+        gradient(x, a->vocab, a->dtype, factor, top, a->cap);
         if (here)
-            store_as(x, target, (float)((exp(shifted) / sum - 1.0) * (double)a->scale), a->dtype);
+            store_as(x, target, target_gradient(shifted, sum, top, a->scale, a->cap), a->dtype);
         cleared = a->vocab;
     }
     memset(qd_cpu_at_mut(x, cleared, a->dtype), 0, (size_t)(a->ld - cleared) * qd_dtype_size(a->dtype));

@@ -1,4 +1,4 @@
-/* Element-wise kernels: add, cast and row copies with conversion. */
+/* Element-wise kernels: add, cast, clip, scale, soft-cap and row copies with conversion. */
 #include "device/cpu/kernels_impl.h"
 
 qd_status qd_cpu_add(qd_stream *stream, const qd_add_args *a)
@@ -15,6 +15,34 @@ qd_status qd_cpu_cast(qd_stream *stream, const qd_cast_args *a)
     QD_TRY(qd_check_float("cast", "from", a->from_dtype));
     QD_TRY(qd_check_float("cast", "to", a->to_dtype));
     qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->cast, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_clip(qd_stream *stream, const qd_clip_args *a)
+{
+    QD_TRY(qd_check_float("clip", "x", a->dtype));
+    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->clip, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_clip_backward(qd_stream *stream, const qd_clip_args *a)
+{
+    QD_TRY(qd_check_float("clip_backward", "x", a->dtype));
+    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->clip_backward, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_scale(qd_stream *stream, const qd_scale_args *a)
+{
+    QD_TRY(qd_check_float("scale", "x", a->dtype));
+    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->scale, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_softcap(qd_stream *stream, const qd_softcap_args *a)
+{
+    QD_TRY(qd_check_float("softcap", "x", a->dtype));
+    qd_cpu_for(stream, a->n, QD_CPU_GRAIN, qd_cpu_elementwise_ops_for(qd_cpu_of(stream))->softcap, a);
     return QD_OK;
 }
 

@@ -24,6 +24,49 @@ static void cast(void *context, int64_t begin, int64_t end, int thread)
     });
 }
 
+static void clip(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_clip_args *a = context;
+    const void *x = qd_cpu_at(a->x, begin, a->dtype);
+    void *y = qd_cpu_at_mut(a->y, begin, a->dtype);
+    vf low = vf_set(-a->limit), high = vf_set(a->limit);
+    QD_FOR_VECTORS(i, n, end - begin, {
+        vf v = vec_load(x, i, n, a->dtype);
+        vec_store(y, i, vf_select(v < low, low, vf_select(v > high, high, v)), n, a->dtype);
+    });
+}
+
+static void clip_backward(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_clip_args *a = context;
+    const void *x = qd_cpu_at(a->x, begin, a->dtype), *dy = qd_cpu_at(a->dy, begin, a->dtype);
+    void *dx = qd_cpu_at_mut(a->y, begin, a->dtype);
+    vf low = vf_set(-a->limit), high = vf_set(a->limit);
+    QD_FOR_VECTORS(i, n, end - begin, {
+        vf v = vec_load(x, i, n, a->dtype);
+        vec_store(dx, i, vf_select((v < low) | (v > high), vf_set(0.0f), vec_load(dy, i, n, a->dtype)), n, a->dtype);
+    });
+}
+
+static void scale(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_scale_args *a = context;
+    const void *x = qd_cpu_at(a->x, begin, a->dtype);
+    void *y = qd_cpu_at_mut(a->y, begin, a->dtype);
+    QD_FOR_VECTORS(i, n, end - begin, { vec_store(y, i, vec_load(x, i, n, a->dtype) * a->factor, n, a->dtype); });
+}
+
+static void softcap(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_softcap_args *a = context;
+    void *x = qd_cpu_at_mut(a->x, begin, a->dtype);
+    QD_FOR_VECTORS(i, n, end - begin, { vec_store(x, i, vec_tanh(vec_load(x, i, n, a->dtype) / a->cap) * a->cap, n, a->dtype); });
+}
+
 static void copy_rows(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -40,4 +83,6 @@ static void copy_rows(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-const qd_cpu_elementwise_ops QD_ISA_NAME(qd_cpu_elementwise_ops) = {.add = add, .cast = cast, .copy_rows = copy_rows};
+const qd_cpu_elementwise_ops QD_ISA_NAME(qd_cpu_elementwise_ops) = {
+    .add = add, .cast = cast, .clip = clip, .clip_backward = clip_backward, .scale = scale,
+    .softcap = softcap, .copy_rows = copy_rows};

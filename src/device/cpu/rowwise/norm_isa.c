@@ -26,10 +26,25 @@ QD_INLINE double row_moment(const void *x, int64_t cols, qd_dtype dtype, float c
     return total;
 }
 
-static void forward(void *context, int64_t begin, int64_t end, int thread)
+/* What normalized values are multiplied by: gamma, 1, or 1 + gamma. The loops are compiled for
+ * each. */
+typedef enum factor { GAMMA, ONE, ONE_PLUS } factor;
+
+QD_INLINE vf times_factor(vf x, const void *gamma, int64_t i, int64_t n, qd_dtype dtype, factor by)
 {
-    (void)thread;
-    const qd_norm_forward_args *a = context;
+    if (by == ONE)
+        return x;
+    vf g = vec_load(gamma, i, n, dtype);
+    return by == ONE_PLUS ? x * (g + 1.0f) : x * g;
+}
+
+static factor factor_of(const void *gamma, bool plus_one)
+{
+    return !gamma ? ONE : plus_one ? ONE_PLUS : GAMMA;
+}
+
+QD_INLINE void forward_by(const qd_norm_forward_args *a, int64_t begin, int64_t end, factor by)
+{
     int64_t cols = a->cols;
     for (int64_t row = begin; row < end; row++) {
         const void *x = qd_cpu_at(a->x, row * cols, a->dtype);
@@ -51,20 +66,31 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
         if (a->beta)
             QD_FOR_VECTORS(i, n, cols, {
                 vf hat = (vec_load(x, i, n, a->dtype) - mean) * rstd;
-                vf scaled = hat * vec_load(a->gamma, i, n, a->param_dtype);
+                vf scaled = times_factor(hat, a->gamma, i, n, a->param_dtype, by);
                 vec_store(y, i, scaled + vec_load(a->beta, i, n, a->param_dtype), n, a->dtype);
             });
         else
             QD_FOR_VECTORS(i, n, cols, {
                 vf hat = (vec_load(x, i, n, a->dtype) - mean) * rstd;
-                vec_store(y, i, hat * vec_load(a->gamma, i, n, a->param_dtype), n, a->dtype);
+                vec_store(y, i, times_factor(hat, a->gamma, i, n, a->param_dtype, by), n, a->dtype);
             });
+    }
+}
+
+static void forward(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_norm_forward_args *a = context;
+    switch (factor_of(a->gamma, a->plus_one)) {
+    case GAMMA: forward_by(a, begin, end, GAMMA); break;
+    case ONE: forward_by(a, begin, end, ONE); break;
+    case ONE_PLUS: forward_by(a, begin, end, ONE_PLUS); break;
     }
 }
 
 /* With xhat = (x - mean) * rstd and g = dy * gamma: dx = rstd * (g - mean(g) - xhat * mean(g *
  * xhat)); RMSNorm has no mean(g). */
-static void backward(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta)
+QD_INLINE void backward_by(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta, factor by)
 {
     int64_t cols = a->cols;
     for (int64_t row = begin; row < end; row++) {
@@ -80,7 +106,7 @@ static void backward(const qd_norm_backward_args *a, int64_t begin, int64_t end,
                 int64_t c = first + i;
                 vf d = vec_load(dy, c, n, a->dtype);
                 vf hat = (vec_load(x, c, n, a->dtype) - mean) * rstd;
-                vf g = d * vec_load(a->gamma, c, n, a->param_dtype);
+                vf g = times_factor(d, a->gamma, c, n, a->param_dtype, by);
                 sum_g += vec_first(g, n, 0.0f);
                 sum_gx += vec_first(g * hat, n, 0.0f);
                 if (dgamma)
@@ -95,12 +121,21 @@ static void backward(const qd_norm_backward_args *a, int64_t begin, int64_t end,
         const void *add = a->add ? qd_cpu_at(a->add, row * cols, a->dtype) : NULL;
         QD_FOR_VECTORS(i, n, cols, {
             vf hat = (vec_load(x, i, n, a->dtype) - mean) * rstd;
-            vf g = vec_load(dy, i, n, a->dtype) * vec_load(a->gamma, i, n, a->param_dtype);
+            vf g = times_factor(vec_load(dy, i, n, a->dtype), a->gamma, i, n, a->param_dtype, by);
             vf d = (g - mean_g - hat * mean_gx) * rstd;
             if (add)
                 d += vec_load(add, i, n, a->dtype);
             vec_store(dx, i, d, n, a->dtype);
         });
+    }
+}
+
+static void backward(const qd_norm_backward_args *a, int64_t begin, int64_t end, float *dgamma, float *dbeta)
+{
+    switch (factor_of(a->gamma, a->plus_one)) {
+    case GAMMA: backward_by(a, begin, end, dgamma, dbeta, GAMMA); break;
+    case ONE: backward_by(a, begin, end, dgamma, dbeta, ONE); break;
+    case ONE_PLUS: backward_by(a, begin, end, dgamma, dbeta, ONE_PLUS); break;
     }
 }
 
