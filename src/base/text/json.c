@@ -256,6 +256,12 @@ const char *qd_json_as_string(const qd_json_node *node)
     return json_string_value(inner(node));
 }
 
+const char *qd_json_as_bytes(const qd_json_node *node, size_t *length)
+{
+    *length = json_string_length(inner(node));
+    return json_string_value(inner(node));
+}
+
 /* The message for a member that is missing or of the wrong type. */
 static qd_status wrong_member(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind)
 {
@@ -290,9 +296,8 @@ qd_status qd_json_get_string(const qd_json *document, const qd_json_node *object
 
 qd_status qd_json_get_bytes(const qd_json *document, const qd_json_node *object, const char *key, const char **value, size_t *length)
 {
-    QD_TRY(qd_json_get_string(document, object, key, value));
-    *length = json_string_length(inner(qd_json_member(object, key)));
-    return QD_OK;
+    *value = qd_json_as_bytes(qd_json_member(object, key), length);
+    return *value ? QD_OK : wrong_member(document, object, key, QD_JSON_STRING);
 }
 
 qd_status qd_json_get_node(const qd_json *document, const qd_json_node *object, const char *key, qd_json_kind kind,

@@ -54,6 +54,8 @@ bool qd_json_as_int(const qd_json_node *node, int64_t *value);
 bool qd_json_as_double(const qd_json_node *node, double *value);
 bool qd_json_as_bool(const qd_json_node *node, bool *value);
 const char *qd_json_as_string(const qd_json_node *node); /* NULL when it is not a string */
+/* With its length: the string may contain NUL if the document was loaded as collected. */
+const char *qd_json_as_bytes(const qd_json_node *node, size_t *length);
 
 /* Required members: QD_USAGE "file: 'key' is missing" or "file: 'key' must be an integer". */
 qd_status qd_json_get_int(const qd_json *document, const qd_json_node *object, const char *key, int64_t *value);
