@@ -97,7 +97,10 @@ static void write_steps(const qd_config *c, int64_t after, int64_t last)
 static char *csv_of(void **state)
 {
     size_t length;
-    return (char *)scratch_read(scratch_path(state, "metrics.csv"), &length);
+    char *bytes = (char *)scratch_read(scratch_path(state, "metrics.csv"), &length), *text = realloc(bytes, length + 1);
+    assert_non_null(text);
+    text[length] = '\0';
+    return text;
 }
 
 static int event_files(void **state)
