@@ -129,11 +129,19 @@ static void pass_note(void *context, const char *text)
         k->observer->on_note(k->observer->context, text);
 }
 
+/* Whether two messages describe the same failure. Where in the step a rank was lost, and the number
+ * of its last operation, vary between attempts that start from different checkpoints. */
+static bool same_failure(const char *a, const char *b)
+{
+    const char *place = strstr(a, " at '");
+    return place ? strncmp(a, b, (size_t)(place - a)) == 0 : strcmp(a, b) == 0;
+}
+
 /* Records the failure and counts how often it has occurred in a row. */
 static void record_failure(keeper *k, qd_status status)
 {
     const char *cause = cause_of(status), *message = qd_error_message();
-    bool equal = k->before.status == status && k->before_step == k->step && strcmp(k->before.message, message) == 0;
+    bool equal = k->before.status == status && k->before_step == k->step && same_failure(k->before.message, message);
     k->equal = equal ? k->equal + 1 : 1;
     k->before = (qd_failure){0};
     qd_failure_add_own(&k->before, status);
