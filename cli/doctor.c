@@ -2,6 +2,7 @@
 #include "cli.h"
 
 #include <quadrille/machine.h>
+#include <quadrille/serve.h>
 #include <quadrille/version.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -105,6 +106,7 @@ static qd_status print_json(const findings *f)
     qd_json_put_int(&w, "shared_bytes", m->shared_bytes);
     qd_json_put_int(&w, "shared_free_bytes", m->shared_free_bytes);
     qd_json_put_bool(&w, "mpi_built", m->mpi_built);
+    qd_json_put_bool(&w, "serve_built", qd_serve_built());
     qd_json_put_string(&w, "mpirun", f->mpirun[0] ? f->mpirun : NULL);
     qd_json_list_begin(&w, "gpus");
     for (int i = 0; i < m->gpu_count && i < QD_MACHINE_GPUS; i++) {
@@ -160,6 +162,7 @@ static void print_text(const findings *f)
     printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");
     printf("shared memory  %s in /dev/shm\n", m->shared_bytes > 0 ? shared : "none");
     printf("MPI            %s; %s\n", m->mpi_built ? "built in" : "not built in", f->mpirun[0] ? f->mpirun : "no mpirun in PATH");
+    printf("serve          %s\n", qd_serve_built() ? "built in" : "not built in (Debian: libmicrohttpd-dev)");
     print_gpus(m);
     putchar('\n');
     for (int i = 0; i < f->count; i++)

@@ -20,8 +20,8 @@
 
 static const cli_command *const commands[] = {
     &cli_init, &cli_train,  &cli_eval,  &cli_generate, &cli_tokenize, &cli_convert, &cli_check,      &cli_schedule, &cli_simulate,
-    &cli_plan, &cli_verify, &cli_bench, &cli_report,   &cli_runs,     &cli_doctor,  &cli_completion, &cli_help,     &cli_version,
-    NULL,
+    &cli_plan, &cli_verify, &cli_bench, &cli_report,   &cli_runs,     &cli_serve,   &cli_doctor,     &cli_completion, &cli_help,
+    &cli_version, NULL,
 };
 
 const cli_command *const *cli_commands(void)
@@ -50,7 +50,8 @@ static const char *const other_commands[][2] = {
     {"search autotune tune optimize optimise planner layout", "plan"},
     {"compare equivalence", "verify"},
     {"benchmark profile speed", "bench"},
-    {"view plot dashboard show html visualize visualise", "report"},
+    {"view plot show html visualize visualise", "report"},
+    {"dashboard web ui tensorboard watch follow live monitor server", "serve"},
     {"info env diagnose diagnostics system gpus devices", "doctor"},
     {"pipeline gantt", "schedule"},
     {"models presets list", "help models"},

@@ -12,9 +12,8 @@ void plan_print_head(const qd_check_report *report);   /* model, layout, batch *
 void plan_print_memory(const qd_check_report *report); /* per rank, by kind, with bars */
 void plan_print_host(const qd_check_report *report); /* host memory, if any is used */
 
-/* The layout of --against, compared with the first choice: as text, and as JSON. */
+/* The layout of --against, compared with the first choice, as text. */
 void plan_print_against(const qd_plan_report *report);
-void plan_put_against(qd_json_writer *writer, const qd_plan_against *against);
 
 /* Cells of a bar in a line whose other columns take `used`: PLAN_BAR, fewer on narrow terminals, 0
  * if less than 4 would fit. */

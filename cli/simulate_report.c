@@ -1,131 +1,13 @@
 /* quadrille simulate --report: a simulated step as an HTML page. */
 #include "simulate.h"
 
-#include <errno.h>
 #include <quadrille/report.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-enum { FIGURES = 8, KINDS = QD_SIM_LINES };
-
-typedef struct page {
-    char values[FIGURES][96], remarks[FIGURES][160];
-    qd_report_figure figures[FIGURES];
-    int figure_count;
-    const char *notes[QD_SIM_LOSSES];
-    const char *kinds[KINDS];
-    int64_t planned[KINDS];
-    qd_report_memory_rank rank;
-    qd_report_memory memory;
-    char label[64], subtitle[256];
-} page;
-
-/* A figure whose value and note are written by the caller. */
-static qd_report_figure *add_figure(page *p, const char *name, const char *unit, char **value, char **note)
-{
-    qd_report_figure *f = &p->figures[p->figure_count];
-    *value = p->values[p->figure_count];
-    *note = p->remarks[p->figure_count++];
-    *f = (qd_report_figure){.name = name, .value = *value, .unit = unit, .note = *note};
-    return f;
-}
-
-/* "dp 8.9 ms, tp 120 ms": communication that is not overlapped, by axis. Returns the sum. */
-static double put_exposed(const qd_sim_report *r, char *text, size_t size)
-{
-    double sum = 0.0;
-    size_t used = 0;
-    for (int i = 0; i < r->exposed_count && used < size; i++) {
-        char time[32];
-        qd_text_unit(r->exposed[i].value, "s", time, sizeof time);
-        used += (size_t)snprintf(text + used, size - used, "%s%s %s", i ? ", " : "", r->exposed[i].name, time);
-        sum += r->exposed[i].value;
-    }
-    return sum;
-}
-
-static void fill_figures(page *p, const qd_sim_report *r)
-{
-    char *value, *note, amount[32];
-    const size_t room = sizeof p->values[0], wide = sizeof p->remarks[0];
-    add_figure(p, "step time", NULL, &value, &note);
-    qd_text_unit(r->step_seconds, "s", value, room);
-    qd_text_count((double)r->tokens_per_step, amount, sizeof amount);
-    snprintf(note, wide, "%lld × %lld = %s tokens", (long long)r->global_batch, (long long)r->seq, amount);
-    add_figure(p, "speed", "tokens/s", &value, &note);
-    qd_text_count(r->tokens_per_second, value, room);
-    qd_text_count(r->tokens_per_gpu_second, amount, sizeof amount);
-    snprintf(note, wide, "%s per GPU", amount);
-    add_figure(p, "MFU", "%", &value, &note);
-    snprintf(value, room, "%.1f", 100.0 * r->mfu);
-    snprintf(note, wide, "%.1f %% with causal attention, %.1f %% of all FLOPs", 100.0 * r->mfu_causal, 100.0 * r->hfu);
-    add_figure(p, "communication exposed", "%", &value, &note);
-    snprintf(value, room, "%.1f", 100.0 * put_exposed(r, note, wide) / r->step_seconds);
-    if (r->stages > 1) {
-        add_figure(p, "bubble", "%", &value, &note);
-        snprintf(value, room, "%.1f", 100.0 * r->bubble_seconds / r->step_seconds);
-        snprintf(note, wide, "waiting for other stages, mean of %d", r->stages);
-    }
-    add_figure(p, "memory per rank", NULL, &value, &note);
-    qd_text_bytes(r->memory_bytes, value, room);
-    qd_text_bytes(r->memory_limit, amount, sizeof amount);
-    snprintf(note, wide, r->fits ? "of %s" : "does not fit: the device has %s", amount);
-    if (r->watts > 0.0) {
-        add_figure(p, "energy per step", NULL, &value, &note);
-        qd_text_unit(r->joules_per_step, "J", value, room);
-        qd_text_unit(r->watts, "W", note, wide);
-    }
-    add_figure(p, "layout", NULL, &value, &note);
-    snprintf(value, room, "%s", r->layout[0] ? r->layout : "1 rank");
-    snprintf(note, wide, "%d × %s", r->gpus, r->cluster);
-}
-
-static void fill(page *p, const qd_sim_report *r, qd_report *report)
-{
-    char parameters[32];
-    fill_figures(p, r);
-    for (int i = 0; i < r->loss_count; i++)
-        p->notes[i] = r->loss[i];
-    for (int i = 0; i < r->memory_count; i++) {
-        p->kinds[i] = r->memory[i].name;
-        p->planned[i] = (int64_t)r->memory[i].value;
-    }
-    qd_text_count((double)r->parameters, parameters, sizeof parameters);
-    snprintf(p->label, sizeof p->label, r->stages > 1 ? "stage %d, the fullest" : "every rank", r->fullest_stage);
-    snprintf(p->subtitle, sizeof p->subtitle, "%s parameters · a step simulated with the software profile %s", parameters, r->profile);
-    p->rank = (qd_report_memory_rank){.label = p->label, .planned = p->planned, .allocated = -1, .resident = -1};
-    p->memory = (qd_report_memory){
-        .size = sizeof p->memory,
-        .kinds = p->kinds, .kind_count = r->memory_count, .ranks = &p->rank, .rank_count = 1, .capacity = r->memory_limit};
-    *report = (qd_report){.size = sizeof *report,
-                          .title = r->model, .subtitle = p->subtitle, .figures = p->figures, .figure_count = p->figure_count,
-                          .notes = p->notes, .note_count = r->loss_count, .memory = &p->memory};
-}
-
-/* The timeline is written as a trace and read back: reports of measured runs use the same
- * format. */
 qd_status simulate_write_report(const qd_simulation *simulation, const char *path)
 {
-    page p = {0};
-    qd_report report;
-    qd_report_trace *trace = NULL;
-    char file[512];
-    if (snprintf(file, sizeof file, "%s.XXXXXX", path) >= (int)sizeof file)
-        return QD_FAIL(QD_USAGE, "simulate: --report: the name is too long");
-    int fd = mkstemp(file);
-    if (fd < 0)
-        return QD_FAIL(QD_IO, "%s cannot be written: %s", path, strerror(errno));
-    close(fd);
-    qd_status status = qd_simulation_trace(simulation, file);
-    if (status == QD_OK)
-        status = qd_report_trace_load(file, "simulated", &trace);
-    unlink(file);
-    if (status == QD_OK) {
-        fill(&p, qd_simulation_report(simulation), &report);
-        report.simulated = qd_report_trace_timeline(trace);
-        status = qd_report_write(&report, path);
-    }
-    qd_report_trace_destroy(trace);
+    qd_simulation_view *view = NULL;
+    QD_TRY(qd_simulation_describe(simulation, true, &view));
+    qd_status status = qd_report_write(qd_simulation_view_report(view), path);
+    qd_simulation_view_destroy(view);
     return status;
 }

@@ -29,6 +29,17 @@ if(NOT QD_MPI STREQUAL "off")
   endif()
 endif()
 
+# The archive of libmicrohttpd needs a TLS library, so that QD_STATIC_DEPS leaves it out.
+set(QD_SERVE_FOUND OFF)
+if(QD_SERVE STREQUAL "on" OR (QD_SERVE STREQUAL "auto" AND NOT QD_STATIC_DEPS))
+  pkg_check_modules(MICROHTTPD QUIET IMPORTED_TARGET libmicrohttpd>=0.9.70)
+  if(MICROHTTPD_FOUND)
+    set(QD_SERVE_FOUND ON)
+  elseif(QD_SERVE STREQUAL "on")
+    message(FATAL_ERROR "QD_SERVE=on, but libmicrohttpd was not found (Debian: libmicrohttpd-dev)")
+  endif()
+endif()
+
 if(QD_TESTS)
   pkg_check_modules(CMOCKA REQUIRED IMPORTED_TARGET cmocka)
   if(QD_STATIC_DEPS)

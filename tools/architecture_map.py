@@ -92,8 +92,9 @@ def drawing():
 
     yield '  <rect class="frame" x="560" y="104" width="520" height="590" rx="8"/>'
     yield text(576, 126, "libquadrille: the above and the run time", "soft")
-    yield from folder(576, 138, 236, 62, "app", "eval, generate, convert, verify")
-    yield from folder(828, 138, 236, 62, "bench", "measurements")
+    yield from folder(576, 138, 180, 62, "app", "eval, generate, convert")
+    yield from folder(766, 138, 148, 62, "bench", "measurements")
+    yield from folder(924, 138, 140, 62, "serve", "the web server")
     yield '  <rect class="box" x="576" y="222" width="488" height="128" rx="6"/>'
     yield text(586, 242, "train/", "name")
     yield text(650, 242, includes("train"), "soft")

@@ -13,7 +13,7 @@ if [ "${1:-}" = --if-possible ]; then
 fi
 
 packages="build-essential cmake ninja-build pkg-config libyaml-dev libjansson-dev
-libxxhash-dev libpcre2-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
+libxxhash-dev libpcre2-dev libmicrohttpd-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
 if [ -n "$optional" ]; then
     command -v dpkg-query >/dev/null 2>&1 || exit 0
     packages="$*"

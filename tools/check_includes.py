@@ -26,6 +26,7 @@ ALLOWED = {
     "train": RUN_TIME,
     "app": RUN_TIME | {"train"},
     "bench": RUN_TIME | {"train"},
+    "serve": {"base", "model", "spec", "report"},
 }
 
 # Headers of libraries that may be included in one place only.
@@ -33,6 +34,7 @@ CONTAINED = [
     (re.compile(r"^mpi\.h$"), ("src/comm/mpi/",)),
     (re.compile(r"^(cuda|cublas|cudnn|nccl|nvml)"), ("src/device/cuda/", "src/comm/nccl/")),
     (re.compile(r"^yaml\.h$"), ("src/base/",)),
+    (re.compile(r"^microhttpd\.h$"), ("src/serve/",)),
     (re.compile(r"^jansson"), ("src/base/", "tests/")),
 ]
 

@@ -17,7 +17,7 @@ static void put_row(qd_json_writer *w, const qd_plan_row *row, const qd_plan_rep
     qd_json_put_double(w, "wall_seconds", r->wall_seconds);
     qd_json_put_bool(w, "stopped", r->stopped);
     qd_json_put_string(w, "nearest", r->nearest);
-    plan_put_against(w, r->against);
+    qd_plan_put_against(w, r->against);
     qd_json_end(w);
 }
 

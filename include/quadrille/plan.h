@@ -5,6 +5,7 @@
 #define QUADRILLE_PLAN_H
 
 #include <quadrille/export.h>
+#include <quadrille/json_writer.h>
 #include <quadrille/sim.h>
 
 #ifdef __cplusplus
@@ -67,6 +68,25 @@ QD_API qd_status qd_plan(const qd_options *options, qd_plan_report **report);
  * sequence length or number of accelerators. */
 QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report);
 
+/* How far a search is. */
+typedef struct qd_plan_progress {
+    double seconds; /* since its start */
+    int tried, too_large, refused; /* as in qd_plan_report, so far */
+    const char *layout; /* the best so far; "": none */
+    double step_seconds; /* its step time */
+} qd_plan_progress;
+
+/* qd_plan_beside() that calls `watch` before every layout that it simulates, from the calling
+ * thread. If `watch` returns false, the search ends with what it has found (`stopped` is set), or
+ * with QD_INTERRUPTED. layout: NULL, or as there. */
+QD_API qd_status qd_plan_watched(const qd_options *options, const qd_options *layout,
+                                 bool (*watch)(void *context, const qd_plan_progress *progress), void *context, qd_plan_report **report);
+
+/* Appends the report as one JSON object. */
+QD_API void qd_plan_report_json(const qd_plan_report *report, qd_strbuf *out);
+/* Writes a compared layout as the member "against" of an object. */
+QD_API void qd_plan_put_against(qd_json_writer *writer, const qd_plan_against *against);
+
 /* A published layout: the run and the layout as key=value words, and the source. */
 typedef struct qd_plan_row {
     char name[96], cluster[32], run[400], layout[200], source[200];
@@ -81,6 +101,9 @@ QD_API qd_status qd_plan_row_run(const qd_plan_row *row, qd_plan_report **report
 
 /* Sets the configuration keys of `options` to the choice. */
 QD_API qd_status qd_plan_apply(const qd_plan_choice *choice, qd_options *options);
+/* The configuration keys of `options` that are not at their defaults, as YAML for train, check and
+ * simulate; the caller frees *yaml with free(). */
+QD_API qd_status qd_plan_yaml(const qd_options *options, char **yaml);
 /* Writes the configuration keys of `options` as a YAML file for train, check and simulate. QD_IO if
  * it cannot be written. */
 QD_API qd_status qd_plan_write(const qd_options *options, const char *path);

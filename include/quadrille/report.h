@@ -174,6 +174,8 @@ typedef struct qd_report_trace qd_report_trace;
 /* Reads a file in the format of trace.json; the caller owns *trace. name: of the timeline. QD_USAGE
  * for another format. */
 QD_API qd_status qd_report_trace_load(const char *path, const char *name, qd_report_trace **trace);
+/* The same from memory; file: for messages. */
+QD_API qd_status qd_report_trace_load_text(const char *file, const char *text, const char *name, qd_report_trace **trace);
 /* The trace as a timeline, which belongs to it. */
 QD_API const qd_report_timeline *qd_report_trace_timeline(const qd_report_trace *trace);
 QD_API void qd_report_trace_destroy(qd_report_trace *trace); /* NULL is legal */

@@ -93,6 +93,16 @@ QD_API void qd_simulation_json(const qd_simulation *simulation, qd_strbuf *out);
 /* Writes the timeline as a Perfetto trace with the names of the trainer's trace, one process per
  * stage. QD_IO if it cannot be written. */
 QD_API qd_status qd_simulation_trace(const qd_simulation *simulation, const char *path);
+/* Appends that trace. */
+QD_API qd_status qd_simulation_trace_text(const qd_simulation *simulation, qd_strbuf *out);
+
+/* The step as the description of a report, for qd_report_write(): figures, memory and, if wanted,
+ * the timeline. It borrows from the simulation; the caller owns *view. */
+typedef struct qd_simulation_view qd_simulation_view;
+QD_API qd_status qd_simulation_describe(const qd_simulation *simulation, bool timeline, qd_simulation_view **view);
+QD_API const struct qd_report *qd_simulation_view_report(const qd_simulation_view *view);
+QD_API void qd_simulation_view_destroy(qd_simulation_view *view); /* NULL is legal */
+
 /* Appends the timeline as a character diagram of `width` columns, one line per stage. */
 QD_API void qd_simulation_draw(const qd_simulation *simulation, int width, qd_strbuf *out);
 

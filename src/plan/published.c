@@ -67,7 +67,7 @@ static qd_status run(const qd_plan_row *row, qd_options *options, qd_plan_draft 
     QD_TRY(qd_options_copy(options, &layout));
     qd_status status = assign(layout, row->layout);
     if (status == QD_OK)
-        status = qd_plan_search(options, layout, true, draft);
+        status = qd_plan_search(options, layout, true, NULL, draft);
     snprintf(draft->nearest, sizeof draft->nearest, "%s", note);
     qd_options_destroy(layout);
     return status;

@@ -30,7 +30,7 @@ static qd_status find_gpus(const qd_options *options, double tokens, double days
         qd_options *own = NULL;
         qd_status status = with_ranks(options, *gpus, &own);
         if (status == QD_OK)
-            status = qd_plan_search(own, NULL, false, report);
+            status = qd_plan_search(own, NULL, false, NULL, report);
         qd_options_destroy(own);
         if (status == QD_NO_MEMORY || status == QD_USAGE) { /* too few for the model, or the batch does not divide */
             if (best_gpus == 0 && *gpus > most / 2)
@@ -79,7 +79,7 @@ static qd_status find_largest(const qd_options *options, const char **name, qd_p
         QD_TRY(qd_options_copy(options, &own));
         qd_status status = qd_options_set(own, "model.preset", *names);
         if (status == QD_OK)
-            status = qd_plan_search(own, NULL, false, found);
+            status = qd_plan_search(own, NULL, false, NULL, found);
         qd_options_destroy(own);
         if (status == QD_OK) {
             largest = qd_model_parameters(&model);
@@ -119,10 +119,11 @@ static bool is_written(const qd_options *options, const char *section, const cha
     return false;
 }
 
-qd_status qd_plan_write(const qd_options *options, const char *path)
+qd_status qd_plan_yaml(const qd_options *options, char **yaml)
 {
     char *text, section[64] = "", written[64] = "";
     qd_strbuf kept = {0};
+    *yaml = NULL;
     QD_TRY(qd_options_to_yaml(options, &text));
     for (char *line = text, *end; *line; line = end) {
         end = strchr(line, '\n');
@@ -137,8 +138,14 @@ qd_status qd_plan_write(const qd_options *options, const char *path)
         }
     }
     free(text);
-    qd_status status =
-        kept.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, kept.data, kept.length);
-    qd_strbuf_free(&kept);
+    return qd_strbuf_take(&kept, yaml);
+}
+
+qd_status qd_plan_write(const qd_options *options, const char *path)
+{
+    char *text;
+    QD_TRY(qd_plan_yaml(options, &text));
+    qd_status status = qd_file_replace(path, text, strlen(text));
+    free(text);
     return status;
 }

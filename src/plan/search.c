@@ -238,10 +238,28 @@ static int64_t nth(const qd_search *s, const char *key, int at, int64_t least, i
     return value <= most ? value : 0;
 }
 
+/* Whether the watch, if there is one, wants the search to continue. */
+static bool is_wanted(qd_search *s)
+{
+    char layout[sizeof s->report->choices[0].layout] = "";
+    const qd_candidate *best = NULL;
+    if (!s->watch || s->halted)
+        return !s->halted;
+    for (int i = 0; i < s->count; i++)
+        if (!best || s->list[i].seconds < best->seconds)
+            best = &s->list[i];
+    if (best)
+        qd_candidate_layout(s, best, layout, sizeof layout);
+    const qd_plan_progress progress = {.seconds = qd_clock_now() - s->begin, .tried = s->report->tried, .too_large = s->report->too_large,
+                                       .refused = s->report->refused, .layout = layout, .step_seconds = best ? best->seconds : 0.0};
+    s->halted = !s->watch->call(s->watch->context, &progress);
+    return !s->halted;
+}
+
 static bool is_spent(qd_search *s, int64_t work)
 {
     bool late = qd_clock_now() - s->begin > CLOCK_SECONDS;
-    if (s->work <= work && !late)
+    if (s->work <= work && !late && is_wanted(s))
         return false;
     s->report->stopped = true;
     s->report->late = s->report->late || late;
@@ -619,6 +637,8 @@ static qd_status search_all(qd_search *s)
 static qd_status fill_report(qd_search *s)
 {
     qd_plan_draft *r = s->report;
+    if (s->count == 0 && s->halted)
+        return QD_FAIL(QD_INTERRUPTED, "the search was stopped before it found a layout");
     if (s->count == 0)
         return qd_plan_explain_none(s);
     r->tried = s->count;
@@ -668,9 +688,9 @@ static qd_status search(qd_search *s)
  * its placement. */
 static qd_status search_offloaded(qd_search *s, qd_options **options)
 {
-    if (s->count > 0 || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))
+    if (s->count > 0 || s->halted || s->report->too_large == 0 || !s->may_offload || qd_options_is_set(s->options, "train.offload"))
         return QD_OK;
-    qd_search other = {.report = s->report, .begin = s->begin, .offload = true};
+    qd_search other = {.report = s->report, .begin = s->begin, .offload = true, .watch = s->watch};
     qd_plan_draft before = *s->report;
     QD_TRY(qd_options_copy(s->options, options));
     QD_TRY(qd_search_set(*options, "train.offload", "optimizer"));
@@ -683,6 +703,7 @@ static qd_status search_offloaded(qd_search *s, qd_options **options)
         return QD_OK;
     }
     free(other.list);
+    s->halted = other.halted;
     *s->report = before;
     s->offload_tried = true;
     if (status != QD_USAGE && status != QD_UNSUPPORTED)
@@ -691,11 +712,12 @@ static qd_status search_offloaded(qd_search *s, qd_options **options)
     return QD_OK;
 }
 
-qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_draft *draft)
+qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, const qd_search_watch *watch,
+                         qd_plan_draft *draft)
 {
     double begin = qd_clock_now();
     memset(draft, 0, sizeof *draft);
-    qd_search s = {.options = options, .report = draft, .begin = begin, .may_offload = may_offload};
+    qd_search s = {.options = options, .report = draft, .begin = begin, .may_offload = may_offload, .watch = watch};
     qd_options *offloaded = NULL;
     qd_status status = search(&s);
     if (status == QD_OK)
@@ -710,12 +732,19 @@ qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bo
     return status;
 }
 
-qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report)
+qd_status qd_plan_watched(const qd_options *options, const qd_options *layout, bool (*call)(void *, const qd_plan_progress *),
+                          void *context, qd_plan_report **report)
 {
+    const qd_search_watch watch = {.call = call, .context = context};
     qd_plan_draft *draft = NULL;
     *report = NULL;
     QD_TRY(qd_plan_draft_create(&draft));
-    return qd_plan_publish(qd_plan_search(options, layout, true, draft), draft, report);
+    return qd_plan_publish(qd_plan_search(options, layout, true, call ? &watch : NULL, draft), draft, report);
+}
+
+qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report)
+{
+    return qd_plan_watched(options, layout, NULL, NULL, report);
 }
 
 qd_status qd_plan(const qd_options *options, qd_plan_report **report)

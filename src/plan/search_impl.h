@@ -61,7 +61,15 @@ typedef struct qd_search {
     int uneven_dp; /* fewest data-parallel ranks among which the global batch does not divide; 0: none */
     bool axes_found; /* some axes divide the accelerators and the batch */
     qd_plan_draft *report;
+    const struct qd_search_watch *watch; /* NULL: none */
+    bool halted; /* the watch has ended the search */
 } qd_search;
+
+/* See qd_plan_watched(). */
+typedef struct qd_search_watch {
+    bool (*call)(void *context, const qd_plan_progress *progress);
+    void *context;
+} qd_search_watch;
 
 enum { QD_CP_MODES = 3 };
 extern const char *const qd_recompute_names[QD_RECOMPUTE_COUNT], *const qd_cp_mode_names[QD_CP_MODES];
@@ -89,8 +97,9 @@ qd_status qd_search_buckets(qd_options *options, int tp, int pp);
 void qd_search_choice(const qd_search *search, const qd_candidate *candidate, qd_plan_choice *choice);
 
 /* layout NULL: none to compare with. may_offload: where nothing else fits, layouts that keep
- * optimizer state in host memory. */
-qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, qd_plan_draft *draft);
+ * optimizer state in host memory. watch: may be NULL. */
+qd_status qd_plan_search(const qd_options *options, const qd_options *layout, bool may_offload, const qd_search_watch *watch,
+                         qd_plan_draft *draft);
 
 /* Memory for a draft, tens of kilobytes; what it becomes is freed with it. */
 qd_status qd_plan_draft_create(qd_plan_draft **draft);

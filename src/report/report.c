@@ -1,6 +1,7 @@
 /* Renders a report: its data as JSON, inside a single HTML page. */
 #include "base/text/strbuf.h"
 #include "base/sized.h"
+#include "report/page.h"
 #include "report/report_impl.h"
 
 #include <math.h>
@@ -117,6 +118,13 @@ static qd_status put_series(qd_json_writer *w, const qd_report *r)
     return QD_OK;
 }
 
+qd_status qd_report_put_progress(qd_json_writer *w, const qd_report *r)
+{
+    put_figures(w, r);
+    put_marks(w, r);
+    return put_series(w, r);
+}
+
 static void put_measured(qd_json_writer *w, const char *key, int64_t bytes)
 {
     if (bytes >= 0)
@@ -156,9 +164,7 @@ static qd_status put_data(const qd_report *r, qd_strbuf *out)
     qd_json_object_begin(&w, NULL);
     qd_json_put_string(&w, "title", r->title);
     qd_json_put_string(&w, "subtitle", r->subtitle);
-    put_figures(&w, r);
-    QD_TRY(put_series(&w, r));
-    put_marks(&w, r);
+    QD_TRY(qd_report_put_progress(&w, r));
     put_tables(&w, r);
     if (r->memory)
         put_memory(&w, r->memory);
@@ -204,32 +210,34 @@ static const char *put_until(qd_strbuf *out, const char *html, const char *mark)
     return at + strlen(mark);
 }
 
-static qd_status render(const qd_report *r, qd_strbuf *html)
+/* The attribute of a style or script that the policy of the page allows. */
+static void put_nonce(qd_strbuf *out, const char *nonce)
 {
-    qd_page page = qd_page_parts();
-    qd_strbuf data = {0};
-    qd_status status = put_data(r, &data);
-    if (status == QD_OK && data.failed)
-        status = QD_FAIL(QD_NO_MEMORY, "no memory for the report");
-    if (status == QD_OK) {
-        const char *rest = put_until(html, page.html, "<!--title-->");
-        put_escaped(html, r->title ? r->title : "run");
-        rest = put_until(html, rest, "<!--style-->");
-        qd_strbuf_puts(html, page.style);
-        rest = put_until(html, rest, "<!--data-->");
-        put_json(html, &data);
-        rest = put_until(html, rest, "<!--script-->");
-        for (int i = 0; page.scripts[i]; i++)
-            qd_strbuf_puts(html, page.scripts[i]);
-        qd_strbuf_puts(html, rest);
-        if (html->failed)
-            status = QD_FAIL(QD_NO_MEMORY, "no memory for the report");
-    }
-    qd_strbuf_free(&data);
-    return status;
+    if (nonce)
+        qd_strbuf_printf(out, " nonce=\"%s\"", nonce);
 }
 
-qd_status qd_report_render(const qd_report *report, qd_strbuf *html)
+qd_status qd_report_page(const char *title, const qd_strbuf *json, const char *nonce, qd_strbuf *html)
+{
+    qd_page page = qd_page_parts();
+    const char *rest = put_until(html, page.html, "<!--title-->");
+    put_escaped(html, title ? title : "run");
+    rest = put_until(html, rest, "<!--nonce-->");
+    put_nonce(html, nonce);
+    rest = put_until(html, rest, "<!--style-->");
+    qd_strbuf_puts(html, page.style);
+    rest = put_until(html, rest, "<!--data-->");
+    put_json(html, json);
+    rest = put_until(html, rest, "<!--nonce-->");
+    put_nonce(html, nonce);
+    rest = put_until(html, rest, "<!--script-->");
+    for (int i = 0; page.scripts[i]; i++)
+        qd_strbuf_puts(html, page.scripts[i]);
+    qd_strbuf_puts(html, rest);
+    return html->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the report") : QD_OK;
+}
+
+qd_status qd_report_data(const qd_report *report, qd_strbuf *json)
 {
     qd_report r = qd_report_default();
     qd_report_memory memory = qd_report_memory_default();
@@ -244,7 +252,18 @@ qd_status qd_report_render(const qd_report *report, qd_strbuf *html)
     r.memory = r.memory ? &memory : NULL;
     r.measured = r.measured ? &timelines[0] : NULL;
     r.simulated = r.simulated ? &timelines[1] : NULL;
-    return render(&r, html);
+    QD_TRY(put_data(&r, json));
+    return json->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the report") : QD_OK;
+}
+
+qd_status qd_report_render(const qd_report *report, qd_strbuf *html)
+{
+    qd_strbuf json = {0};
+    qd_status status = qd_report_data(report, &json);
+    if (status == QD_OK)
+        status = qd_report_page(report->title, &json, NULL, html);
+    qd_strbuf_free(&json);
+    return status;
 }
 
 qd_status qd_report_write(const qd_report *r, const char *path)

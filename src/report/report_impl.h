@@ -9,11 +9,14 @@
 
 /* The page around the data: NUL-terminated texts inside the library. */
 typedef struct qd_page {
-    const char *html; /* with the markers <!--title-->, <!--style-->, <!--data--> and <!--script-->, in this order */
+    const char *html; /* with markers such as <!--title-->, in the order of qd_report_page() */
     const char *style;
     const char *const *scripts; /* in execution order, NULL-terminated */
 } qd_page;
 qd_page qd_page_parts(void);
+
+/* Figures, notes and curves, as members of an object. */
+qd_status qd_report_put_progress(qd_json_writer *w, const qd_report *report);
 
 /* Bytes as base64: columns of little-endian numbers, which the page reads as typed arrays. */
 qd_status qd_report_put_column(qd_json_writer *w, const char *key, const void *data, size_t bytes);
@@ -57,9 +60,6 @@ typedef struct qd_sorted {
 qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *sorted);
 /* Writes a timeline as a member of the current object. */
 qd_status qd_report_put_timeline(qd_json_writer *w, const char *key, const qd_report_timeline *timeline);
-
-/* Reads a trace from memory; `text` is NUL-terminated, `file` is its name in messages. */
-qd_status qd_report_trace_read(const char *file, const char *text, const char *name, qd_report_trace **trace);
 
 static inline double qd_rank_weight(const qd_report_rank *rank)
 {

@@ -23,7 +23,7 @@ typedef struct one_run {
     char *text;
     qd_options *options;
     qd_config config;
-    qd_run_table metrics;
+    qd_table metrics;
     double *x, *y; /* validation losses */
     int64_t validations;
 } one_run;
@@ -32,7 +32,7 @@ static void close_run(one_run *r)
 {
     free(r->text);
     qd_options_destroy(r->options);
-    qd_run_files_free(&r->metrics);
+    qd_table_free(&r->metrics);
     free(r->x);
     free(r->y);
 }
@@ -81,7 +81,7 @@ static void find_layout(const qd_config *config, qd_run_figures *f)
 
 static void fill_figures(const one_run *r, qd_run_figures *f)
 {
-    const qd_run_table *t = &r->metrics;
+    const qd_table *t = &r->metrics;
     snprintf(f->model, sizeof f->model, "%s", r->config.model.name);
     find_layout(&r->config, f);
     f->ranks = r->config.world;
@@ -91,18 +91,18 @@ static void fill_figures(const one_run *r, qd_run_figures *f)
     f->best = -1;
     if (t->count == 0)
         return;
-    f->steps = (int64_t)t->columns[QD_RUN_STEP][t->count - 1];
+    f->steps = (int64_t)t->columns[QD_COLUMN_STEP][t->count - 1];
     f->loss = qd_run_files_loss(t, &f->loss_steps);
-    f->tokens_per_second = qd_run_files_median(t, QD_RUN_SPEED);
+    f->tokens_per_second = qd_run_files_median(t, QD_COLUMN_SPEED);
     for (int64_t i = 0; i < t->count; i++) {
-        f->seconds += isfinite(t->columns[QD_RUN_SECONDS][i]) ? t->columns[QD_RUN_SECONDS][i] : 0.0;
-        f->tokens += isfinite(t->columns[QD_RUN_TOKENS][i]) ? t->columns[QD_RUN_TOKENS][i] : 0.0;
+        f->seconds += isfinite(t->columns[QD_COLUMN_SECONDS][i]) ? t->columns[QD_COLUMN_SECONDS][i] : 0.0;
+        f->tokens += isfinite(t->columns[QD_COLUMN_TOKENS][i]) ? t->columns[QD_COLUMN_TOKENS][i] : 0.0;
     }
     int64_t best = qd_run_files_best(t);
     if (best < 0)
         return;
-    f->best = (int64_t)t->columns[QD_RUN_STEP][best];
-    f->best_loss = t->columns[QD_RUN_VALIDATION][best];
+    f->best = (int64_t)t->columns[QD_COLUMN_STEP][best];
+    f->best_loss = t->columns[QD_COLUMN_VALIDATION][best];
 }
 
 qd_status qd_report_figures(const char *folder, qd_run_figures *figures)
@@ -211,15 +211,15 @@ static qd_status add_row(void *context, const char *key, const char *const *valu
 
 static qd_status fill_validation(one_run *r)
 {
-    const qd_run_table *t = &r->metrics;
+    const qd_table *t = &r->metrics;
     r->x = calloc((size_t)t->count + 1, sizeof *r->x);
     r->y = calloc((size_t)t->count + 1, sizeof *r->y);
     if (!r->x || !r->y)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the validation losses of %s", r->folder);
     for (int64_t i = 0; i < t->count; i++)
-        if (isfinite(t->columns[QD_RUN_VALIDATION][i])) {
-            r->x[r->validations] = t->columns[QD_RUN_STEP][i];
-            r->y[r->validations++] = t->columns[QD_RUN_VALIDATION][i];
+        if (isfinite(t->columns[QD_COLUMN_VALIDATION][i])) {
+            r->x[r->validations] = t->columns[QD_COLUMN_STEP][i];
+            r->y[r->validations++] = t->columns[QD_COLUMN_VALIDATION][i];
         }
     return QD_OK;
 }
@@ -229,10 +229,10 @@ static qd_status fill_series(comparison *c)
     static const struct {
         const char *chart, *unit;
         int column;
-    } charts[] = {{"loss", "nats/token", QD_RUN_LOSS},
-                  {"learning rate", "", QD_RUN_LR},
-                  {"gradient norm", "", QD_RUN_GRAD_NORM},
-                  {"speed", "tokens/s", QD_RUN_SPEED}};
+    } charts[] = {{"loss", "nats/token", QD_COLUMN_LOSS},
+                  {"learning rate", "", QD_COLUMN_LR},
+                  {"gradient norm", "", QD_COLUMN_GRAD_NORM},
+                  {"speed", "tokens/s", QD_COLUMN_SPEED}};
     enum { CHARTS = sizeof charts / sizeof *charts };
     c->series = QD_ARENA_NEW(c->arena, qd_report_series, (size_t)c->count * (CHARTS + 1));
     if (!c->series)
@@ -243,9 +243,9 @@ static qd_status fill_series(comparison *c)
             if (r->metrics.count > 0)
                 c->series[c->series_count++] = (qd_report_series){
                     .chart = charts[k].chart, .name = r->name, .x_name = "step", .unit = charts[k].unit,
-                    .x = r->metrics.columns[QD_RUN_STEP], .y = r->metrics.columns[charts[k].column], .count = r->metrics.count,
-                    .log_y = charts[k].column == QD_RUN_GRAD_NORM};
-            if (charts[k].column != QD_RUN_LOSS || r->validations == 0)
+                    .x = r->metrics.columns[QD_COLUMN_STEP], .y = r->metrics.columns[charts[k].column], .count = r->metrics.count,
+                    .log_y = charts[k].column == QD_COLUMN_GRAD_NORM};
+            if (charts[k].column != QD_COLUMN_LOSS || r->validations == 0)
                 continue;
             char *name = qd_arena_printf(c->arena, "%s, validation", r->name);
             if (!name)

@@ -247,7 +247,7 @@ static int by_rank(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-qd_status qd_report_trace_read(const char *file, const char *text, const char *name, qd_report_trace **trace)
+qd_status qd_report_trace_load_text(const char *file, const char *text, const char *name, qd_report_trace **trace)
 {
     qd_status status = QD_OK;
     qd_report_trace *t = calloc(1, sizeof *t);
@@ -281,7 +281,7 @@ qd_status qd_report_trace_load(const char *path, const char *name, qd_report_tra
     char *text = NULL;
     size_t length;
     QD_TRY(qd_file_read(path, SIZE_MAX / 2, &text, &length));
-    qd_status status = qd_report_trace_read(path, text, name, trace);
+    qd_status status = qd_report_trace_load_text(path, text, name, trace);
     free(text);
     return status;
 }

@@ -158,10 +158,9 @@ static void put_item(qd_json_writer *w, const drawing *d, int index, const qd_si
     }
 }
 
-qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
+qd_status qd_simulation_trace_text(const qd_simulation *s, qd_strbuf *out)
 {
-    qd_strbuf text = {0};
-    qd_json_writer w = qd_json_writer_on(&text);
+    qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
     qd_json_put_string(&w, "displayTimeUnit", "ms");
     qd_json_list_begin(&w, "traceEvents");
@@ -185,8 +184,15 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
     }
     qd_json_end(&w);
     qd_json_end(&w);
+    return status == QD_OK && out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for a trace") : status;
+}
+
+qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
+{
+    qd_strbuf text = {0};
+    qd_status status = qd_simulation_trace_text(s, &text);
     if (status == QD_OK)
-        status = text.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to write it", path) : qd_file_replace(path, text.data, text.length);
+        status = qd_file_replace(path, text.data, text.length);
     qd_strbuf_free(&text);
     return status;
 }

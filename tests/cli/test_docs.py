@@ -4,7 +4,7 @@ path exists, and generated pages and drawings are up to date.
 Commands are blocks fenced as ```sh, and table cells that consist of a command, in the pages of the
 top folder and of docs. Those of a document run in order, in a scratch folder that looks like the
 repository after `make build`. Targets of make must exist; other tests run them, but `make demo` is
-replaced by a short run, and `make install` by an installation in the scratch folder, which later
+replaced by a short run, `quadrille serve` is ended after two seconds, and `make install` is replaced by an installation in the scratch folder, which later
 commands may use.
 ctest: timeout 300
 ctest: processors 2
@@ -127,6 +127,8 @@ class Docs(unittest.TestCase):
                 if "demo" not in shlex.split(command, comments=True):
                     continue
                 command = "quadrille train examples/demo.yaml train.steps=4 train.warmup=1"
+            if command.split()[:2] == ["quadrille", "serve"]:
+                command = f"timeout 2 {command} || [ $? = 124 ]"  # until it is ended
             if "mpirun" in command and not program.MPIRUN:
                 continue
             begin = time.monotonic()

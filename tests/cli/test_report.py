@@ -87,7 +87,8 @@ class Report(RunTest):
     def curves(self, data):
         """Bit by bit the values of metrics.jsonl."""
         metrics = self.metrics("run")
-        keys = {"loss": "loss", "learning rate": "lr", "gradient norm": "grad_norm", "speed": "tokens_per_second"}
+        keys = {"loss": "loss", "learning rate": "lr", "gradient norm": "grad_norm", "speed": "tokens_per_second",
+                "memory": "memory_peak_bytes"}
         self.assertEqual([s["chart"] for s in data["series"]], list(keys))
         self.assertEqual(numbers(data["series"][0]["x"], "d"), [line["step"] for line in metrics])
         for series in data["series"]:
@@ -316,7 +317,7 @@ class Page(RunTest):
             for dark in (False, True):
                 found = chrome.open(self.path("run/report.html"), dark)
                 self.assertEqual((chrome.console, found["errors"]), ([], []))
-                self.assertEqual((found["charts"], found["memoryBars"], found["events"]), (4, 2, len(events)))
+                self.assertEqual((found["charts"], found["memoryBars"], found["events"]), (5, 2, len(events)))
                 self.assertGreaterEqual(found["paths"], 4)
                 self.assertGreaterEqual(found["rows"], 4)
                 self.assertGreater(found["pixels"], 10000)
@@ -343,10 +344,10 @@ class Page(RunTest):
                 return {text: read.textContent, whole: words.right <= Math.min(box.right, shown.right) + 1 && words.left >= box.left - 1,
                         bottom: chart.querySelector('svg').getBoundingClientRect().bottom};
             })""")
-            self.assertIn("mean of the last 3: ", heads[-1]["text"])
+            self.assertIn("mean of the last 3: ", heads[-2]["text"])  # of the speed
             self.running_mean(chrome)
             self.assertEqual([head for head in heads if not head["whole"]], [])
-            self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 1)
+            self.assertEqual(len({round(head["bottom"]) for head in heads[1:]}), 2)  # two rows of two
 
     def test_narrow_screens_marks_and_validation(self):
         """A resumed run on another layout is marked; wide tables say that they scroll; axes are named."""
@@ -363,7 +364,7 @@ class Page(RunTest):
         with browser.Browser(width=400) as chrome:
             found = chrome.open(self.path("run/report.html"))
             self.assertEqual((chrome.console, found["errors"], found["marks"]), ([], [], 1))
-            self.assertEqual(chrome.value("document.querySelectorAll('svg line.mark').length"), 4)
+            self.assertEqual(chrome.value("document.querySelectorAll('svg line.mark').length"), 5)
             self.assertEqual(chrome.value("[...document.querySelectorAll('.chart.large svg text.title')].map(t => t.textContent)"),
                              ["step", "loss, nats/token"])
             self.assertTrue(chrome.value("document.documentElement.scrollWidth <= innerWidth"))
@@ -425,7 +426,7 @@ class Page(RunTest):
         chrome.mouse("mouseMoved", x, y)
         texts = chrome.value("[...document.querySelectorAll('.chart .read')].map(e => e.textContent)")
         first = self.metrics("run")[0]
-        self.assertEqual(len(texts), 4)
+        self.assertEqual(len(texts), 5)
         for text in texts:
             self.assertIn("step 1:", text)
         self.assertIn(f"{first['loss']:.3f}", texts[0])
@@ -520,7 +521,7 @@ class Page(RunTest):
         with browser.Browser() as chrome:
             self.report()
             plain = chrome.open(self.path("run/report.html"))
-            self.assertEqual((chrome.console, plain["events"], plain["charts"], plain["rows"]), ([], 0, 4, 0))
+            self.assertEqual((chrome.console, plain["events"], plain["charts"], plain["rows"]), ([], 0, 5, 0))
             self.report("--simulated", self.path("large.json"))
             found = chrome.open(self.path("run/report.html"))
             self.assertEqual((chrome.console, found["events"]), ([], LARGE))

@@ -27,6 +27,7 @@ class Browser:
     def __init__(self, width=1400, height=1000):
         self.size = (width, height)
         self.console = []  # errors and warnings of the page
+        self.home = "file:"  # requests elsewhere are recorded
         self.number = 0
         self.buffer = b""
 
@@ -86,7 +87,7 @@ class Browser:
             self.console.append(" ".join(str(a.get("value", a.get("description"))) for a in data["args"]))
         elif method == "Log.entryAdded" and data["entry"]["level"] in ("error", "warning"):
             self.console.append(data["entry"]["text"])
-        elif method == "Network.requestWillBeSent" and not data["request"]["url"].startswith(("file:", "data:", "about:")):
+        elif method == "Network.requestWillBeSent" and not data["request"]["url"].startswith((self.home, "data:", "about:")):
             self.console.append("request to " + data["request"]["url"])
 
     def ask(self, method, seconds=60, **parameters):
@@ -116,7 +117,7 @@ class Browser:
 
     def open(self, path, dark=False, seconds=60):
         """Loads a file, waits for its self-check and returns it."""
-        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.appearance(dark)
         self.ask("Page.navigate", url="file://" + os.path.abspath(path))
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -125,6 +126,33 @@ class Browser:
                 return json.loads(text)
             time.sleep(0.05)
         raise TimeoutError(f"{path}: the page was not ready within {seconds} s; {self.console}")
+
+    def visit(self, url, dark=False):
+        """Loads a page of a server, which is the only one that it may ask."""
+        self.home = "/".join(url.split("/")[:3]) + "/"
+        self.appearance(dark)
+        self.ask("Page.navigate", url=url)
+
+    def appearance(self, dark=False, width=None):
+        """The system's theme, and the width of the window."""
+        self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        if width:
+            self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+
+    def until(self, script, seconds=20):
+        """The first true value of an expression."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            value = self.value(script)
+            if value:
+                return value
+            time.sleep(0.05)
+        raise TimeoutError(f"{script} is still {self.value(script)!r} after {seconds} s; {self.console}")
+
+    def press(self, key, code=None, text=None):
+        for kind in ("keyDown", "keyUp"):
+            more = {"text": text} if text and kind == "keyDown" else {}
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, **more)
 
     def mouse(self, kind, x, y, **more):
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)

@@ -3,33 +3,45 @@
 const MARGIN = { left: 64, right: 10, top: 12, bottom: 38 };
 /* Curves with twice as many points get a running mean over 1/RUNNING of them, see meanOf. */
 const RUNNING = 60;
-const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--update", "--update"], ["--recompute", "--recompute"],
-                 ["--gather", "--gather"], ["--weight", "--weight"], ["--exchange", "--exchange"], ["--other", "--other"]];
+const COLOURS = [["--accent", "--accent-soft"], ["--second", "--second-soft"], ["--third", "--third-soft"], ["--fourth", "--fourth-soft"],
+                 ["--fifth", "--fifth-soft"], ["--sixth", "--sixth-soft"], ["--seventh", "--seventh-soft"], ["--muted", "--other"]];
+
 /* The validation losses of a run are dashed, in the colour of the run. */
 const VALIDATION = /, validation$/;
 
 class Chart {
-  constructor(name, list, size, marks = []) {
+  constructor(name, list, size, marks) {
     this.name = name;
-    this.marks = list[0].x_name === "step" ? marks : [];
-    this.list = list;
-    this.unit = list[0].unit ?? "";
     this.read = element("span", { class: "read" });
     this.svg = drawn("svg", { role: "img", "aria-label": name });
     this.head = element("div", { class: "head" }, element("h3", {}, name), this.read);
     this.box = element("div", { class: `chart ${size}` }, this.head, this.svg);
-    const runs = [...new Set(list.map(series => (series.name ?? "").replace(VALIDATION, "")))];
-    for (const series of list) {
-      series.mean = meanOf(series);
-      series.colours = COLOURS[runs.indexOf((series.name ?? "").replace(VALIDATION, "")) % COLOURS.length];
-      series.dashes = VALIDATION.test(series.name ?? "") ? "6 4" : "none";
-    }
-    this.range();
+    this.take(list, marks);
     this.svg.addEventListener("pointermove", event => this.point(event));
     this.svg.addEventListener("pointerleave", () => Chart.show(null, null));
     new ResizeObserver(() => this.draw()).observe(this.svg);
     Chart.all.push(this);
     this.say(null);
+  }
+
+  take(list, marks) {
+    this.list = list;
+    this.marks = list[0].x_name === "step" ? marks : [];
+    this.unit = list[0].unit ?? "";
+    const runs = [...new Set(list.map(series => (series.name ?? "").replace(VALIDATION, "")))];
+    for (const series of list) {
+      series.mean = meanOf(series);
+      series.colours = COLOURS[(series.colour ?? runs.indexOf((series.name ?? "").replace(VALIDATION, ""))) % COLOURS.length];
+      series.dashes = series.dashed || VALIDATION.test(series.name ?? "") ? "6 4" : "none";
+    }
+    this.range();
+  }
+
+  /* Replaces the curves; the cursor stays where it is. */
+  update(list, marks) {
+    this.take(list, marks);
+    this.draw();
+    this.say(Chart.at?.name === list[0].x_name ? Chart.at.x : null);
   }
 
   range() {
@@ -142,6 +154,7 @@ class Chart {
   }
 
   static show(name, x) {
+    Chart.at = x === null ? null : { name, x };
     for (const chart of Chart.all)
       chart.say(x !== null && chart.list[0].x_name === name ? x : null);
   }
@@ -175,6 +188,7 @@ class Chart {
   }
 }
 Chart.all = [];
+Chart.at = null; /* where the cursor is, on which x */
 
 function extent(arrays, positive) {
   let low = Infinity, high = -Infinity;
@@ -277,19 +291,33 @@ function axisText(value, unit, all) {
   return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9))));
 }
 
-function drawCurves(data) {
-  const charts = new Map();
-  for (const series of data.series)
-    if (series.y.length > 0)
-      charts.set(series.chart, [...(charts.get(series.chart) ?? []), series]);
+/* Lists of curves by chart: draws what is new and updates what there is. */
+function updateCharts(charts, marks) {
+  const names = [...charts.keys()], same = Chart.all.length === names.length && Chart.all.every((chart, i) => chart.name === names[i]);
+  if (same) {
+    for (const chart of Chart.all)
+      chart.update(charts.get(chart.name), marks);
+    check.marks = marks.length;
+    return;
+  }
+  clear("curves");
+  Chart.all = [];
   const box = part("curves", ".charts"), rest = charts.size - 1;
   let i = 0;
   for (const [name, list] of charts) {
     const size = i === 0 ? "large" : rest % 3 === 0 || rest > 4 ? "" : "half";
-    box.append(new Chart(name, list, size, data.marks).box);
+    box.append(new Chart(name, list, size, marks).box);
     i++;
   }
   check.charts = charts.size;
-  check.marks = data.marks.length;
+  check.marks = marks.length;
   document.getElementById("curves").hidden = charts.size === 0;
+}
+
+function drawCurves(shown) {
+  const charts = new Map();
+  for (const series of shown.series)
+    if (series.y.length > 0)
+      charts.set(series.chart, [...(charts.get(series.chart) ?? []), series]);
+  updateCharts(charts, shown.marks);
 }

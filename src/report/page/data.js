@@ -10,12 +10,15 @@ function column(text, Type) {
   return new Type(bytes.buffer);
 }
 
-function readData(text) {
-  const data = JSON.parse(text);
-  for (const series of data.series) {
-    series.x = series.x_of === undefined ? column(series.x, Float64Array) : data.series[series.x_of].x;
+function readSeries(list) {
+  for (const series of list) {
+    series.x = series.x_of === undefined ? column(series.x, Float64Array) : list[series.x_of].x;
     series.y = column(series.y, Float64Array);
   }
+}
+
+function readData(data) {
+  readSeries(data.series);
   for (const timeline of [data.measured, data.simulated])
     if (timeline) {
       timeline.begin = column(timeline.begin, Float64Array);
@@ -109,11 +112,19 @@ function logTicks(low, high, n) {
   return list.length > 1 ? list : ticks(low, high, n).filter(v => v > 0);
 }
 
+/* Styles are set through the object model: a served page refuses style attributes. */
+function attribute(made, key, value) {
+  if (key === "style")
+    made.style.cssText = value;
+  else
+    made.setAttribute(key, value);
+}
+
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [key, value] of Object.entries(attributes))
     if (value !== undefined && value !== null)
-      made.setAttribute(key, value);
+      attribute(made, key, value);
   made.append(...children.filter(child => child !== null && child !== undefined));
   return made;
 }
@@ -121,7 +132,7 @@ function element(tag, attributes = {}, ...children) {
 function drawn(tag, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [key, value] of Object.entries(attributes))
-    made.setAttribute(key, value);
+    attribute(made, key, value);
   return made;
 }
 

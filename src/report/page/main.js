@@ -2,25 +2,58 @@
 
 window.addEventListener("error", event => check.errors.push(String(event.message)));
 
-function drawSummary(data) {
-  document.getElementById("title").textContent = data.title ?? "run";
-  document.getElementById("subtitle").textContent = data.subtitle ?? "";
-  for (const figure of data.figures) {
+/* The sections as they are before anything is drawn. */
+const blank = new Map([...document.querySelectorAll("main > section")].map(section => [section.id, section.cloneNode(true)]));
+
+function clear(...ids) {
+  for (const id of ids)
+    document.getElementById(id).replaceWith(blank.get(id).cloneNode(true));
+}
+
+function drawFigures(figures, notes) {
+  clear("summary");
+  for (const figure of figures) {
     const value = element("div", { class: (figure.value ?? "").length > 14 ? "value long" : "value" }, figure.value ?? "–");
     if (figure.unit)
       value.append(element("span", { class: "unit" }, ` ${figure.unit}`));
     part("summary", ".figures").append(element("div", { class: "figure" }, element("div", { class: "name" }, figure.name), value,
                                                figure.note ? element("div", { class: "note" }, figure.note) : null));
   }
-  const count = data.figures.length; /* one line, or two of equal length */
+  const count = figures.length; /* one line, or two of equal length */
   part("summary", ".figures").style.setProperty("--columns", count <= 6 ? count : Math.ceil(count / 2));
   part("summary", ".figures").hidden = count === 0;
-  for (const note of data.notes)
+  for (const note of notes)
     part("summary", ".notes").append(element("li", {}, note));
-  if (data.config) {
+}
+
+function drawSummary(shown) {
+  document.getElementById("title").textContent = shown.title ?? "run";
+  document.getElementById("subtitle").textContent = shown.subtitle ?? "";
+  drawFigures(shown.figures, shown.notes);
+  if (shown.config) {
     document.getElementById("config").hidden = false;
-    part("config", "pre").textContent = data.config;
+    part("config", "pre").textContent = shown.config;
   }
+}
+
+let data, view;
+
+/* Draws a report in place of what was shown. curves: false if they are drawn separately. */
+function drawReport(shown, curves) {
+  data = shown;
+  clear("memory", "timeline", "shares", "traffic", "actions", "config");
+  const timelines = [data.measured, data.simulated].filter(t => t && t.begin.length > 0);
+  drawSummary(data);
+  if (curves)
+    drawCurves(data);
+  drawTables(data.tables ?? []);
+  drawMemory(data.memory);
+  view = new TimelineView(data);
+  drawShares(timelines);
+  drawTraffic(timelines);
+  if (timelines.length > 0)
+    new ActionTable(timelines);
+  watchWideTables();
 }
 
 /* The theme of the system, or the user's choice; stored if the browser allows it. */
@@ -72,21 +105,6 @@ function selfCheck(view) {
   document.getElementById("self-check").textContent = JSON.stringify(check);
 }
 
-const started = performance.now();
-const data = readData(document.getElementById("data").textContent);
-const timelines = [data.measured, data.simulated].filter(t => t && t.begin.length > 0);
-drawSummary(data);
-drawCurves(data);
-drawTables(data.tables);
-drawMemory(data.memory);
-const view = new TimelineView(data);
-drawShares(timelines);
-drawTraffic(timelines);
-if (timelines.length > 0)
-  new ActionTable(timelines);
-watchWideTables();
-setUpTheme(() => view.canvas && (view.colours(), view.request()));
-check.readyMs = performance.now() - started;
 /* Runs the self-check once the timeline has its size and is drawn. */
 function checkWhenDrawn() {
   if (view.canvas && check.draws === 0)
@@ -94,4 +112,14 @@ function checkWhenDrawn() {
   else
     selfCheck(view);
 }
-requestAnimationFrame(() => requestAnimationFrame(checkWhenDrawn));
+
+const started = performance.now(), embedded = JSON.parse(document.getElementById("data").textContent);
+let live = null;
+if (embedded.live)
+  live = startLive();
+else
+  drawReport(readData(embedded), true);
+setUpTheme(() => view?.canvas && (view.colours(), view.request()));
+check.readyMs = performance.now() - started;
+if (!live)
+  requestAnimationFrame(() => requestAnimationFrame(checkWhenDrawn));

@@ -11,16 +11,21 @@ function row(cells, tag = "td", attributes = {}) {
  * scroll. */
 function watchWideTables() {
   for (const box of document.querySelectorAll(".wide"))
-    new ResizeObserver(() => {
-      if (box.scrollWidth > box.clientWidth + 1)
-        box.setAttribute("tabindex", "0");
-      else
-        box.removeAttribute("tabindex");
-    }).observe(box.firstElementChild);
+    if (!watchWideTables.seen.has(box)) {
+      watchWideTables.seen.add(box);
+      new ResizeObserver(() => {
+        if (box.scrollWidth > box.clientWidth + 1)
+          box.setAttribute("tabindex", "0");
+        else
+          box.removeAttribute("tabindex");
+      }).observe(box.firstElementChild);
+    }
 }
+watchWideTables.seen = new WeakSet();
 
 /* Tables of texts. */
 function drawTables(tables) {
+  document.getElementById("tables").replaceChildren();
   for (const { title, lead, rows } of tables) {
     const [head, ...body] = rows, table = element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...body.map(r => row(r))));
     document.getElementById("tables").append(element("section", {}, element("h2", {}, title), element("p", { class: "lead" }, lead ?? ""),
