@@ -1,6 +1,6 @@
 /* libFuzzer target of the trace reader: any text is a timeline that can be drawn, or one error that
  * names the file. */
-#include "report/report_impl.h"
+#include <quadrille/report.h>
 
 #include <assert.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     assert(text);
     memcpy(text, data, size);
     text[size] = '\0';
-    qd_status status = qd_report_trace_read("fuzz", text, "measured", &trace);
+    qd_status status = qd_report_trace_load_text("fuzz", text, "measured", &trace);
     if (status == QD_OK) {
         qd_strbuf html = {0};
         status = qd_report_render(&(qd_report){.size = sizeof(qd_report), .measured = qd_report_trace_timeline(trace)}, &html);
