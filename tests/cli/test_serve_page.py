@@ -73,8 +73,10 @@ class Page(program.ProgramTest):
 
     def picture(self, chrome, name):
         if PICTURES:
+            chrome.ask("Emulation.setDeviceMetricsOverride", width=1280, height=1180, deviceScaleFactor=1, mobile=False)
+            chrome.value("document.activeElement.blur(), new Promise(done => setTimeout(done, 500))")
             with open(os.path.join(PICTURES, name), "wb") as file:
-                file.write(chrome.picture(scale=1.0, whole=False))
+                file.write(chrome.picture(whole=False))
 
     def test_live(self):
         os.makedirs(self.path("runs"))
