@@ -80,6 +80,7 @@ qd_status qd_validation_run(qd_validation *v, qd_trainer *trainer, const qd_conf
         if (status == QD_NOT_FINITE) {
             qd_error_clear();
             sum = NAN;
+            counted = (double)(v->windows.chosen * v->windows.seq); /* there was an evaluation, even if nothing was counted */
             continue;
         }
         QD_TRY(status);
