@@ -1,10 +1,11 @@
 # The front door. CMake presets do the work: see CMakePresets.json and cmake/.
 #
 #   make build       the program, the libraries and the tests        PRESET=release|debug|asan|tsan|clang
-#   make demo        trains a small model on four local ranks
+#   make demo        trains a small model on four local ranks; builds the program only, without tests
 #   make test        every test tier, with a summary
 #   make bench       measures collectives, kernels and the training step
 #   make install     PREFIX=/usr/local, DESTDIR=
+#   make deb         a Debian package in build/; make test-deb tries it in a bare chroot (as root)
 #   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
 #   make test-tsan   unit, dist and equiv tiers with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
@@ -21,17 +22,22 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
-.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install clean check-style
+.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install deb test-deb clean check-style
 
 build: bootstrap
-	@cmake --preset $(PRESET) $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
+	@cmake --preset $(PRESET) -DQD_DEMO=OFF $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
 bootstrap:
 	@tools/bootstrap.sh
 	@mkdir -p build
 
-demo: build
+# Uses the program of an earlier make build. Otherwise it builds the program alone, in the same
+# folder, without CUDA and test libraries; MPI is used if it is there.
+demo:
+	@[ -f $(BUILD)/build.ninja ] || { tools/bootstrap.sh --program && mkdir -p build; }
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset $(PRESET) -DQD_DEMO=ON $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
+	@cmake --build $(BUILD) -j $(JOBS) --target quadrille-program
 	@QUADRILLE="$(CURDIR)/$(BUILD)/bin/quadrille" bash examples/demo.sh
 
 # The page of a report is looked at in a real browser; machines of namespaces are joined by ip; words
@@ -64,6 +70,17 @@ bench: build
 install:
 	@$(MAKE) --no-print-directory build CMAKE_ARGS='$(CMAKE_ARGS) -DCMAKE_INSTALL_PREFIX="$(PREFIX)"'
 	@DESTDIR="$(DESTDIR)" cmake --install $(BUILD)
+
+# In a build of its own, because paths depend on the prefix.
+deb:
+	@tools/bootstrap.sh dpkg-dev
+	@mkdir -p build && cmake --preset release -B build/deb -DQD_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr $(CMAKE_ARGS) >build/deb.log 2>&1 || { cat build/deb.log; false; }
+	@cmake --build build/deb -j $(JOBS)
+	@tools/make_deb.sh build/deb build
+
+test-deb: deb
+	@tools/bootstrap.sh mmdebstrap
+	@tools/test_deb.sh build/quadrille_*_*.deb
 
 clean:
 	rm -rf build

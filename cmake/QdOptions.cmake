@@ -11,6 +11,7 @@ set_property(CACHE QD_SANITIZE PROPERTY STRINGS none address thread fuzz)
 option(QD_TESTS "build the tests" ON)
 option(QD_STATIC_DEPS "link libraries from their .a files, so that the programs run on machines without them" OFF)
 option(QD_WERROR "treat warnings as errors" OFF)
+option(QD_DEMO "only what make demo runs: no tests and no CUDA" OFF)
 
 foreach(pair "QD_MPI;auto|on|off" "QD_CUDA;auto|on|off" "QD_SERVE;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
   list(GET pair 0 name)
@@ -20,6 +21,11 @@ foreach(pair "QD_MPI;auto|on|off" "QD_CUDA;auto|on|off" "QD_SERVE;auto|on|off" "
     message(FATAL_ERROR "${name} is '${${name}}'; it must be one of ${choices}")
   endif()
 endforeach()
+
+if(QD_DEMO) # without changing the cache: the next configuration without it has them again
+  set(QD_TESTS OFF)
+  set(QD_CUDA off)
+endif()
 
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Release or Debug" FORCE)

@@ -5,6 +5,7 @@
 set -euo pipefail
 
 quadrille=${QUADRILLE:-$(dirname "$0")/../build/release/bin/quadrille}
+[ -n "${QUADRILLE:-}" ] || [ -e "$quadrille" ] || quadrille=quadrille # installed
 if ! quadrille=$(command -v "$quadrille"); then
     echo "demo: ${QUADRILLE:-build/release/bin/quadrille} does not exist; make demo builds it" >&2
     exit 1

@@ -3,6 +3,7 @@
 # if all are present. On other systems it only reports what is missing.
 #
 #   tools/bootstrap.sh [PACKAGE …]              these packages too
+#   tools/bootstrap.sh --program [PACKAGE …]    without the libraries of the tests and MPI
 #   tools/bootstrap.sh --if-possible PACKAGE…   only these, if they can be installed; never fails
 set -u
 
@@ -12,8 +13,17 @@ if [ "${1:-}" = --if-possible ]; then
     optional=yes
 fi
 
+tests="libcmocka-dev libopenmpi-dev openmpi-bin libmicrohttpd-dev python3"
+test_tools="python3"
+test_modules="cmocka"
+if [ "${1:-}" = --program ]; then
+    shift
+    tests=""
+    test_tools=""
+    test_modules=""
+fi
 packages="build-essential cmake ninja-build pkg-config libyaml-dev libjansson-dev
-libxxhash-dev libpcre2-dev libmicrohttpd-dev libcmocka-dev libopenmpi-dev openmpi-bin python3 $*"
+libxxhash-dev libpcre2-dev $tests $*"
 if [ -n "$optional" ]; then
     command -v dpkg-query >/dev/null 2>&1 || exit 0
     packages="$*"
@@ -21,10 +31,10 @@ fi
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
     lacking=""
-    for tool in cc cmake ninja pkg-config python3; do
+    for tool in cc cmake ninja pkg-config $test_tools; do
         command -v "$tool" >/dev/null 2>&1 || lacking="$lacking $tool"
     done
-    for module in yaml-0.1 jansson libxxhash libpcre2-8 cmocka; do
+    for module in yaml-0.1 jansson libxxhash libpcre2-8 $test_modules; do
         pkg-config --exists "$module" 2>/dev/null || lacking="$lacking $module"
     done
     [ -z "$lacking" ] && exit 0

@@ -107,7 +107,7 @@ class Completion(program.ProgramTest):
             return [line.split("\t")[0] for line in lines]
         commands = [line.split()[1] for line in self.ok(self.run_program("help")).stdout.splitlines() if line.startswith("  quadrille ")]
         self.assertEqual(words(""), commands)
-        self.assertEqual(words("train", "run.res"), ["run.resume=", ":files"])
+        self.assertEqual(words("train", "run.resum"), ["run.resume=", ":files"])
         self.assertEqual(words("train", "--resu"), ["--resume"])
         self.assertEqual(words("convert", "--dtype", ""), ["fp32", "bf16", "fp16"])
         self.assertIn("accelerator.memory_gib=", words("simulate", "accelerator."))
