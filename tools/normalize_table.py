@@ -9,6 +9,7 @@ case of Unicode 17), so every character is tried. Combining classes and pairs co
 unicodedata, restricted to characters that `tokenizers` knows; every one of them is checked.
 """
 import os
+import struct
 import sys
 import unicodedata
 
@@ -98,6 +99,14 @@ def split_by(pre_tokenizer):
     return {c for c in ALL if len(pre_tokenizer.pre_tokenize_str("a" + chr(c) + "a")) > 1}
 
 
+def join_map():
+    """A character map from a to b, as a double-array trie. A cluster that starts with a becomes b as a whole."""
+    units = [0] * 256
+    units[0x61] = 0x61 | 1 << 8 | 0x60 << 10
+    units[1] = 1 << 31
+    return normalizers.Precompiled(struct.pack("<I256I", 1024, *units) + b"b\0")
+
+
 def main():
     folder = sys.argv[1]
     classes = combining_classes()
@@ -120,7 +129,9 @@ def main():
         {c for c in ALL if c in classes or c in seconds or NFKC(chr(c)) != chr(c)},
         {c for c in ALL if c in classes or NFKD(chr(c)) != chr(c)},
     ]
-    clusters = [r"[\p{GCB=Extend}\p{GCB=ZWJ}\p{GCB=SpacingMark}]", r"\p{GCB=Prepend}", r"[\p{GCB=Control}\p{GCB=CR}\p{GCB=LF}]",
+    joined = join_map()
+    members.append({c for c in ALL if joined.normalize_str("a" + chr(c)) == "b"})
+    clusters = [r"\p{GCB=Prepend}", r"[\p{GCB=Control}\p{GCB=CR}\p{GCB=LF}]",
                 r"\p{Extended_Pictographic}"]
     for pattern in map(regex.compile, clusters):
         members.append({c for c in ALL if pattern.match(chr(c))})

@@ -12,6 +12,7 @@ if anything differs.
 """
 import argparse
 import ctypes
+import io
 import json
 import os
 import random
@@ -201,6 +202,42 @@ def unigram(texts, normalizer=None, pre=None, fallback=False, vocab=1500, decode
     return tokenizer
 
 
+def character_map(texts):
+    """SentencePiece's map nmt_nfkc_cf: field 2 of field 3 of the model file."""
+    import sentencepiece
+
+    def fields(data):
+        at = 0
+
+        def number():
+            nonlocal at
+            value = shift = 0
+            while True:
+                byte = data[at]
+                at += 1
+                value |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    return value
+
+        while at < len(data):
+            key = number()
+            length = number() if key & 7 in (0, 2) else {1: 8, 5: 4}[key & 7]
+            if key & 7:
+                yield key >> 3, data[at:at + length]
+                at += length
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(texts[0][:100000].split("\n")), model_writer=model, vocab_size=300,
+                                             normalization_rule_name="nmt_nfkc_cf", minloglevel=2)
+    return dict(fields(dict(fields(model.getvalue()))[3]))[2]
+
+
+def xlm_roberta(texts):
+    normalizer = normalizers.Sequence([normalizers.Precompiled(character_map(texts)), normalizers.Replace(Regex(" {2,}"), " ")])
+    return with_added(unigram(texts, normalizer, pre_tokenizers.Metaspace(prepend_scheme="always")))
+
+
 def word_piece(texts, normalizer, pre=None, vocab=2000):
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
@@ -276,6 +313,7 @@ FAMILIES = {
     "falcon": lambda t: byte_bpe(t, splits=[(r"[0-9][0-9][0-9]", "isolated", False)], words=True),
     "starcoder": lambda t: byte_bpe(t, splits=[(r"\p{Nd}", "isolated", False)], words=True),
     "t5": lambda t: unigram(t, None, pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])),
+    "xlm-roberta": xlm_roberta,
     "xlnet-like": lambda t: unigram(t, normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])),
     "unigram-fallback": lambda t: unigram(t, normalizers.NFKC(), fallback=True),
     "bert": lambda t: word_piece(t, BERT),

@@ -239,16 +239,47 @@ qd_status qd_json_reader_integer(qd_json_reader *reader, const char *what, int64
     return QD_OK;
 }
 
+/* `tokenizers` parses numbers with serde_json, which rounds twice: the digits as an integer, then
+ * the quotient by a power of ten. Scores decide between equal sums of Unigram, so this does the
+ * same. Digits beyond 64 bits are dropped. */
+static double read_number(const char *at, const char *end)
+{
+    uint64_t digits = 0;
+    int64_t exponent = 0;
+    const bool negative = *at == '-';
+    bool full = false, fraction = false;
+    for (at += negative; at < end && *at != 'e' && *at != 'E'; at++) {
+        if (*at == '.') {
+            fraction = true;
+            continue;
+        }
+        const uint64_t digit = (uint64_t)(*at - '0');
+        full = full || digits > (UINT64_MAX - digit) / 10;
+        if (!full)
+            digits = digits * 10 + digit;
+        exponent += full && !fraction ? 1 : !full && fraction ? -1 : 0;
+    }
+    if (at < end) {
+        long long written = strtoll(at + 1, NULL, 10);
+        exponent += written < -9999 ? -9999 : written > 9999 ? 9999 : written; /* 0 or infinity */
+    }
+    double value = (double)digits;
+    for (; exponent < -308 && value != 0.0; exponent += 308)
+        value /= 1e308;
+    char power[32];
+    snprintf(power, sizeof power, "1e%lld", (long long)(exponent < 0 ? -exponent : exponent));
+    if (value != 0.0)
+        value = exponent < 0 ? value / qd_double_parse(power, NULL) : value * qd_double_parse(power, NULL);
+    return negative ? -value : value;
+}
+
 qd_status qd_json_reader_number(qd_json_reader *reader, const char *what, double *value)
 {
     bool integer;
-    char text[64];
     const char *end = qd_json_reader_kind(reader) == '0' ? number_end(reader, &integer) : NULL;
-    if (!end || (size_t)(end - reader->at) >= sizeof text)
-        return qd_json_reader_fail(reader, "%s must be a number of less than %zu digits", what, sizeof text);
-    memcpy(text, reader->at, (size_t)(end - reader->at));
-    text[end - reader->at] = '\0';
-    *value = qd_double_parse(text, NULL);
+    if (!end || end - reader->at > 64)
+        return qd_json_reader_fail(reader, "%s must be a number of at most 64 characters", what);
+    *value = read_number(reader->at, end);
     if (!isfinite(*value))
         return qd_json_reader_fail(reader, "%s is out of range", what);
     reader->at = end;

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
+#include "data/tokenizer/json_reader.h"
 
 #include <quadrille/tokenizer.h>
 #include <stdio.h>
@@ -210,6 +211,26 @@ static void bounded_growth(void **state)
     qd_strbuf_free(&file);
 }
 
+/* Numbers are rounded as by the reader that `tokenizers` uses: first the digits, then the quotient.
+ * The value next to it is the nearest one. */
+static void rounds_scores(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double value;
+    } cases[] = {{"-0.9385958677423489", -0x1.e08fa3383a6f3p-1}, {"-3.5", -3.5}, {"12", 12.0}, {"1e-400", 0.0},
+                 {"-2.5E2", -250.0}, {"0.000", 0.0}, {"123456789012345678901234567890", 123456789012345678901234567890.0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_json_reader reader;
+        double value;
+        assert_int_equal(qd_json_reader_open("numbers", cases[i].text, strlen(cases[i].text), &reader), QD_OK);
+        assert_int_equal(qd_json_reader_number(&reader, "a score", &value), QD_OK);
+        assert_memory_equal(&value, &cases[i].value, sizeof value);
+        qd_json_reader_close(&reader);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -217,6 +238,7 @@ int main(void)
         cmocka_unit_test(saved_again),
         cmocka_unit_test(mutated),
         cmocka_unit_test(bounded_growth),
+        cmocka_unit_test(rounds_scores),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

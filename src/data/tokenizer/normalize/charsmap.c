@@ -62,10 +62,9 @@ static size_t offset_of(uint32_t unit)
     return (size_t)(unit >> 10) << ((unit & (1u << 9)) >> 6);
 }
 
-/* The replacement of the shortest, or the longest, key that starts the text; NULL: none. */
-static const char *find(const qd_charsmap *map, const uint8_t *text, size_t length, bool longest, size_t *matched)
+/* The replacement of the shortest key that starts the text; NULL: none. */
+static const char *find(const qd_charsmap *map, const uint8_t *text, size_t length)
 {
-    const char *found = NULL;
     size_t node = offset_of(map->units[0]);
     for (size_t i = 0; i < length && text[i]; i++) {
         node ^= text[i];
@@ -80,49 +79,32 @@ static const char *find(const qd_charsmap *map, const uint8_t *text, size_t leng
         if (!(unit >> 8 & 1))
             continue;
         uint32_t value = map->units[node] & 0x7fffffff;
-        if (value > map->size)
-            continue;
-        found = map->texts + value;
-        *matched = i + 1;
-        if (!longest)
-            break;
+        if (value <= map->size)
+            return map->texts + value;
     }
-    return found;
+    return NULL;
 }
 
 void qd_charsmap_apply(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *zero, size_t most, qd_strbuf *out)
 {
     const uint8_t *end = text + length;
     const size_t zero_in = *zero;
-    size_t matched;
     *zero = 0;
     for (const uint8_t *at = text; at < end && out->length <= most;) {
         size_t cluster = qd_grapheme(at, end);
-        const char *found = cluster < 6 ? find(map, at, cluster, false, &matched) : NULL;
+        const char *found = cluster < 6 ? find(map, at, cluster) : NULL;
         if (found) {
             qd_strbuf_append(out, found, strlen(found));
         } else {
             for (size_t i = 0, size; i < cluster; i += size) {
                 uint32_t c;
                 size = at[i] < 0x80 ? 1 : qd_utf8_read(at + i, end, &c);
-                const char *single = find(map, at + i, size, false, &matched);
+                const char *single = find(map, at + i, size);
                 qd_strbuf_append(out, single ? single : (const char *)at + i, single ? strlen(single) : size);
             }
         }
         if ((size_t)(at - text) < zero_in)
             *zero = out->length;
         at += cluster;
-    }
-}
-
-void qd_charsmap_apply_longest(const qd_charsmap *map, const uint8_t *text, size_t length, qd_strbuf *out)
-{
-    for (size_t at = 0, size; at < length; at += size) {
-        const char *found = find(map, text + at, length - at, true, &size);
-        if (!found) {
-            uint32_t c;
-            size = text[at] < 0x80 ? 1 : qd_utf8_read(text + at, text + length, &c);
-        }
-        qd_strbuf_append(out, found ? found : (const char *)text + at, found ? strlen(found) : size);
     }
 }

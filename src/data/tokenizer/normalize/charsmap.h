@@ -20,7 +20,4 @@ void qd_charsmap_destroy(qd_charsmap *map); /* NULL is legal */
  * `most` bytes. */
 void qd_charsmap_apply(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *zero, size_t most, qd_strbuf *out);
 
-/* As SentencePiece itself maps it: the longest match at each position. */
-void qd_charsmap_apply_longest(const qd_charsmap *map, const uint8_t *text, size_t length, qd_strbuf *out);
-
 #endif
