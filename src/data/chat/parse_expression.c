@@ -233,8 +233,8 @@ static qd_status filter(qd_chat_parser *p, qd_chat_node **node)
     p->at++;
     result->a = *node;
     *node = result;
-    if (qd_chat_is_op(p, '.'))
-        return qd_chat_unexpected(p, "'|' or the end of the expression");
+    if (qd_chat_is_op(p, '.')) /* names with dots belong to extensions */
+        return qd_chat_fail(p->chat, p->at->at, "there is no filter '%.80s.…'", result->text);
     return qd_chat_is_op(p, '(') ? arguments(p, result) : QD_OK;
 }
 
@@ -273,6 +273,8 @@ static qd_status test(qd_chat_parser *p, qd_chat_node **node)
                                                                                  : "there is no test '%.80s'",
                             result->text);
     p->at++;
+    if (qd_chat_is_op(p, '.'))
+        return qd_chat_fail(p->chat, p->at->at, "there is no test '%.80s.…'", result->text);
     result->a = *node;
     bool word = p->at->kind == QD_CHAT_L_NAME && !qd_chat_is_word(p, "else") && !qd_chat_is_word(p, "or") && !qd_chat_is_word(p, "and");
     if (qd_chat_is_op(p, '(')) {

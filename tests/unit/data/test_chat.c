@@ -179,6 +179,7 @@ static void refused_when_loaded(void **state)
         {"{{ x | }}", "template:1:8: expected the name of a filter, found the end of the tag"},
         {"{{ x|groupby('a') }}", "filter 'groupby' is not implemented"},
         {"{{ x|nothing }}", "there is no filter 'nothing'"},
+        {"{{ x is mapping.other }}", "there is no test 'mapping.…'"},
         {"{{ x is filter }}", "test 'filter' is not implemented"},
         {"{{ x.format(1) }}", "method 'format' is not implemented"},
         {"{{ lipsum() }}", "'lipsum' is not implemented"},
