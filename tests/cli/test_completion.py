@@ -20,14 +20,14 @@ COMPLETED = [
     ("quadrille train --device cu\t", "quadrille train --device cuda "),
     ("quadrille train train.prec\t", "quadrille train train.precision="),
     ("quadrille train train.precision=b\t", "quadrille train train.precision=bf16 "),
-    ("quadrille train --model llama3.2\t", "quadrille train --model llama3.2-1b "),
+    ("quadrille train --model llama-sm\t", "quadrille train --model llama-small "),
     ("quadrille train model.preset=gpt2-t\t", "quadrille train model.preset=gpt2-tiny "),
     ("quadrille train corp\t", "quadrille train corpus.txt "),
     ("quadrille train data.path=corp\t", "quadrille train data.path=corpus.txt "),
     ("quadrille bench ker\t", "quadrille bench kernels "),
     ("quadrille help paral\t", "quadrille help parallel."),
     ("quadrille plan --cluster h100-eth\t", "quadrille plan --cluster h100-ethernet "),
-    ("quadrille init mistral-7\t", "quadrille init mistral-7b-v0.3 "),
+    ("quadrille init llama-sm\t", "quadrille init llama-small "),
 ]
 
 

@@ -75,6 +75,9 @@ static const qd_synonym synonyms[] = {
     {"train_samples num_samples", NULL, NULL, "train.steps counts steps: {the samples} / train.global_batch"},
     {"lr_decay_iters lr_decay_steps max_lr_steps", NULL, NULL,
      "the decay ends with train.steps; train.decay_steps is the length of the decay of train.schedule=wsd"},
+    {"eval_interval eval_steps eval_freq eval_every_n_steps val_interval val_every validation_interval val_check_interval validate_every",
+     "train.eval_every", NULL, NULL},
+    {"eval_iters eval_iterations val_iters val_batches limit_val_batches max_eval_steps", "train.eval_batches", NULL, NULL},
     {"batch_size batch bs batchsize", NULL, NULL,
      "sequences per step over all ranks are train.global_batch={N}; those that a rank computes at once are train.micro_batch={N}"},
     {"total_batch_size batch_size_tokens global_batch_tokens batch_tokens tokens_per_step tokens_per_batch", NULL, NULL,
@@ -173,6 +176,7 @@ static const qd_synonym synonyms[] = {
     {"device_type accelerator", "run.device", "gpu=cuda|nvidia=cuda", NULL},
     {"distributed_backend dist_backend comm_backend", "run.backend", NULL, NULL},
     {"timeout dist_timeout comm_timeout", "run.deadline", NULL, NULL},
+    {"use_tensorboard enable_tensorboard log_to_tensorboard tb", "run.tensorboard", NULL, NULL},
     {"wandb use_wandb wandb_project wandb_log report_to", NULL, NULL,
      "metrics are written to metrics.jsonl in run.dir, and quadrille report shows them; remove it"},
 };

@@ -60,6 +60,9 @@ static const struct {
     {"batch_size=12", "train.global_batch=12; those that a rank computes at once are train.micro_batch=12"},
     {"compile=true", "nothing to switch on"},
     {"wandb_log=true", "metrics.jsonl"},
+    {"eval_interval=250", "'train.eval_every=250'"},
+    {"eval_iters=20", "'train.eval_batches=20'"},
+    {"enable_tensorboard=true", "'run.tensorboard=true'"},
     {"log_interval=10", "'run.log_every=10'"},
     {"bias=false", "model.qkv_bias, model.out_bias and model.mlp_bias"},
     /* torchtitan */
