@@ -193,6 +193,7 @@ def obstacle(m):
         (m.get("chunked_attention"), "attention in chunks"),
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
         (m["norm"] == "layernorm_no_bias", "LayerNorm without bias"),
+        (m.get("experts") and m["activation"] == "geglu", "experts gated by GELU"),
         (m["activation"] not in ("gelu_tanh", "gelu", "swiglu", "geglu"), f"activation {m['activation']}"),
         (m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None), "constants that were not published"),
     ]
