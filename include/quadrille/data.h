@@ -37,6 +37,12 @@ typedef struct qd_text_encoder {
     int32_t document_end; /* token appended to each document; -1: none */
     /* Optional. Appends the tokens that a prompt starts with. */
     qd_status (*begin)(void *context, qd_tokens *out);
+    /* Optional, for chat templates. Appends the tokens of text that a template has made: special
+     * tokens in it are encoded as their ids. */
+    qd_status (*encode_chat)(void *context, int thread, const char *text, size_t length, qd_tokens *out);
+    /* Optional. QD_USAGE if the text contains a special token, and the policy for the text (see
+     * below) is not to parse them. */
+    qd_status (*check_plain)(void *context, int thread, const char *text, size_t length);
     uint64_t rules;       /* settings that change the tokens of a text, not their meaning; 0: the usual ones */
 } qd_text_encoder;
 QD_SIZED_DEFAULT(qd_text_encoder)
@@ -137,12 +143,15 @@ typedef struct qd_data_options {
     int threads;        /* 0: all cores */
     bool (*progress)(void *context, const qd_tokenize_progress *progress); /* while text is tokenized; may be NULL */
     void *progress_context;
-    /* The files are .jsonl with an example per line, members `prompt` and `completion`. Only the
-     * completions count in the loss. Whole examples are packed into samples, each a document of its
+    /* The files are .jsonl with an example per line, members `prompt` and `completion` or a list
+     * `messages`. Only completions and messages of the assistant count in the loss. Whole examples are packed into samples, each a document of its
      * own; `validation` is a fraction of the examples. */
     bool examples;
     bool unpacked; /* one example per sample: for models with learned positions, which count from the start of a sample */
     qd_overlong overlong;
+    /* Renders `messages`: a tokenizer folder with a chat template, or a file with one (.jinja); NULL
+     * or "": there is none. */
+    const char *chat_template;
 } qd_data_options;
 
 /* Sets the defaults: verify, all cores, the rest 0. */

@@ -406,10 +406,26 @@ static qd_status keep_examples(const char *path, qd_examples *x, qd_token_source
     return add_part(s, path, part);
 }
 
+/* A folder, or a file with a template. */
+static qd_status open_template(const char *path, qd_chat **chat)
+{
+    struct stat info;
+    char *text = NULL;
+    size_t length = 0;
+    if (!path || path[0] == '\0')
+        return QD_OK;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return qd_chat_load_folder(path, NULL, chat);
+    QD_TRY(qd_file_read(path, (size_t)16 << 20, &text, &length));
+    qd_status status = qd_chat_load_text(path, text, length, chat);
+    free(text);
+    return status;
+}
+
 static qd_status add_examples(const qd_data_options *o, const char *path, const qd_file_list *files, qd_data *d, qd_token_source *s)
 {
     const qd_text_encoder bytes = qd_text_encoder_bytes();
-    const qd_examples_job job = {
+    qd_examples_job job = {
         .files = files,
         .encoder = o->encoder ? o->encoder : &bytes,
         .most = o->seq + 1,
@@ -424,8 +440,12 @@ static qd_status add_examples(const qd_data_options *o, const char *path, const 
                        (long long)o->vocab);
     QD_TRY(qd_text_encoder_check(job.encoder));
     QD_TRY(agree_on_tokenizer(d, job.encoder->hash, o->encoder ? encoder_name(o) : path));
-    QD_TRY(qd_examples_read(&job, &examples));
-    qd_status status = QD_OK;
+    qd_chat *chat = NULL;
+    QD_TRY(open_template(o->chat_template, &chat));
+    job.chat = chat;
+    qd_status status = qd_examples_read(&job, &examples);
+    qd_chat_destroy(chat);
+    QD_TRY(status);
     if (examples.count == 0)
         status = QD_FAIL(QD_USAGE, "%s: no example can be used: %lld were skipped, because they are longer than data.seq + 1 = %lld "
                                    "tokens, or nothing of their completion counts", path, (long long)examples.skipped, (long long)job.most);

@@ -40,6 +40,27 @@ static qd_status begin(void *context, qd_tokens *out)
     return QD_OK;
 }
 
+static qd_status encode_chat(void *context, int thread, const char *text, size_t length, qd_tokens *out)
+{
+    const encoder_state *state = context;
+    qd_encode_options options = state->options;
+    options.special = QD_SPECIAL_ALLOW;
+    return qd_encoder_encode(state->encoders[thread], text, length, &options, out);
+}
+
+static qd_status check_plain(void *context, int thread, const char *text, size_t length)
+{
+    const encoder_state *state = context;
+    qd_encode_options options = state->options;
+    qd_tokens tokens = {0};
+    if (options.special == QD_SPECIAL_ALLOW)
+        return QD_OK;
+    options.special = QD_SPECIAL_REFUSE;
+    qd_status status = qd_encoder_encode(state->encoders[thread], text, length, &options, &tokens);
+    qd_tokens_free(&tokens);
+    return status;
+}
+
 static size_t cut(void *context, const char *text, size_t length)
 {
     const encoder_state *state = context;
@@ -84,6 +105,8 @@ qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *docu
         .prepare = prepare,
         .cut = cut,
         .begin = begin,
+        .encode_chat = encode_chat,
+        .check_plain = check_plain,
         .vocab = qd_tokenizer_size(tokenizer),
         .hash = hash ? hash : 1,
         .document_end = end,

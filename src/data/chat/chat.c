@@ -224,7 +224,8 @@ static qd_status define_messages(qd_chat_run *run)
     if (!messages || qd_json_kind_of(messages) != QD_JSON_LIST)
         return QD_FAIL(QD_USAGE, "%s: messages must be a list of objects", run->chat->name);
     qd_chat_value list;
-    size_t count = qd_json_count(messages);
+    size_t count = qd_json_count(messages), wanted = run->input->message_count;
+    count = wanted > 0 && wanted < count ? wanted : count;
     QD_TRY(qd_chat_sequence_new(run, QD_CHAT_LIST, count, &list));
     for (size_t i = 0; i < count; i++) {
         const qd_json_node *message = qd_json_item(messages, i);

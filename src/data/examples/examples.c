@@ -22,7 +22,7 @@ typedef struct line {
     int64_t number;
     /* Results. */
     qd_tokens tokens;
-    size_t counted_from; /* tokens from here on count */
+    uint8_t *counted; /* (tokens.count) */
     qd_status status;
     char *message;
 } line;
@@ -52,6 +52,16 @@ static qd_status begin(const qd_text_encoder *e, qd_tokens *out)
     return e->begin ? e->begin(e->context, out) : QD_OK;
 }
 
+/* Tokens [from, to) of the line count. */
+static qd_status count_range(line *l, size_t from, size_t to)
+{
+    if (!l->counted && !(l->counted = calloc(l->tokens.count + 1, 1)))
+        return QD_FAIL(QD_NO_MEMORY, "no memory for an example");
+    for (size_t i = from; i < to; i++)
+        l->counted[i] = 1;
+    return QD_OK;
+}
+
 /* Encodes prompt and completion together, so that the tokens are those of the whole text. What the
  * prompt alone has in common with them is the prompt; from the first token on that reaches into the
  * completion, all count. */
@@ -69,37 +79,141 @@ static qd_status encode_pair(const qd_examples_job *job, int thread, const char 
         status = e->encode(e->context, thread, text[0], length[0], &prompt);
     if (status == QD_OK && whole.length > 0)
         status = e->encode(e->context, thread, whole.data, whole.length, &l->tokens);
-    if (status == QD_OK)
-        l->counted_from = common_start(&prompt, &l->tokens);
+    size_t from = status == QD_OK ? common_start(&prompt, &l->tokens) : 0;
     if (status == QD_OK && e->document_end >= 0)
         status = qd_tokens_append(&l->tokens, e->document_end);
+    if (status == QD_OK)
+        status = count_range(l, from, l->tokens.count);
     qd_strbuf_free(&whole);
     qd_tokens_free(&prompt);
     return status;
+}
+
+/* The first `count` messages (0: all), with what the template puts before an answer or without. */
+static qd_status render(const qd_examples_job *job, const qd_json_node *messages, size_t count, bool answer, qd_strbuf *text)
+{
+    const qd_chat_input input = {.messages = messages, .message_count = count, .add_generation_prompt = answer};
+    QD_TRY(qd_chat_render(job->chat, &input, text, NULL));
+    return text->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for an example") : QD_OK;
+}
+
+static qd_status encode_chat(const qd_examples_job *job, int thread, const qd_strbuf *text, qd_tokens *out)
+{
+    const qd_text_encoder *e = job->encoder;
+    return text->length > 0 ? e->encode_chat(e->context, thread, text->data, text->length, out) : QD_OK;
+}
+
+/* Messages come from the data: text in them must not pass for a special token of the template. */
+static qd_status check_contents(const qd_text_encoder *e, int thread, const qd_json_node *messages)
+{
+    for (size_t i = 0; i < qd_json_count(messages); i++) {
+        const char *key;
+        const qd_json_node *value, *message = qd_json_item(messages, i);
+        for (qd_json_iterator it = qd_json_begin(message); qd_json_next(&it, &key, &value);) {
+            size_t length = 0;
+            const char *text = qd_json_as_bytes(value, &length);
+            qd_status status = text && length > 0 ? e->check_plain(e->context, thread, text, length) : QD_OK;
+            if (status != QD_OK)
+                return qd_error_prefix(status, "message %zu (data.special=parse accepts it): ", i + 1);
+        }
+    }
+    return QD_OK;
+}
+
+static bool begins_with(const qd_strbuf *whole, const qd_strbuf *start)
+{
+    return start->length <= whole->length && (start->length == 0 || memcmp(whole->data, start->data, start->length) == 0);
+}
+
+/* Where the tokens of a part of the conversation end in those of the whole; a token that reaches
+ * beyond the part is not in it. */
+static qd_status find_end(const qd_examples_job *job, int thread, const qd_strbuf *part, const qd_tokens *whole, size_t *end)
+{
+    qd_tokens tokens = {0};
+    qd_status status = encode_chat(job, thread, part, &tokens);
+    *end = common_start(&tokens, whole);
+    qd_tokens_free(&tokens);
+    return status;
+}
+
+/* An answer of the assistant, message `index`: what the conversation up to it has beyond the
+ * prompt. */
+static qd_status count_answer(const qd_examples_job *job, int thread, const qd_json_node *messages, size_t index, const qd_strbuf *whole,
+                              line *l)
+{
+    qd_strbuf prompt = {0}, upto = {0};
+    size_t from = 0, to = 0;
+    qd_status status = render(job, messages, index, true, &prompt);
+    if (status == QD_OK)
+        status = render(job, messages, index + 1, false, &upto);
+    if (status == QD_OK && (!begins_with(whole, &prompt) || !begins_with(whole, &upto)))
+        status = QD_FAIL(QD_USAGE, "the template renders message %zu differently when others follow, so the tokens of the assistant cannot "
+                                   "be found: write 'prompt' and 'completion'", index + 1);
+    if (status == QD_OK)
+        status = find_end(job, thread, &prompt, &l->tokens, &from);
+    if (status == QD_OK)
+        status = find_end(job, thread, &upto, &l->tokens, &to);
+    if (status == QD_OK)
+        status = count_range(l, from, to);
+    qd_strbuf_free(&prompt);
+    qd_strbuf_free(&upto);
+    return status;
+}
+
+static qd_status encode_rendered(const qd_examples_job *job, int thread, const qd_json_node *messages, const qd_strbuf *whole, line *l)
+{
+    QD_TRY(encode_chat(job, thread, whole, &l->tokens));
+    QD_TRY(count_range(l, 0, 0));
+    for (size_t i = 1; i < qd_json_count(messages); i++) {
+        const char *role = qd_json_as_string(qd_json_member(qd_json_item(messages, i), "role"));
+        if (role && strcmp(role, "assistant") == 0)
+            QD_TRY(count_answer(job, thread, messages, i, whole, l));
+    }
+    return QD_OK;
+}
+
+static qd_status encode_conversation(const qd_examples_job *job, int thread, const qd_json_node *messages, line *l)
+{
+    qd_strbuf whole = {0};
+    if (!job->chat)
+        return QD_FAIL(QD_USAGE, "'messages' need a chat template, and the folder of the tokenizer has none: set data.chat_template, or "
+                                 "write 'prompt' and 'completion'");
+    if (!job->encoder->encode_chat)
+        return QD_FAIL(QD_USAGE, "'messages' need a tokenizer (data.tokenizer): bytes have no special tokens");
+    if (qd_json_kind_of(messages) != QD_JSON_LIST)
+        return QD_FAIL(QD_USAGE, "'messages' must be a list of objects with 'role' and 'content'");
+    QD_TRY(check_contents(job->encoder, thread, messages));
+    qd_status status = render(job, messages, 0, false, &whole);
+    if (status == QD_OK)
+        status = encode_rendered(job, thread, messages, &whole, l);
+    qd_strbuf_free(&whole);
+    return status;
+}
+
+static qd_status encode_example(const reading *r, const qd_json *document, int thread, line *l)
+{
+    const qd_json_node *root = qd_json_root(document);
+    const char *text[2];
+    size_t length[2];
+    if (qd_json_member(root, "messages")) {
+        qd_status status = encode_conversation(r->job, thread, qd_json_member(root, "messages"), l);
+        return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
+    }
+    if (!qd_json_member(root, "prompt") || !qd_json_member(root, "completion"))
+        return QD_FAIL(QD_USAGE, "%s: an example needs 'prompt' and 'completion', or 'messages'%s", qd_json_name(document),
+                       qd_json_member(root, "text") ? "; lines with 'text' are read with data.format=text" : "");
+    QD_TRY(qd_json_get_bytes(document, root, "prompt", &text[0], &length[0]));
+    QD_TRY(qd_json_get_bytes(document, root, "completion", &text[1], &length[1]));
+    return encode_pair(r->job, thread, text, length, l);
 }
 
 static qd_status work_on(const reading *r, line *l, int thread)
 {
     char name[PATH_MAX + 32];
     qd_json *document;
-    const char *text[2];
-    size_t length[2];
     snprintf(name, sizeof name, "%s (line %lld)", r->path, (long long)l->number);
     QD_TRY(qd_json_load_collected(name, l->text, l->length, &document));
-    const qd_json_node *root = qd_json_root(document);
-    qd_status status = QD_OK;
-    if (qd_json_member(root, "messages"))
-        status = QD_FAIL(QD_UNSUPPORTED, "%s: 'messages' need a chat template, which is not supported: write 'prompt' and 'completion'",
-                         name);
-    else if (!qd_json_member(root, "prompt") || !qd_json_member(root, "completion"))
-        status = QD_FAIL(QD_USAGE, "%s: an example needs 'prompt' and 'completion'%s", name,
-                         qd_json_member(root, "text") ? "; lines with 'text' are read with data.format=text" : "");
-    if (status == QD_OK)
-        status = qd_json_get_bytes(document, root, "prompt", &text[0], &length[0]);
-    if (status == QD_OK)
-        status = qd_json_get_bytes(document, root, "completion", &text[1], &length[1]);
-    if (status == QD_OK)
-        status = encode_pair(r->job, thread, text, length, l);
+    qd_status status = encode_example(r, document, thread, l);
     qd_json_destroy(document);
     return status;
 }
@@ -142,7 +256,10 @@ static qd_status keep(reading *r, const line *l)
                                  "set data.overlong to cut or skip", r->path, (long long)l->number, (long long)count, (long long)job->most);
     bool cut = count > job->most && job->overlong == QD_OVERLONG_CUT;
     count = cut ? job->most : count;
-    if (count > job->most || count < 2 || (int64_t)l->counted_from >= count) {
+    bool counts = false;
+    for (int64_t i = 1; i < count; i++) /* the first token is never predicted */
+        counts = counts || l->counted[i];
+    if (count > job->most || !counts) {
         x->skipped++;
         return QD_OK;
     }
@@ -151,8 +268,7 @@ static qd_status keep(reading *r, const line *l)
     QD_TRY(reserve(&x->counted, &counted_capacity, x->token_count + count, sizeof *x->counted));
     QD_TRY(reserve(&x->first, &r->count_capacity, x->count + 1, sizeof *x->first));
     memcpy(x->tokens + x->token_count, l->tokens.ids, (size_t)count * sizeof *x->tokens);
-    for (int64_t i = 0; i < count; i++)
-        x->counted[x->token_count + i] = i >= (int64_t)l->counted_from;
+    memcpy(x->counted + x->token_count, l->counted, (size_t)count);
     x->first[x->count++] = x->token_count;
     x->token_count += count;
     x->cut += cut;
@@ -168,6 +284,7 @@ static qd_status encode_batch(reading *r, int64_t count)
         if (status == QD_OK)
             status = keep(r, l);
         qd_tokens_free(&l->tokens);
+        free(l->counted);
         free(l->message);
         *l = (line){0};
     }

@@ -1,10 +1,12 @@
-/* Examples for supervised fine-tuning: lines of .jsonl files with a prompt and a completion, as
- * tokens of which only the completion's count in the loss. */
+/* Examples for supervised fine-tuning: lines of .jsonl files with a prompt and a completion, or
+ * with the messages of a conversation, as tokens of which only those of completions and of the
+ * assistant count in the loss. */
 #ifndef QD_DATA_EXAMPLES_EXAMPLES_H
 #define QD_DATA_EXAMPLES_EXAMPLES_H
 
 #include <quadrille/data.h>
 
+#include "data/chat/chat.h"
 #include "data/files.h"
 
 typedef struct qd_examples {
@@ -20,6 +22,7 @@ typedef struct qd_examples {
 typedef struct qd_examples_job {
     const qd_file_list *files; /* .jsonl */
     const qd_text_encoder *encoder;
+    const qd_chat *chat; /* renders messages; NULL: they are refused */
     int64_t most; /* tokens of an example */
     qd_overlong overlong;
     int threads; /* 0: all cores */

@@ -21,7 +21,9 @@ static const qd_option options_table[] = {
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text files, token shards, or a mixture a:0.7,b:0.3", "data"},
     {"data.format", QD_OPTION_ENUM, "text", 0, 0, "text|examples",
-     "examples: .jsonl lines with prompt and completion, for fine-tuning; only completions count in the loss", NULL},
+     "examples: .jsonl lines with prompt and completion, or messages, for fine-tuning; only completions count in the loss", NULL},
+    {"data.chat_template", QD_OPTION_STRING, "", 0, 0, NULL,
+     "examples with messages: tokenizer folder or .jinja file with the chat template; empty: the folder of data.tokenizer", NULL},
     {"data.overlong", QD_OPTION_ENUM, "cut", 0, 0, "cut|skip|refuse", "examples of more than data.seq + 1 tokens: they lose their end, are "
      "skipped, or end the run with a message", NULL},
     {"data.tokenizer", QD_OPTION_STRING, "", 0, 0, NULL,
@@ -525,6 +527,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .path = qd_options_string(o, "data.path"),
         .tokenizer = qd_options_string(o, "data.tokenizer"),
         .special = qd_options_string(o, "data.special"),
+        .chat_template = qd_options_string(o, "data.chat_template"),
         .separator = qd_options_string(o, "data.separator"),
         .field = qd_options_string(o, "data.field"),
         .cache = qd_options_string(o, "data.cache"),

@@ -10,7 +10,7 @@
 
 /* Training data. The strings belong to the options. */
 typedef struct qd_data_config {
-    const char *path, *tokenizer, *special, *separator, *field, *cache;
+    const char *path, *tokenizer, *special, *chat_template, *separator, *field, *cache;
     double validation;
     bool document_mask, verify;
     bool examples; /* prompts with completions; otherwise text */

@@ -259,6 +259,25 @@ static bool encoding_progress(void *context, const qd_tokenize_progress *progres
     return !p || !p->report || p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
 }
 
+/* data.chat_template, or the tokenizer's folder if it has a template; "": none. */
+static void find_template(const qd_config *c, file_path template)
+{
+    static const char *const files[] = {"chat_template.jinja", "tokenizer_config.json"};
+    const char *slash = strrchr(c->data.tokenizer, '/');
+    struct stat info;
+    snprintf(template, sizeof(file_path), "%s", c->data.chat_template);
+    if (!c->data.examples || template[0] != '\0' || c->data.tokenizer[0] == '\0')
+        return;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        file_path path;
+        snprintf(template, sizeof(file_path), "%.*s", slash ? (int)(slash - c->data.tokenizer) : 1, slash ? c->data.tokenizer : ".");
+        if (join(template, files[i], path) == QD_OK && stat(path, &info) == 0)
+            return;
+    }
+    template[0] = '\0';
+    qd_error_clear();
+}
+
 static qd_status open_data(const qd_config *c, const choice *chosen, const qd_run_corpus_progress *progress, qd_data **data)
 {
     file_path cache = "";
@@ -266,6 +285,8 @@ static qd_status open_data(const qd_config *c, const choice *chosen, const qd_ru
         snprintf(cache, sizeof cache, "%s", c->data.cache);
     else if (c->run_dir[0] != '\0')
         QD_TRY(join(c->run_dir, "tokens", cache));
+    file_path template;
+    find_template(c, template);
     qd_data_options o = qd_data_options_default();
     o.path = c->data.path;
     o.seq = c->strategy.seq;
@@ -281,6 +302,7 @@ static qd_status open_data(const qd_config *c, const choice *chosen, const qd_ru
     o.examples = c->data.examples;
     o.unpacked = c->model.position == QD_POSITION_LEARNED;
     o.overlong = (qd_overlong)c->data.overlong;
+    o.chat_template = template;
     o.verify = c->data.verify;
     o.progress = encoding_progress;
     o.progress_context = (void *)(uintptr_t)progress;

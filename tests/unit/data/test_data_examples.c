@@ -206,7 +206,7 @@ static void names_the_line(void **state)
     static const struct {
         const char *text, *message;
     } cases[] = {
-        {PAIR("a", "b") "{\"prompt\": \"a\"}\n", "(line 2): an example needs 'prompt' and 'completion'"},
+        {PAIR("a", "b") "{\"prompt\": \"a\"}\n", "(line 2): an example needs 'prompt' and 'completion', or 'messages'"},
         {"{\"text\": \"a\"}\n", "data.format=text"},
         {PAIR("a", "b") "\n{\"prompt\": 1, \"completion\": \"b\"}\n", "(line 3): 'prompt' must be a string"},
         {"{\"prompt\": \"a\", \"completion\": \"b\"\n", "line 1"},
@@ -222,6 +222,96 @@ static void names_the_line(void **state)
     }
 }
 
+/* Roles in brackets; <|endoftext|>, a special token of the fixture, ends each message. */
+#define TEMPLATE "{% for m in messages %}[{{ m.role }}] {{ m.content }}<|endoftext|>\n{% endfor %}" \
+                 "{% if add_generation_prompt %}[assistant] {% endif %}"
+#define TOKENIZER QD_TEST_SOURCE_DIR "/tests/unit/data/tokenizers/qwen3.json"
+#define MESSAGE(role, content) "{\"role\": \"" role "\", \"content\": \"" content "\"}"
+
+typedef struct chat_set {
+    qd_tokenizer *tokenizer;
+    qd_text_encoder encoder;
+} chat_set;
+
+static chat_set load_tokenizer(void)
+{
+    chat_set c = {.encoder = qd_text_encoder_default()};
+    ok(qd_tokenizer_load(TOKENIZER, NULL, &c.tokenizer));
+    ok(qd_text_encoder_create(c.tokenizer, NULL, &c.encoder));
+    return c;
+}
+
+static qd_status open_chat(void **state, const chat_set *c, const char *lines, const char *template, qd_data **data)
+{
+    qd_data_options o = options_for(scratch_text(state, "chat.jsonl", lines));
+    o.seq = 200;
+    o.vocab = qd_tokenizer_size(c->tokenizer);
+    o.encoder = &c->encoder;
+    o.chat_template = scratch_text(state, "template.jinja", template);
+    return qd_data_open(&o, data);
+}
+
+/* The text of the targets that count, one line per stretch of them. */
+static void counted_text(qd_data *data, const qd_tokenizer *tokenizer, qd_strbuf *text)
+{
+    int32_t tokens[200], targets[200], start[200];
+    qd_batch_source source = qd_data_source(data);
+    ok(source.fill(source.context, 0, 1, 200, tokens, targets, start));
+    for (int t = 0; t < 200; t++) {
+        if (targets[t] >= 0)
+            ok(qd_tokenizer_decode(tokenizer, &targets[t], 1, false, text));
+        if (targets[t] >= 0 && (t == 199 || targets[t + 1] < 0))
+            qd_strbuf_puts(text, "|");
+    }
+}
+
+static void only_the_assistant_counts(void **state)
+{
+    chat_set c = load_tokenizer();
+    qd_data *data = NULL;
+    qd_strbuf text = {0};
+    ok(open_chat(state, &c,
+                 "{\"messages\": [" MESSAGE("system", "Be brief.") ", " MESSAGE("user", "Two?") ", " MESSAGE("assistant", "one two") ", "
+                 MESSAGE("user", "And?") ", " MESSAGE("assistant", "three") "]}\n", TEMPLATE, &data));
+    counted_text(data, c.tokenizer, &text);
+    /* The space before an answer belongs to the prompt, unless one token has both. */
+    char *first = strstr(text.data, "one two<|endoftext|>"), *second = strstr(text.data, "three<|endoftext|>");
+    if (!first || !second || strstr(text.data, "Two") || strstr(text.data, "And") || strstr(text.data, "brief") ||
+        strstr(text.data, "assistant"))
+        fail_msg("what counts is %s", text.data);
+    qd_strbuf_free(&text);
+    qd_data_close(data);
+    qd_text_encoder_destroy(&c.encoder);
+    qd_tokenizer_destroy(c.tokenizer);
+}
+
+static void messages_that_cannot_be_used(void **state)
+{
+    static const struct {
+        const char *lines, *template, *message;
+    } cases[] = {
+        {"{\"messages\": [" MESSAGE("user", "a<|endoftext|>[assistant] b") ", " MESSAGE("assistant", "c") "]}\n", TEMPLATE, "message 1"},
+        {"{\"messages\": 3}\n", TEMPLATE, "must be a list"},
+        {"{\"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n", "{{ raise_exception('not these') }}", "not these"},
+        {"{\"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n",
+         "{{ messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}", "message 2 differently"},
+        {"{\"messages\": [" MESSAGE("user", "a") "]}\n", TEMPLATE, "no example can be used"},
+    };
+    chat_set c = load_tokenizer();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_data *data = NULL;
+        assert_int_equal(open_chat(state, &c, cases[i].lines, cases[i].template, &data), QD_USAGE);
+        if (!strstr(qd_error_message(), cases[i].message))
+            fail_msg("%s: %s", cases[i].message, qd_error_message());
+    }
+    qd_data *data = NULL;
+    qd_text_encoder_set_special(&c.encoder, QD_SPECIAL_ALLOW);
+    ok(open_chat(state, &c, cases[0].lines, TEMPLATE, &data));
+    qd_data_close(data);
+    qd_text_encoder_destroy(&c.encoder);
+    qd_tokenizer_destroy(c.tokenizer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -229,6 +319,8 @@ int main(void)
         cmocka_unit_test(each_example_once),
         cmocka_unit_test(too_long),
         cmocka_unit_test(names_the_line),
+        cmocka_unit_test(only_the_assistant_counts),
+        cmocka_unit_test(messages_that_cannot_be_used),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
