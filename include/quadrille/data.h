@@ -144,13 +144,14 @@ typedef struct qd_data_options {
     bool (*progress)(void *context, const qd_tokenize_progress *progress); /* while text is tokenized; may be NULL */
     void *progress_context;
     /* The files are .jsonl with an example per line, members `prompt` and `completion` or a list
-     * `messages`. Only completions and messages of the assistant count in the loss. Whole examples are packed into samples, each a document of its
-     * own; `validation` is a fraction of the examples. */
+     * `messages`. Only completions and messages of the assistant count in the loss. Whole examples
+     * are packed into samples, each a document of its own; `validation` is a fraction of the
+     * examples. */
     bool examples;
     bool unpacked; /* one example per sample: for models with learned positions, which count from the start of a sample */
     qd_overlong overlong;
-    /* Renders `messages`: a tokenizer folder with a chat template, or a file with one (.jinja); NULL
-     * or "": there is none. */
+    /* Renders `messages`: a tokenizer folder with a chat template, or a file with one (.jinja);
+     * NULL or "": none. Its errors are reported when an example needs it. */
     const char *chat_template;
 } qd_data_options;
 

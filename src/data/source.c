@@ -441,10 +441,19 @@ static qd_status add_examples(const qd_data_options *o, const char *path, const 
     QD_TRY(qd_text_encoder_check(job.encoder));
     QD_TRY(agree_on_tokenizer(d, job.encoder->hash, o->encoder ? encoder_name(o) : path));
     qd_chat *chat = NULL;
-    QD_TRY(open_template(o->chat_template, &chat));
+    char *no_chat = NULL;
+    qd_status status = open_template(o->chat_template, &chat);
+    if (status == QD_USAGE || status == QD_UNSUPPORTED) { /* prompts with completions do not need it */
+        no_chat = strdup(qd_error_message());
+        qd_error_clear();
+        status = no_chat ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", path);
+    }
     job.chat = chat;
-    qd_status status = qd_examples_read(&job, &examples);
+    job.no_chat = no_chat;
+    if (status == QD_OK)
+        status = qd_examples_read(&job, &examples);
     qd_chat_destroy(chat);
+    free(no_chat);
     QD_TRY(status);
     if (examples.count == 0)
         status = QD_FAIL(QD_USAGE, "%s: no example can be used: %lld were skipped, because they are longer than data.seq + 1 = %lld "

@@ -44,8 +44,8 @@ qd_config layout_config(const char *words)
     must(qd_options_assign(options, "run.gpu=0"), "run.gpu");
     must(qd_config_resolve(options, 0, &config), words);
     static const char *const no_text = "";
-    config.data = (qd_data_config){.path = no_text, .tokenizer = no_text, .special = "plain", .separator = no_text, .field = no_text, .chat_template = no_text,
-                                   .cache = no_text};
+    config.data = (qd_data_config){.path = no_text, .tokenizer = no_text, .special = "plain", .separator = no_text, .field = no_text,
+                                   .chat_template = no_text, .cache = no_text};
     config.run_dir = no_text;
     static _Thread_local char file[4096]; /* outlives the options; one per thread, as ranks may be threads */
     snprintf(file, sizeof file, "%s", config.pipeline.file);

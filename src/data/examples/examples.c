@@ -176,8 +176,8 @@ static qd_status encode_conversation(const qd_examples_job *job, int thread, con
 {
     qd_strbuf whole = {0};
     if (!job->chat)
-        return QD_FAIL(QD_USAGE, "'messages' need a chat template, and the folder of the tokenizer has none: set data.chat_template, or "
-                                 "write 'prompt' and 'completion'");
+        return QD_FAIL(QD_USAGE, "'messages' need a chat template (data.chat_template, or in the folder of data.tokenizer): %s",
+                       job->no_chat ? job->no_chat : "there is none");
     if (!job->encoder->encode_chat)
         return QD_FAIL(QD_USAGE, "'messages' need a tokenizer (data.tokenizer): bytes have no special tokens");
     if (qd_json_kind_of(messages) != QD_JSON_LIST)

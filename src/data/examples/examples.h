@@ -22,7 +22,8 @@ typedef struct qd_examples {
 typedef struct qd_examples_job {
     const qd_file_list *files; /* .jsonl */
     const qd_text_encoder *encoder;
-    const qd_chat *chat; /* renders messages; NULL: they are refused */
+    const qd_chat *chat; /* renders messages; NULL: they are refused, */
+    const char *no_chat; /* for this reason */
     int64_t most; /* tokens of an example */
     qd_overlong overlong;
     int threads; /* 0: all cores */

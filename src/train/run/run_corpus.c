@@ -259,23 +259,14 @@ static bool encoding_progress(void *context, const qd_tokenize_progress *progres
     return !p || !p->report || p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
 }
 
-/* data.chat_template, or the tokenizer's folder if it has a template; "": none. */
+/* data.chat_template, or the folder of data.tokenizer; "": none. */
 static void find_template(const qd_config *c, file_path template)
 {
-    static const char *const files[] = {"chat_template.jinja", "tokenizer_config.json"};
-    const char *slash = strrchr(c->data.tokenizer, '/');
-    struct stat info;
-    snprintf(template, sizeof(file_path), "%s", c->data.chat_template);
-    if (!c->data.examples || template[0] != '\0' || c->data.tokenizer[0] == '\0')
-        return;
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        file_path path;
-        snprintf(template, sizeof(file_path), "%.*s", slash ? (int)(slash - c->data.tokenizer) : 1, slash ? c->data.tokenizer : ".");
-        if (join(template, files[i], path) == QD_OK && stat(path, &info) == 0)
-            return;
-    }
-    template[0] = '\0';
-    qd_error_clear();
+    const char *tokenizer = c->data.tokenizer, *slash = strrchr(tokenizer, '/');
+    if (c->data.chat_template[0] != '\0' || tokenizer[0] == '\0')
+        snprintf(template, sizeof(file_path), "%s", c->data.chat_template);
+    else
+        snprintf(template, sizeof(file_path), "%.*s", slash ? (int)(slash - tokenizer) : 1, slash ? tokenizer : ".");
 }
 
 static qd_status open_data(const qd_config *c, const choice *chosen, const qd_run_corpus_progress *progress, qd_data **data)
