@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Checks the layout of every source file: lines of at most 140 columns (160 in Python), files of at
-most 800 lines, no tabs, no trailing spaces, a newline at the end of the file. Statements are laid out
-by hand; .clang-format is for editors.
+most 800 lines, no tabs, no trailing spaces, a newline at the end of the file, and at most 30 files
+in a source folder. Statements are laid out by hand; .clang-format is for editors.
 
 Prints one line per offence and exits with 1 if there is any.
 """
+import collections
 import os
 import subprocess
 import sys
 
 LINES = 800
+FILES = 30  # directly in a folder of FOLDERS
+FOLDERS = ("src/", "cli/", "include/")
 COLUMNS = {".c": 140, ".h": 140, ".cu": 140, ".cuh": 140, ".py": 160, ".sh": 140}
 
 
@@ -50,6 +53,11 @@ def main():
             for line, what in offences(columns, file.read()):
                 print(f"{path}:{line}: {what}")
                 found += 1
+    folders = collections.Counter(os.path.dirname(path) for path in sources(root) if path.startswith(FOLDERS))
+    for folder, files in folders.items():
+        if files > FILES:
+            print(f"{folder}: {files} files, the limit is {FILES}")
+            found += 1
     print(f"layout: {count} files, {found} offences")
     return 1 if found else 0
 

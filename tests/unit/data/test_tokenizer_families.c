@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "base/file.h"
-#include "data/tokenizer/json_reader.h"
+#include "data/tokenizer/files/json_reader.h"
 
 #include <quadrille/tokenizer.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Reads the decoder of tokenizer.json. */
-#include "data/tokenizer/load_impl.h"
+#include "data/tokenizer/files/load_impl.h"
 
 #include "data/tokenizer/split/unicode.h"
 

@@ -1,7 +1,7 @@
 /* Reads the model of tokenizer.json: BPE, Unigram or WordPiece, with its vocabulary. */
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/byte_level.h"
-#include "data/tokenizer/load_impl.h"
+#include "data/tokenizer/files/load_impl.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Parts of the reader of tokenizer.json, shared by the files that read its sections. */
-#ifndef QD_DATA_TOKENIZER_LOAD_IMPL_H
-#define QD_DATA_TOKENIZER_LOAD_IMPL_H
+#ifndef QD_DATA_TOKENIZER_FILES_LOAD_IMPL_H
+#define QD_DATA_TOKENIZER_FILES_LOAD_IMPL_H
 
-#include "data/tokenizer/json_reader.h"
+#include "data/tokenizer/files/json_reader.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
 typedef struct qd_loader {

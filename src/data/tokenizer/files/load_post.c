@@ -1,5 +1,5 @@
 /* Reads the post-processor of tokenizer.json: the tokens before and after a text. */
-#include "data/tokenizer/load_impl.h"
+#include "data/tokenizer/files/load_impl.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* The pull parser for JSON in memory. */
-#include "data/tokenizer/json_reader.h"
+#include "data/tokenizer/files/json_reader.h"
 
 #include "base/text/strbuf.h"
 

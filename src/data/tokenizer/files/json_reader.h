@@ -1,7 +1,7 @@
 /* A pull parser for JSON in memory that builds no tree: a vocabulary of millions of entries needs
  * no more memory than its text. Errors are QD_USAGE and start with "file:line:column: ". */
-#ifndef QD_DATA_TOKENIZER_JSON_READER_H
-#define QD_DATA_TOKENIZER_JSON_READER_H
+#ifndef QD_DATA_TOKENIZER_FILES_JSON_READER_H
+#define QD_DATA_TOKENIZER_FILES_JSON_READER_H
 
 #include <quadrille/status.h>
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* Reads the normalizer and the pre-tokenizer of tokenizer.json. */
-#include "data/tokenizer/load_impl.h"
+#include "data/tokenizer/files/load_impl.h"
 
 #include "base/text/base64.h"
 #include "data/tokenizer/normalize/unicode_data.h"

@@ -1,6 +1,6 @@
 /* Loads tokenizer.json, the format of the Hugging Face package `tokenizers`: the document and its
  * added tokens; the other sections have files of their own. */
-#include "data/tokenizer/load_impl.h"
+#include "data/tokenizer/files/load_impl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
