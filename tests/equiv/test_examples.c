@@ -71,7 +71,7 @@ static void packed_equals_unpacked(void **state)
     assert_non_null(file);
     for (int i = 0; i < EXAMPLES; i++)
         fprintf(file, "{\"prompt\": \"%d, \", \"completion\": \"%.*s\"}\n", i % 10, lengths[i],
-                "the quick brown fox jumps over the lazy dog" + i % 8);
+                &"the quick brown fox jumps over the lazy dog"[i % 8]);
     fclose(file);
     trained_first one = one_step(path, "parallel.ranks=1", true);
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
