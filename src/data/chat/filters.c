@@ -400,6 +400,8 @@ FILTER(filter_int)
         *result = qd_chat_int(qd_chat_as_int(v[0]));
         return QD_OK;
     }
+    if (v[0].type == QD_CHAT_STRING)
+        QD_TRY(qd_chat_spend(run, v[0].length / 4));
     if (v[0].type == QD_CHAT_STRING && !qd_chat_is_ascii(v[0].text, v[0].length))
         return QD_CHAT_FAIL(run, "'int' of characters outside ASCII is not implemented");
     *result = v[1];
@@ -427,6 +429,8 @@ FILTER(filter_float)
     QD_TRY(qd_chat_bind(run, arguments, "value default?", v));
     QD_TRY(qd_chat_refuse_undefined(run, v[0]));
     *result = v[1];
+    if (v[0].type == QD_CHAT_STRING)
+        QD_TRY(qd_chat_spend(run, v[0].length / 4));
     if (qd_chat_is_number(v[0]))
         *result = qd_chat_real(qd_chat_as_real(v[0]));
     else if (v[0].type == QD_CHAT_STRING && read_number(v[0], 0, &integer, &real))

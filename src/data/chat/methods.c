@@ -165,9 +165,11 @@ static qd_status affix(qd_chat_run *run, const qd_chat_arguments *arguments, boo
     qd_chat_value v[2];
     QD_TRY(bind(run, arguments, "self prefix", v));
     bool found = false;
+    QD_TRY(qd_chat_spend(run, v[0].length / 64)); /* a part that is longer is not compared */
     if (v[1].type == QD_CHAT_TUPLE) {
         for (size_t i = 0; i < v[1].sequence->count && !found; i++) {
             QD_TRY(need_string(run, arguments, v[1].sequence->items[i]));
+            QD_TRY(qd_chat_spend(run, 1 + v[0].length / 64));
             found = begins(v[0], v[1].sequence->items[i], at_end);
         }
     } else {
@@ -193,6 +195,7 @@ static qd_status remove_affix(qd_chat_run *run, const qd_chat_arguments *argumen
     qd_chat_value v[2];
     QD_TRY(bind(run, arguments, "self affix", v));
     QD_TRY(need_string(run, arguments, v[1]));
+    QD_TRY(qd_chat_spend(run, v[0].length / 64));
     *result = v[0];
     if (begins(v[0], v[1], at_end)) {
         result->text += at_end ? 0 : v[1].length;
@@ -268,6 +271,7 @@ static qd_status every(qd_chat_run *run, const qd_chat_arguments *arguments, int
 {
     qd_chat_value v;
     QD_TRY(bind(run, arguments, "self", &v));
+    QD_TRY(qd_chat_spend(run, v.length / 4));
     if (!qd_chat_is_ascii(v.text, v.length))
         return QD_CHAT_FAIL(run, "method '%s' of characters outside ASCII is not implemented", arguments->callee);
     bool all = v.length > 0;
@@ -296,6 +300,7 @@ METHOD(str_isspace)
 {
     qd_chat_value v;
     QD_TRY(bind(run, arguments, "self", &v));
+    QD_TRY(qd_chat_spend(run, v.length / 4));
     *result = qd_chat_bool(v.length && qd_chat_space_length(v.text, v.length) == v.length);
     return QD_OK;
 }

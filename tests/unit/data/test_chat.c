@@ -262,6 +262,18 @@ static void bounds(void **state)
     assert_non_null(strstr(qd_error_message(), "nested more than 100 levels"));
     expect_refusal("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "[]", NULL, "nested more than 400 levels");
     expect_refusal("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "[]", NULL, "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s.isalpha() %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s.isspace() %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s.startswith(s) %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s.endswith(('b', s)) %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s.removeprefix(s) %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
+    expect_refusal("{% set s = 'a' * 4000000 %}{% for i in range(99999) %}{% set t = s|int %}{% endfor %}", "[]", NULL,
+                   "more than 5000000 steps");
     expect_refusal("{{ range(1000000) }}", "[]", NULL, "range() has more than 100000 items");
     expect_refusal("{{ 'x' * 100000000 }}", "[]", NULL, "longer than 32 MiB");
     expect_refusal("{% for a in range(99) %}{{ 'x' * 1000000 }}{% endfor %}", "[]", NULL, "writes more than 32 MiB");
