@@ -103,19 +103,34 @@ static qd_status encode_chat(const qd_examples_job *job, int thread, const qd_st
     return text->length > 0 ? e->encode_chat(e->context, thread, text->data, text->length, out) : QD_OK;
 }
 
-/* Messages come from the data: text in them must not pass for a special token of the template. */
+/* All strings of a message, also those in the parts of its content and in calls of tools. Messages
+ * come from the data: text in them must not pass for a special token of the template. The reader of
+ * JSON limits the depth. */
+static qd_status check_node(const qd_text_encoder *e, int thread, const qd_json_node *node)
+{
+    size_t length = 0;
+    const char *key, *text = qd_json_as_bytes(node, &length);
+    const qd_json_node *value;
+    if (text)
+        return length > 0 ? e->check_plain(e->context, thread, text, length) : QD_OK;
+    if (qd_json_kind_of(node) == QD_JSON_LIST)
+        for (size_t i = 0; i < qd_json_count(node); i++)
+            QD_TRY(check_node(e, thread, qd_json_item(node, i)));
+    if (qd_json_kind_of(node) == QD_JSON_OBJECT)
+        for (qd_json_iterator it = qd_json_begin(node); qd_json_next(&it, &key, &value);) {
+            if (key[0] != '\0')
+                QD_TRY(e->check_plain(e->context, thread, key, strlen(key)));
+            QD_TRY(check_node(e, thread, value));
+        }
+    return QD_OK;
+}
+
 static qd_status check_contents(const qd_text_encoder *e, int thread, const qd_json_node *messages)
 {
     for (size_t i = 0; i < qd_json_count(messages); i++) {
-        const char *key;
-        const qd_json_node *value, *message = qd_json_item(messages, i);
-        for (qd_json_iterator it = qd_json_begin(message); qd_json_next(&it, &key, &value);) {
-            size_t length = 0;
-            const char *text = qd_json_as_bytes(value, &length);
-            qd_status status = text && length > 0 ? e->check_plain(e->context, thread, text, length) : QD_OK;
-            if (status != QD_OK)
-                return qd_error_prefix(status, "message %zu (data.special=parse accepts it): ", i + 1);
-        }
+        qd_status status = check_node(e, thread, qd_json_item(messages, i));
+        if (status != QD_OK)
+            return qd_error_prefix(status, "message %zu (data.special=parse accepts it): ", i + 1);
     }
     return QD_OK;
 }
