@@ -219,7 +219,8 @@ static qd_status encode_example(const reading *r, const qd_json *document, int t
                        qd_json_member(root, "text") ? "; lines with 'text' are read with data.format=text" : "");
     QD_TRY(qd_json_get_bytes(document, root, "prompt", &text[0], &length[0]));
     QD_TRY(qd_json_get_bytes(document, root, "completion", &text[1], &length[1]));
-    return encode_pair(r->job, thread, text, length, l);
+    qd_status status = encode_pair(r->job, thread, text, length, l);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
 }
 
 static qd_status work_on(const reading *r, line *l, int thread)

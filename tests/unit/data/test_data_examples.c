@@ -314,6 +314,19 @@ static void messages_that_cannot_be_used(void **state)
     qd_tokenizer_destroy(c.tokenizer);
 }
 
+static void special_tokens_in_a_prompt(void **state)
+{
+    chat_set c = load_tokenizer();
+    qd_data *data = NULL;
+    qd_text_encoder_set_special(&c.encoder, QD_SPECIAL_REFUSE);
+    assert_int_equal(open_chat(state, &c, "{\"prompt\": \"a\", \"completion\": \"b\"}\n"
+                                          "{\"prompt\": \"a<|endoftext|>\", \"completion\": \"b\"}\n", TEMPLATE, &data), QD_USAGE);
+    if (!strstr(qd_error_message(), "chat.jsonl (line 2)"))
+        fail_msg("%s", qd_error_message());
+    qd_text_encoder_destroy(&c.encoder);
+    qd_tokenizer_destroy(c.tokenizer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -323,6 +336,7 @@ int main(void)
         cmocka_unit_test(names_the_line),
         cmocka_unit_test(only_the_assistant_counts),
         cmocka_unit_test(messages_that_cannot_be_used),
+        cmocka_unit_test(special_tokens_in_a_prompt),
     };
     return cmocka_run_group_tests(tests, scratch_setup, scratch_teardown);
 }
