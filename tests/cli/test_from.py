@@ -88,6 +88,21 @@ class From(program.ProgramTest):
         self.one_line(self.run_program(*words, "train.steps=1", "data.tokenizer=", "model.vocab=999"), 2, "data.format=examples",
                       "data.tokenizer")
 
+    def test_held_out_conversations_are_evaluated(self):
+        os.mkdir(self.path("words"))
+        shutil.copy(self.path("hf-qwen3-tiny/tokenizer.json"), self.path("words"))
+        with open(self.path("words/tokenizer_config.json"), "w") as file:
+            json.dump({"chat_template": "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+                                        "{% if add_generation_prompt %}[assistant] {% endif %}"}, file)
+        with open(self.path("chat.jsonl"), "w") as file:
+            for i in range(20):
+                file.write(json.dumps({"messages": [{"role": "user", "content": f"{i} + 1?"},
+                                                    {"role": "assistant", "content": f"{i + 1}"}]}) + "\n")
+        self.ok(self.run_program("train", "--from", "hf-qwen3-tiny", "data.tokenizer=words/tokenizer.json", "data.path=chat.jsonl",
+                                 "data.format=examples", "data.seq=64", "train.global_batch=2", "train.steps=1", "data.validation=0.2",
+                                 "--dir", "chat"))
+        self.ok(self.run_program("eval", "chat"))
+
     def test_weights_in_fp8_blocks_are_imported_exactly(self):
         for preset, rows, cols in (("qwen3-tiny", 40, 24), ("mixtral-tiny", 128, 128)):
             folder = f"fp8-{preset}-{rows}"

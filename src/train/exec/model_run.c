@@ -50,12 +50,18 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
 }
 
 /* Prefers the run folder's own tokenizer: the file that data.tokenizer names may have changed
- * since. */
+ * since. The chat template stays that of the folder of data.tokenizer: the run has no copy. */
 static void find_tokenizer(qd_model_run *run)
 {
     qd_data_config *data = &run->config.data;
-    if (run->folder[0] != '\0' && exists(run->folder, "tokenizer.json", run->tokenizer))
+    const char *trained = data->tokenizer, *slash = strrchr(trained, '/');
+    if (run->folder[0] != '\0' && exists(run->folder, "tokenizer.json", run->tokenizer)) {
         data->tokenizer = run->tokenizer;
+        if (data->chat_template[0] == '\0' && trained[0] != '\0') {
+            snprintf(run->chat_template, sizeof run->chat_template, "%.*s", slash ? (int)(slash - trained) : 1, slash ? trained : ".");
+            data->chat_template = run->chat_template;
+        }
+    }
     else if (data->tokenizer[0] == '\0' && run->config.model.vocab == 256)
         data->tokenizer = "bytes";
 }

@@ -28,6 +28,7 @@ typedef struct qd_model_run {
     qd_config trained;   /* what it was trained with */
     qd_config config;    /* the same on one rank. data.tokenizer: the file in use, "bytes", or "" where no tokenizer is known */
     char folder[PATH_MAX], tokenizer[PATH_MAX]; /* the run folder; the string that config.tokenizer points to */
+    char chat_template[PATH_MAX]; /* the string that config.data.chat_template may point to */
     char warning[QD_MODEL_WARNING]; /* "", or which checkpoints were skipped and which one is used */
     qd_local_world *local;
     qd_comm *world; /* of one rank */
