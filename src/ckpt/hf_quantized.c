@@ -14,7 +14,8 @@
 static qd_status read_block_size(const qd_json *document, const qd_json_node *sizes, qd_hf_blocks *blocks)
 {
     if (qd_json_count(sizes) != 2 || !qd_json_as_int(qd_json_item(sizes, 0), &blocks->rows) ||
-        !qd_json_as_int(qd_json_item(sizes, 1), &blocks->cols) || blocks->rows < 1 || blocks->cols < 1)
+        !qd_json_as_int(qd_json_item(sizes, 1), &blocks->cols) || blocks->rows < 1 || blocks->cols < 1 ||
+        blocks->rows > INT32_MAX || blocks->cols > INT32_MAX)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'weight_block_size' of 'quantization_config' must be a list of two sizes, such as [128, 128]: "
                                        "use the original weights", qd_json_name(document));
     return QD_OK;

@@ -89,10 +89,16 @@ static qd_status encode_pair(const qd_examples_job *job, int thread, const char 
     return status;
 }
 
+typedef struct conversation {
+    const qd_json_node *messages; /* a list */
+    const qd_json_node *tools;    /* a list, or NULL: none */
+} conversation;
+
 /* The first `count` messages (0: all), with what the template puts before an answer or without. */
-static qd_status render(const qd_examples_job *job, const qd_json_node *messages, size_t count, bool answer, qd_strbuf *text)
+static qd_status render(const qd_examples_job *job, const conversation *talk, size_t count, bool answer, qd_strbuf *text)
 {
-    const qd_chat_input input = {.messages = messages, .message_count = count, .add_generation_prompt = answer};
+    const qd_chat_input input = {
+        .messages = talk->messages, .message_count = count, .tools = talk->tools, .add_generation_prompt = answer};
     QD_TRY(qd_chat_render(job->chat, &input, text, NULL));
     return text->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for an example") : QD_OK;
 }
@@ -125,10 +131,13 @@ static qd_status check_node(const qd_text_encoder *e, int thread, const qd_json_
     return QD_OK;
 }
 
-static qd_status check_contents(const qd_text_encoder *e, int thread, const qd_json_node *messages)
+static qd_status check_contents(const qd_text_encoder *e, int thread, const conversation *talk)
 {
-    for (size_t i = 0; i < qd_json_count(messages); i++) {
-        qd_status status = check_node(e, thread, qd_json_item(messages, i));
+    qd_status tools = talk->tools ? check_node(e, thread, talk->tools) : QD_OK;
+    if (tools != QD_OK)
+        return qd_error_prefix(tools, "'tools' (data.special=parse accepts them): ");
+    for (size_t i = 0; i < qd_json_count(talk->messages); i++) {
+        qd_status status = check_node(e, thread, qd_json_item(talk->messages, i));
         if (status != QD_OK)
             return qd_error_prefix(status, "message %zu (data.special=parse accepts it): ", i + 1);
     }
@@ -153,14 +162,14 @@ static qd_status find_end(const qd_examples_job *job, int thread, const qd_strbu
 
 /* An answer of the assistant, message `index`: what the conversation up to it has beyond the
  * prompt. */
-static qd_status count_answer(const qd_examples_job *job, int thread, const qd_json_node *messages, size_t index, const qd_strbuf *whole,
+static qd_status count_answer(const qd_examples_job *job, int thread, const conversation *talk, size_t index, const qd_strbuf *whole,
                               line *l)
 {
     qd_strbuf prompt = {0}, upto = {0};
     size_t from = 0, to = 0;
-    qd_status status = render(job, messages, index, true, &prompt);
+    qd_status status = render(job, talk, index, true, &prompt);
     if (status == QD_OK)
-        status = render(job, messages, index + 1, false, &upto);
+        status = render(job, talk, index + 1, false, &upto);
     if (status == QD_OK && (!begins_with(whole, &prompt) || !begins_with(whole, &upto)))
         status = QD_FAIL(QD_USAGE, "the template renders message %zu differently when others follow, so the tokens of the assistant cannot "
                                    "be found: write 'prompt' and 'completion'", index + 1);
@@ -175,19 +184,19 @@ static qd_status count_answer(const qd_examples_job *job, int thread, const qd_j
     return status;
 }
 
-static qd_status encode_rendered(const qd_examples_job *job, int thread, const qd_json_node *messages, const qd_strbuf *whole, line *l)
+static qd_status encode_rendered(const qd_examples_job *job, int thread, const conversation *talk, const qd_strbuf *whole, line *l)
 {
     QD_TRY(encode_chat(job, thread, whole, &l->tokens));
     QD_TRY(count_range(l, 0, 0));
-    for (size_t i = 1; i < qd_json_count(messages); i++) {
-        const char *role = qd_json_as_string(qd_json_member(qd_json_item(messages, i), "role"));
+    for (size_t i = 1; i < qd_json_count(talk->messages); i++) { /* an answer has a message before it */
+        const char *role = qd_json_as_string(qd_json_member(qd_json_item(talk->messages, i), "role"));
         if (role && strcmp(role, "assistant") == 0)
-            QD_TRY(count_answer(job, thread, messages, i, whole, l));
+            QD_TRY(count_answer(job, thread, talk, i, whole, l));
     }
     return QD_OK;
 }
 
-static qd_status encode_conversation(const qd_examples_job *job, int thread, const qd_json_node *messages, line *l)
+static qd_status encode_conversation(const qd_examples_job *job, int thread, const conversation *talk, line *l)
 {
     qd_strbuf whole = {0};
     if (!job->chat)
@@ -195,12 +204,14 @@ static qd_status encode_conversation(const qd_examples_job *job, int thread, con
                        job->no_chat ? job->no_chat : "there is none");
     if (!job->encoder->encode_chat)
         return QD_FAIL(QD_USAGE, "'messages' need a tokenizer (data.tokenizer): bytes have no special tokens");
-    if (qd_json_kind_of(messages) != QD_JSON_LIST)
+    if (qd_json_kind_of(talk->messages) != QD_JSON_LIST)
         return QD_FAIL(QD_USAGE, "'messages' must be a list of objects with 'role' and 'content'");
-    QD_TRY(check_contents(job->encoder, thread, messages));
-    qd_status status = render(job, messages, 0, false, &whole);
+    if (talk->tools && qd_json_kind_of(talk->tools) != QD_JSON_LIST)
+        return QD_FAIL(QD_USAGE, "'tools' must be a list");
+    QD_TRY(check_contents(job->encoder, thread, talk));
+    qd_status status = render(job, talk, 0, false, &whole);
     if (status == QD_OK)
-        status = encode_rendered(job, thread, messages, &whole, l);
+        status = encode_rendered(job, thread, talk, &whole, l);
     qd_strbuf_free(&whole);
     return status;
 }
@@ -211,7 +222,9 @@ static qd_status encode_example(const reading *r, const qd_json *document, int t
     const char *text[2];
     size_t length[2];
     if (qd_json_member(root, "messages")) {
-        qd_status status = encode_conversation(r->job, thread, qd_json_member(root, "messages"), l);
+        const qd_json_node *tools = qd_json_member(root, "tools");
+        const conversation talk = {qd_json_member(root, "messages"), tools && qd_json_kind_of(tools) != QD_JSON_NULL ? tools : NULL};
+        qd_status status = encode_conversation(r->job, thread, &talk, l);
         return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
     }
     if (!qd_json_member(root, "prompt") || !qd_json_member(root, "completion"))

@@ -285,6 +285,24 @@ static void only_the_assistant_counts(void **state)
     qd_tokenizer_destroy(c.tokenizer);
 }
 
+static void tools_are_rendered(void **state)
+{
+    chat_set c = load_tokenizer();
+    qd_data *data = NULL;
+    qd_strbuf text = {0};
+    ok(open_chat(state, &c, "{\"tools\": [\"add\"], \"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n",
+                 "{% for t in tools %}{{ t }}{% endfor %}" TEMPLATE, &data));
+    int32_t tokens[200], targets[200], start[200];
+    qd_batch_source source = qd_data_source(data);
+    ok(source.fill(source.context, 0, 1, 200, tokens, targets, start));
+    ok(qd_tokenizer_decode(c.tokenizer, tokens, 10, false, &text));
+    assert_string_equal(text.data, "add[user] ");
+    qd_strbuf_free(&text);
+    qd_data_close(data);
+    qd_text_encoder_destroy(&c.encoder);
+    qd_tokenizer_destroy(c.tokenizer);
+}
+
 static void messages_that_cannot_be_used(void **state)
 {
     static const struct {
@@ -294,6 +312,8 @@ static void messages_that_cannot_be_used(void **state)
         {"{\"messages\": [{\"role\": \"user\", \"content\": [{\"text\": \"a<|endoftext|>b\"}]}, " MESSAGE("assistant", "c") "]}\n",
          "{% for m in messages %}{{ m.content if m.content is string else m.content[0].text }}|{% endfor %}", "message 1"},
         {"{\"messages\": 3}\n", TEMPLATE, "must be a list"},
+        {"{\"tools\": [\"<|endoftext|>\"], \"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n", TEMPLATE,
+         "'tools'"},
         {"{\"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n", "{{ raise_exception('not these') }}", "not these"},
         {"{\"messages\": [" MESSAGE("user", "a") ", " MESSAGE("assistant", "c") "]}\n",
          "{{ messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}", "message 2 differently"},
@@ -335,6 +355,7 @@ int main(void)
         cmocka_unit_test(too_long),
         cmocka_unit_test(names_the_line),
         cmocka_unit_test(only_the_assistant_counts),
+        cmocka_unit_test(tools_are_rendered),
         cmocka_unit_test(messages_that_cannot_be_used),
         cmocka_unit_test(special_tokens_in_a_prompt),
     };
