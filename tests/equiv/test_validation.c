@@ -198,6 +198,31 @@ static void best_is_kept_and_survives_a_resume(void **state)
     assert_true(evaluated(folder, 2, 0).held_out == false);
 }
 
+/* Each part resumes the one before. Only losses of the text that is evaluated now are compared,
+ * also two parts after the change: the first text has the lower ones. */
+static void best_is_of_the_present_text(void **state)
+{
+    qd_train_step steps[2];
+    char words[2048];
+    const char *folder = scratch_path(state, "changed");
+    snprintf(words, sizeof words, WORSE, corpus, folder, 1, 2);
+    qd_session *session = session_of(words);
+    run_steps(session, 2, steps);
+    qd_session_destroy(session);
+    for (int part = 1; part < 3; part++) {
+        qd_train_end end = qd_train_end_default();
+        snprintf(words, sizeof words, "data.eval_path=%s train.steps=%d", other_text, 2 * part + 2);
+        qd_options *changes = layout_options(words);
+        ok(qd_session_resume(folder, changes, NULL, &session));
+        qd_options_destroy(changes);
+        run_steps(session, 2, steps);
+        ok(qd_session_finish(session, &end));
+        qd_session_destroy(session);
+        assert_int_equal(end.best, 4);
+        assert_int_equal(steps[1].validation_best, part == 1);
+    }
+}
+
 static void examples_are_held_out_too(void **state)
 {
     qd_train_step steps[2];
@@ -269,6 +294,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(equals_eval_and_changes_nothing, make_texts, scratch_teardown),
         cmocka_unit_test_setup_teardown(best_is_kept_and_survives_a_resume, make_texts, scratch_teardown),
+        cmocka_unit_test_setup_teardown(best_is_of_the_present_text, make_texts, scratch_teardown),
         cmocka_unit_test_setup_teardown(examples_are_held_out_too, make_texts, scratch_teardown),
         cmocka_unit_test_setup_teardown(schedule_by_time, make_texts, scratch_teardown),
         cmocka_unit_test_setup_teardown(mistakes_are_named, make_texts, scratch_teardown),

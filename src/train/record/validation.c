@@ -54,10 +54,13 @@ qd_status qd_validation_restore(const char *metrics, int64_t step, qd_validation
             break;
         if (find_number(line, "\"step_seconds\":", &value))
             v->since += value;
-        if (find_number(line, "\"validation_loss\":", &value))
-            qd_validation_note(v, (int64_t)number, value);
-        else if (strstr(line, "\"validation_loss\":"))
-            v->since = 0.0; /* null: it was not finite */
+        if (strstr(line, "\"validation_loss\":"))
+            v->since = 0.0;
+        /* Not the lowest of all: losses of another text, before it was changed, do not count. */
+        if (find_number(line, "\"validation_loss\":", &value) && strstr(line, "\"validation_best\":true")) {
+            v->best = (int64_t)number;
+            v->best_loss = value;
+        }
     }
     free(text);
     return QD_OK;

@@ -26,7 +26,8 @@ qd_status qd_validation_open(const qd_config *config, const qd_run_corpus *corpu
 void qd_validation_close(qd_validation *validation); /* also of one that is all zero */
 
 /* The state after `step` as the lines of metrics.jsonl give it: the time since the last evaluation,
- * and the best one. A missing file gives that of a new run. */
+ * and the best one, which is the last that was the best then. A missing file gives that of a new
+ * run. */
 qd_status qd_validation_restore(const char *metrics, int64_t step, qd_validation *validation);
 
 /* Whether an evaluation is due after `step`, whose time `since` includes already. */

@@ -97,8 +97,9 @@ static bool is_evaluated_on(const char *key)
 static bool same_validation(const qd_config *now, const qd_config *then)
 {
     const qd_evaluation_config *a = &now->evaluation, *b = &then->evaluation;
-    return strcmp(a->path, b->path) == 0 && a->batches == b->batches && now->strategy.seq == then->strategy.seq &&
-           (a->batches == 0 || now->global_batch == then->global_batch);
+    bool held_out = a->path[0] == '\0'; /* of data.path */
+    return strcmp(a->path, b->path) == 0 && (!held_out || strcmp(now->data.path, then->data.path) == 0) && a->batches == b->batches &&
+           now->strategy.seq == then->strategy.seq && (a->batches == 0 || now->global_batch == then->global_batch);
 }
 
 /* Writes a note if a setting has changed. */
