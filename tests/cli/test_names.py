@@ -107,6 +107,10 @@ class Names(program.ProgramTest):
         self.assertEqual(len(self.metrics("run")), steps(0.1))
         self.ok(self.run_program("train", "--resume", "--dir", "run", "--steps", str(steps(0.1) + 1)))  # instead of the epochs of the file
         self.assertEqual(len(self.metrics("run")), steps(0.1) + 1)
+        # The steps before were of another size: their number would be that of another length.
+        self.one_line(self.run_program("train", "--resume", "--dir", "run", "--epochs", "0.2", "train.global_batch=16"), 2, "train.epochs=0.2",
+                      "train.global_batch")
+        self.assertEqual(len(self.metrics("run")), steps(0.1) + 1)
         self.one_line(self.run_program(*self.small("--epochs", "1", "--steps", "3")), 2, "train.steps (3)", "train.epochs (1)")
         self.one_line(self.run_program(*self.small("--epochs", "0.01", "train.warmup=1000")), 2, "train.epochs=0.01", "train.warmup=")
 

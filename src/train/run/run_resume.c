@@ -61,6 +61,19 @@ static qd_status check_continues(const qd_config *now, const qd_config *then, bo
                              "another", changed);
 }
 
+/* The length by train.epochs is a number of steps of equal size, from the first on: with others
+ * before, the run would end early or late. */
+static qd_status check_epochs(const qd_config *now, const qd_config *then, const qd_ckpt_meta *meta)
+{
+    if (now->epochs <= 0.0 || (now->strategy.seq == then->strategy.seq && meta->next_sample == meta->step * now->global_batch))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE,
+                   "run.resume: train.epochs=%g counts steps of %lld sequences of %lld tokens, and the %lld steps so far had %lld "
+                   "sequences of %lld: keep train.global_batch and data.seq, or set train.steps instead",
+                   now->epochs, (long long)now->global_batch, (long long)now->strategy.seq, (long long)meta->step,
+                   (long long)meta->next_sample, (long long)then->strategy.seq);
+}
+
 /* Samples are windows of data.seq tokens. With another length the run continues at the same number
  * of tokens, in the order of the new windows. */
 static void rescale_position(qd_rank_run *s, const qd_config *then)
@@ -173,6 +186,8 @@ static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoin
     qd_status status = read_config(checkpoint, &options, &then);
     if (status == QD_OK)
         status = check_continues(&s->run->config, &then, false);
+    if (status == QD_OK)
+        status = check_epochs(&s->run->config, &then, qd_checkpoint_meta(checkpoint));
     if (status == QD_OK && loaded) {
         rescale_position(s, &then);
         s->other_validation = !same_validation(&s->run->config, &then);
@@ -201,6 +216,8 @@ qd_status qd_run_resume_check(const qd_config *c)
         status = read_config(checkpoint, &options, &then);
     if (status == QD_OK)
         status = check_continues(c, &then, true);
+    if (status == QD_OK)
+        status = check_epochs(c, &then, qd_checkpoint_meta(checkpoint));
     qd_options_destroy(options);
     qd_checkpoint_close(checkpoint);
     return status;
