@@ -208,6 +208,8 @@ static void run_ends(void **state)
     ok(train(state, "parallel.ranks=3 train.steps=20 run.check_replicas=3 run.on_difference=heal"));
     assert_non_null(strstr(notes, "after step 6, rank 1 holds other bits of"));
     ok(train(state, "parallel.ranks=2 train.steps=9 run.check_replicas=0"));
+    assert_int_equal(train(state, "parallel.ranks=3 run.check_replicas=0 run.on_difference=heal"), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "set run.check_replicas"));
     spoiled_at = 0;
 }
 

@@ -559,6 +559,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     QD_TRY(qd_device_check_model(c->strategy.traits, &c->model));
     if (c->check_replicas < 0)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
+    if (c->heal && c->check_replicas == 0)
+        return QD_FAIL(QD_USAGE, "run.on_difference=heal has no effect on replicas that are not compared: set run.check_replicas to the "
+                                 "steps between comparisons");
     c->kernels = qd_options_enum(o, "run.kernels") == 0 ? NULL : qd_options_string(o, "run.kernels");
     if (c->kernels && strcmp(c->device, "cpu") != 0)
         return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);
