@@ -93,6 +93,23 @@ class Restarts(program.ProgramTest):
         self.assertRegex(errors, r"^quadrille: failed after 1 restart, see run/restarts.jsonl: rank 0 was killed by signal 9.*\n$")
         self.assertEqual([line["event"] for line in self.journal("run")], ["failure", "restart", "recovered", "failure", "given up"])
 
+    def test_replaced_run_is_not_resumed(self):
+        """A rank is lost before it has cleared the folder of the run that this one replaces."""
+        self.ok(self.run_program(*self.small("train.steps=3", "train.lr=0.01", "run.dir=run")))
+        self.ok(self.run_program(*self.small("train.steps=6", "run.dir=fresh")))
+        with subprocess.Popen([program.PROGRAM, *self.small("train.steps=6", "run.dir=run", "--overwrite", "--restarts", "1")],
+                              cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            self.addCleanup(run.kill)
+            children = []
+            while not children and run.poll() is None:  # at once, while it starts
+                with open(f"/proc/{run.pid}/task/{run.pid}/children", encoding="ascii") as file:
+                    children = file.read().split()
+            os.kill(int(children[0]), signal.SIGKILL)
+            errors = run.communicate(timeout=30)[1]
+        self.assertEqual((run.returncode, errors), (0, ""))
+        self.assertEqual(self.numbers("run"), self.numbers("fresh"))
+        self.assertEqual(self.weights("run"), self.weights("fresh"))
+
     def test_stop_is_no_failure(self):
         with subprocess.Popen([program.PROGRAM, *self.small("train.steps=100M", "run.dir=run", "--restarts", "5", "--ranks", "2")],
                               cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:

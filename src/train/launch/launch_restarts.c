@@ -26,6 +26,7 @@ typedef struct keeper {
     qd_train_observer passed; /* what the ranks report to: counts steps and passes them on */
     const qd_train_observer *observer;
     qd_strbuf journal;
+    bool resumed;      /* the first attempt resumed a run: what the folder holds is of this one */
     int64_t attempt;   /* from 1 */
     int64_t step;      /* last step that was reported, in this attempt or an earlier one; -1: none */
     double failed_at;  /* clock time of the failure that the present attempt follows; 0: none, or it has recovered */
@@ -179,13 +180,14 @@ static bool is_complete(const keeper *k, const char *checkpoints)
     return complete;
 }
 
-/* The options of the next attempt: it resumes or, where nothing was saved yet, starts again. NULL:
- * nothing is left to do. */
+/* The options of the next attempt: it resumes or, where nothing was saved yet, starts again. Before
+ * the first step, checkpoints may be those of a run that this one replaces. NULL: nothing is left
+ * to do. */
 static qd_status next_options(const keeper *k, qd_options **options)
 {
     qd_run_file checkpoints;
     QD_TRY(qd_run_path(&k->run->config, "checkpoints", checkpoints));
-    bool resumes = qd_store_holds(checkpoints);
+    bool resumes = (k->resumed || k->step >= 0) && qd_store_holds(checkpoints);
     qd_options *copy = NULL;
     if (k->step >= k->run->config.steps && is_complete(k, checkpoints))
         return QD_OK;
@@ -267,7 +269,7 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
 {
     const qd_options *given = run->options;
     qd_options *options = NULL;
-    keeper k = {.run = run, .observer = observer, .step = -1, .before_step = -1};
+    keeper k = {.run = run, .observer = observer, .resumed = run->config.resume, .step = -1, .before_step = -1};
     k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
     load_journal(&k);
     qd_status status = run_attempts(&k, argv, &options);
