@@ -145,7 +145,8 @@ static void rewrite_line(view *v, const qd_train_step *s)
 static void on_step(void *context, const qd_train_step *s)
 {
     view *v = context;
-    if (v->first_step == 0) {
+    if (v->first_step == 0 || s->step < v->first_step) { /* the latter after a restart from an older checkpoint */
+        v->begin = v->first_step == 0 ? v->begin : now();
         v->first_step = s->step;
         v->first_loss = s->loss;
     }
