@@ -28,8 +28,10 @@ build: bootstrap
 	@cmake --preset $(PRESET) -DQD_DEMO=OFF $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
 	@cmake --build $(BUILD) -j $(JOBS)
 
+# The web server is optional: without its library, `quadrille serve` says so.
 bootstrap:
 	@tools/bootstrap.sh
+	@tools/bootstrap.sh --if-possible libmicrohttpd-dev
 	@mkdir -p build
 
 # Uses the program of an earlier make build. Otherwise it builds the program alone, in the same

@@ -13,7 +13,7 @@ if [ "${1:-}" = --if-possible ]; then
     optional=yes
 fi
 
-tests="libcmocka-dev libopenmpi-dev openmpi-bin libmicrohttpd-dev python3"
+tests="libcmocka-dev libopenmpi-dev openmpi-bin python3"
 test_tools="python3"
 test_modules="cmocka"
 if [ "${1:-}" = --program ]; then

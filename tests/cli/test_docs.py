@@ -10,6 +10,7 @@ ctest: timeout 300
 ctest: processors 2
 """
 import glob
+import json
 import os
 import re
 import shlex
@@ -58,6 +59,10 @@ def commands(text):
                 yield start, pending.strip()
             pending = ""
     yield from cells(text, end, len(text))
+
+
+# Whether the program has the web server.
+SERVE = json.loads(program.ProgramTest.run_anywhere("doctor", "--json").stdout)["serve_built"]
 
 
 def cells(text, begin, end):
@@ -128,6 +133,8 @@ class Docs(unittest.TestCase):
                     continue
                 command = "quadrille train examples/demo.yaml train.steps=4 train.warmup=1"
             if command.split()[:2] == ["quadrille", "serve"]:
+                if not SERVE:
+                    continue
                 command = f"timeout 2 {command} || [ $? = 124 ]"  # until it is ended
             if "mpirun" in command and not program.MPIRUN:
                 continue
