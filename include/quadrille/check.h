@@ -79,8 +79,8 @@ typedef struct qd_check_report {
     int line_count;
     int action_count;
     int64_t proved_values, proved_ops; /* gradient proof: values whose placement is proved, and the ops that compute them */
-    int64_t evaluation_bytes; /* with train.eval_every: activations of an evaluation. It runs between steps, in the memory of a step,
-                                 which memory_bytes includes */
+    int64_t evaluation_bytes; /* with train.eval_every: activations of an evaluation, which runs between steps and reuses the
+                                 memory of a step; memory_bytes includes what it needs beyond that */
 } qd_check_report;
 QD_SIZED_DEFAULT(qd_check_report)
 

@@ -72,7 +72,7 @@ QD_API void qd_local_world_mark_dead(qd_local_world *world, int rank, const char
 /* What a rank did last, for messages about one that can no longer report it: "at 'step 3, norm', in
  * all-reduce of 100 fp32 (sum), operation 3 of group world"; "" if nothing is known. */
 QD_API void qd_local_world_last(const qd_local_world *world, int rank, char *text, size_t bytes);
-/* While a rank is held for a good reason, for example by a debugger, no deadline expires. */
+/* While excused is set, for example because a debugger holds a rank, no deadline expires. */
 QD_API void qd_local_world_excuse(qd_local_world *world, bool excused);
 /* Call it after all communicators of the world are destroyed. */
 QD_API void qd_local_world_destroy(qd_local_world *world);

@@ -35,15 +35,15 @@ typedef struct qd_text_encoder {
     int64_t vocab;        /* tokens are below it */
     uint64_t hash;        /* of everything that determines the tokens; stored in the shards, never 0 */
     int32_t document_end; /* token appended to each document; -1: none */
-    /* Optional. Appends the tokens that a prompt starts with. */
+    /* Optional. Appends the tokens that every prompt starts with, such as BOS. */
     qd_status (*begin)(void *context, qd_tokens *out);
-    /* Optional, for chat templates. Appends the tokens of text that a template has made: special
-     * tokens in it are encoded as their ids. */
+    /* Optional, for chat templates. Appends the tokens of text that a template has rendered;
+     * special tokens in it are encoded as their ids. */
     qd_status (*encode_chat)(void *context, int thread, const char *text, size_t length, qd_tokens *out);
-    /* Optional. QD_USAGE if the text contains a special token, and the policy for the text (see
-     * below) is not to parse them. */
+    /* Optional, for messages of a chat. QD_USAGE if the text contains a special token, unless the
+     * policy is QD_SPECIAL_ALLOW (qd_text_encoder_set_special()). */
     qd_status (*check_plain)(void *context, int thread, const char *text, size_t length);
-    uint64_t rules;       /* settings that change the tokens of a text, not their meaning; 0: the usual ones */
+    uint64_t rules;       /* identifies settings that change how text is encoded, not what a token means; 0: the defaults */
 } qd_text_encoder;
 QD_SIZED_DEFAULT(qd_text_encoder)
 
@@ -57,14 +57,15 @@ static inline qd_text_encoder qd_text_encoder_bytes(void)
 }
 
 /* Makes an encoder of a tokenizer, which must outlive it. Special tokens in text are encoded as
- * ordinary text. document_end: the text of a special token; NULL: the first that the tokenizer has
- * of <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any; "": none. QD_USAGE for a document_end
- * that is not a special token. */
+ * ordinary text (see qd_text_encoder_set_special()). document_end: the text of a special token;
+ * NULL: the first that the tokenizer has of <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any;
+ * "": none. QD_USAGE for a document_end that is not a special token. */
 QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
 QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* legal for one that was never created */
 
-/* Sets how special tokens in the text are encoded; at first as ordinary text, which is right for
- * untrusted text. For an encoder of qd_text_encoder_create(); bytes have no special tokens. */
+/* Sets how special tokens in the text are encoded. The default is QD_SPECIAL_TEXT, which is right
+ * for untrusted text. Only for encoders of qd_text_encoder_create(); bytes have no special
+ * tokens. */
 QD_API void qd_text_encoder_set_special(qd_text_encoder *encoder, qd_special_policy policy);
 
 /* How text is split into documents. A file is one document, except: a line that equals `separator`
@@ -116,11 +117,11 @@ QD_SIZED_DEFAULT(qd_tokenize_report)
  * appears when it is complete. QD_USAGE for inputs or an output folder that cannot be used. */
 QD_API qd_status qd_tokenize_files(const qd_tokenize_options *options, qd_tokenize_report *report);
 
-/* What happens to examples that are longer than a sample. */
+/* What happens to examples (qd_data_options.examples) that are longer than a sample. */
 typedef enum qd_overlong {
-    QD_OVERLONG_CUT,   /* they lose their end */
+    QD_OVERLONG_CUT,   /* their end is cut off */
     QD_OVERLONG_SKIP,  /* they are left out */
-    QD_OVERLONG_REFUSE /* QD_USAGE names the first */
+    QD_OVERLONG_REFUSE /* QD_USAGE, with file and line of the first */
 } qd_overlong;
 
 /* A data set that was opened for reading samples. */
@@ -175,7 +176,7 @@ typedef struct qd_data_source_info {
     double weight; /* fraction of the samples */
     int64_t files, skipped, tokens, documents;
     int64_t windows, validation_windows;
-    int64_t cut_examples, skipped_examples; /* data sets of examples: too long, or without a token that counts */
+    int64_t cut_examples, skipped_examples; /* of examples: cut because they are too long; left out: too long, or no token counts */
 } qd_data_source_info;
 QD_SIZED_DEFAULT(qd_data_source_info)
 

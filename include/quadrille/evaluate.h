@@ -16,7 +16,7 @@ typedef struct qd_evaluate_options {
     const char *model; /* a checkpoint, or a run folder: its newest valid checkpoint */
     const char *text;  /* text file, folder or shards; NULL: data.eval_path of the run, or the held-out part of its training data */
     int64_t seq;       /* tokens of a window; 0: as in training */
-    int64_t per_pass;  /* windows per forward pass; 0: about 4096 tokens, or those of validation in training */
+    int64_t per_pass;  /* windows per forward pass; 0: about 4096 tokens, or a global batch if the run validated while it trained */
     const char *device; /* "cpu" or "cuda"; NULL: cpu */
     int threads;       /* 0: all cores */
     bool baseline;     /* also score a trigram model on the same held-out tokens (qd_data_trigram()); not with a text */

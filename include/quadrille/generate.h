@@ -54,7 +54,7 @@ typedef struct qd_generate_options {
      * stops. */
     bool (*on_text)(void *context, const char *text, size_t length);
     void *callback_context;
-    qd_special_policy special; /* of special tokens in the prompt; TEXT is right for untrusted text */
+    qd_special_policy special; /* how special tokens in the prompt are encoded; QD_SPECIAL_TEXT is right for untrusted text */
 } qd_generate_options;
 
 /* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */

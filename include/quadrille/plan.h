@@ -50,7 +50,7 @@ typedef struct qd_plan_report {
     double wall_seconds;
     const qd_plan_against *against; /* of qd_plan_beside(); NULL: none was given */
     const char *nearest;            /* qd_plan_row_run(): which model was simulated instead of an unsupported one; "": none */
-    bool stopped;                   /* the search spent its work budget before it saw all layouts */
+    bool stopped;                   /* the search spent its work budget, or was ended by `watch`, before it saw all layouts */
     bool late;                      /* the search reached its time limit first: the result depends on this machine's speed */
 } qd_plan_report;
 
@@ -68,23 +68,24 @@ QD_API qd_status qd_plan(const qd_options *options, qd_plan_report **report);
  * sequence length or number of accelerators. */
 QD_API qd_status qd_plan_beside(const qd_options *options, const qd_options *layout, qd_plan_report **report);
 
-/* How far a search is. */
+/* The progress of a search. */
 typedef struct qd_plan_progress {
     double seconds; /* since its start */
     int tried, too_large, refused; /* as in qd_plan_report, so far */
-    const char *layout; /* the best so far; "": none */
+    const char *layout; /* the fastest so far; "": none */
     double step_seconds; /* its step time */
 } qd_plan_progress;
 
-/* qd_plan_beside() that calls `watch` before every layout that it simulates, from the calling
- * thread. If `watch` returns false, the search ends with what it has found (`stopped` is set), or
- * with QD_INTERRUPTED. layout: NULL, or as there. */
+/* As qd_plan_beside(), and calls `watch` before every layout that it simulates, from the calling
+ * thread. If `watch` returns false, the search ends: with the layouts found so far (`stopped` is
+ * set), or with QD_INTERRUPTED if there are none. layout: as in qd_plan_beside(); NULL: none is
+ * compared, as in qd_plan(). */
 QD_API qd_status qd_plan_watched(const qd_options *options, const qd_options *layout,
                                  bool (*watch)(void *context, const qd_plan_progress *progress), void *context, qd_plan_report **report);
 
 /* Appends the report as one JSON object. */
 QD_API void qd_plan_report_json(const qd_plan_report *report, qd_strbuf *out);
-/* Writes a compared layout as the member "against" of an object. */
+/* Writes the comparison with a given layout as the member "against" of an object. */
 QD_API void qd_plan_put_against(qd_json_writer *writer, const qd_plan_against *against);
 
 /* A published layout: the run and the layout as key=value words, and the source. */

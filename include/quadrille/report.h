@@ -35,16 +35,16 @@ typedef struct qd_report_series {
     bool log_x, log_y;
 } qd_report_series;
 
-/* A place in all charts over steps: "resumed on dp 4". */
+/* A dashed line in all charts over steps. */
 typedef struct qd_report_mark {
-    double x;
-    const char *text;
+    double x;         /* the step */
+    const char *text; /* "resumed on dp 4" */
 } qd_report_mark;
 
 /* A table: the first row is its head, the first column names the rows. */
 typedef struct qd_report_table {
-    const char *title, *lead;
-    const char *const *cells; /* [rows × columns] */
+    const char *title, *lead; /* heading, and the sentence below it */
+    const char *const *cells; /* [rows × columns], row by row */
     int columns, rows;
 } qd_report_table;
 
@@ -141,7 +141,7 @@ QD_API qd_status qd_report_run(const char *folder, const char *simulated, const 
 /* The figures of a run folder. */
 typedef struct qd_run_figures {
     size_t size;
-    char model[64], layout[128]; /* layout: "": it cannot be built by this version */
+    char model[64], layout[128]; /* layout: "" if this version cannot build it */
     int ranks;
     int64_t parameters;
     int64_t steps, steps_planned;
@@ -155,7 +155,7 @@ typedef struct qd_run_figures {
 } qd_run_figures;
 QD_SIZED_DEFAULT(qd_run_figures)
 
-/* Reads them. QD_USAGE if the folder is not a run folder. */
+/* Reads the figures of a run folder. QD_USAGE if it is not one. */
 QD_API qd_status qd_report_figures(const char *folder, qd_run_figures *figures);
 
 /* Called for a key in which runs differ, with its value in each. */
@@ -164,9 +164,9 @@ typedef qd_status (*qd_report_difference)(void *context, const char *key, const 
  * ends the call. */
 QD_API qd_status qd_report_differences(const char *const *folders, int count, qd_report_difference each, void *context);
 
-/* Writes a page that compares runs: their figures, their curves laid over each other, and the
- * differences of their configurations. path: NULL: comparison.html next to the first run. written:
- * as in qd_report_run(). */
+/* Writes a page that compares runs: their figures, their curves in the same charts, and the keys in
+ * which their configurations differ. path: the file; NULL: comparison.html next to the first run.
+ * written: as in qd_report_run(). */
 QD_API qd_status qd_report_compare(const char *const *folders, int count, const char *path, char **written);
 
 /* A trace that was read from a file. */
@@ -174,7 +174,7 @@ typedef struct qd_report_trace qd_report_trace;
 /* Reads a file in the format of trace.json; the caller owns *trace. name: of the timeline. QD_USAGE
  * for another format. */
 QD_API qd_status qd_report_trace_load(const char *path, const char *name, qd_report_trace **trace);
-/* The same from memory; file: for messages. */
+/* The same from memory; messages use `file` as the file name. */
 QD_API qd_status qd_report_trace_load_text(const char *file, const char *text, const char *name, qd_report_trace **trace);
 /* The trace as a timeline, which belongs to it. */
 QD_API const qd_report_timeline *qd_report_trace_timeline(const qd_report_trace *trace);

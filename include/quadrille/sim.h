@@ -93,11 +93,11 @@ QD_API void qd_simulation_json(const qd_simulation *simulation, qd_strbuf *out);
 /* Writes the timeline as a Perfetto trace with the names of the trainer's trace, one process per
  * stage. QD_IO if it cannot be written. */
 QD_API qd_status qd_simulation_trace(const qd_simulation *simulation, const char *path);
-/* Appends that trace. */
+/* Appends the same trace as text. */
 QD_API qd_status qd_simulation_trace_text(const qd_simulation *simulation, qd_strbuf *out);
 
-/* The step as the description of a report, for qd_report_write(): figures, memory and, if wanted,
- * the timeline. It borrows from the simulation; the caller owns *view. */
+/* Describes the simulated step for qd_report_write(): figures, memory and, with `timeline`, the
+ * timeline. The simulation must outlive *view, which the caller owns. */
 typedef struct qd_simulation_view qd_simulation_view;
 QD_API qd_status qd_simulation_describe(const qd_simulation *simulation, bool timeline, qd_simulation_view **view);
 QD_API const struct qd_report *qd_simulation_view_report(const qd_simulation_view *view);

@@ -35,7 +35,8 @@ QD_API void qd_text_roff(const char *text, size_t length, qd_strbuf *out);
 
 /* Whether `word` is one of the words of `words`, which are separated by single blanks. */
 QD_API bool qd_text_has_word(const char *words, const char *word);
-/* The name that is spelt most similarly to what a user wrote; NULL if none is close. */
+/* The name whose spelling is closest to what a user wrote, for "did you mean"; NULL: none is
+ * close. */
 QD_API const char *qd_text_nearest(const char *written, const char *const *names, int count);
 
 #ifdef __cplusplus

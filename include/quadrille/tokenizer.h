@@ -55,7 +55,7 @@ QD_API int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
 /* How invalid UTF-8 is encoded. */
 typedef enum qd_broken_text {
     /* The bytes are kept, and decoding restores them. Text is split as if each invalid part were
-     * one U+FFFD. Models of characters (not byte-level) cannot keep them and replace them. */
+     * one U+FFFD. Tokenizers that are not byte-level cannot keep them and replace them. */
     QD_BROKEN_KEEP,
     /* Each invalid part is replaced by U+FFFD first, as by Python's bytes.decode("utf-8",
      * "replace"): this is what tiktoken and tokenizers get for such a string. */
@@ -73,7 +73,8 @@ typedef enum qd_special_policy {
     QD_SPECIAL_REFUSE /* not at all: QD_USAGE with the token and its position */
 } qd_special_policy;
 
-/* "parse" (ALLOW), "plain" (TEXT) or "refuse", as in options; QD_USAGE for another name. */
+/* Parses the values of data.special: "parse" (QD_SPECIAL_ALLOW), "plain" (QD_SPECIAL_TEXT) or
+ * "refuse". QD_USAGE for another name. */
 QD_API qd_status qd_special_policy_parse(const char *name, qd_special_policy *policy);
 
 typedef struct qd_encode_options {

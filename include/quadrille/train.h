@@ -50,7 +50,7 @@ typedef struct qd_train_step {
     int64_t validation_tokens; /* predicted by the evaluation after this step; 0: there was none */
     double validation_loss;    /* mean over them, nats per token; NaN: not finite */
     double validation_seconds; /* not part of step_seconds */
-    bool validation_best;      /* the lowest so far */
+    bool validation_best;      /* whether validation_loss is the lowest so far */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 
@@ -69,7 +69,7 @@ typedef struct qd_train_end {
     int64_t saved;    /* step of the newest checkpoint that this run has written; -1: none */
     bool interrupted; /* by a signal */
     int64_t best;     /* step with the lowest validation loss so far; -1: none */
-    double best_loss;
+    double best_loss; /* its validation loss */
 } qd_train_end;
 QD_SIZED_DEFAULT(qd_train_end)
 
@@ -108,11 +108,11 @@ QD_API qd_status qd_train(const qd_options *options, char *const *argv, const qd
  * defaults. Call it instead of loading a file. Not collective. */
 QD_API qd_status qd_train_resume_options(qd_options *options);
 
-/* Does what run.from asks for, and nothing if it is empty or run.resume is set: sets the model's
- * keys, data.tokenizer and run.weights from a Hugging Face folder, a run folder or a checkpoint,
- * except those that are set already. Call it before qd_train(). QD_USAGE for a folder that is none
- * of these, or together with model.preset or run.weights; QD_UNSUPPORTED names a feature of the
- * model that ours lacks. Not collective. */
+/* Applies run.from (a Hugging Face folder, a run folder or a checkpoint): sets the model's keys,
+ * data.tokenizer and run.weights from it, except keys that are set already. Does nothing if
+ * run.from is empty or run.resume is set. Call it before qd_train(). QD_USAGE for a folder that is
+ * none of these, or together with model.preset or run.weights; QD_UNSUPPORTED names a feature of
+ * the model that ours lacks. Not collective. */
 QD_API qd_status qd_train_from_options(qd_options *options);
 
 /* Whether qd_train() started this process as a local rank. Such a process gets its configuration
