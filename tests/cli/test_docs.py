@@ -4,8 +4,8 @@ path exists, and generated pages and drawings are up to date.
 Commands are blocks fenced as ```sh, and table cells that consist of a command, in the pages of the
 top folder and of docs. Those of a document run in order, in a scratch folder that looks like the
 repository after `make build`. Targets of make must exist; other tests run them, but `make demo` is
-replaced by a short run, `quadrille serve` is ended after two seconds, and `make install` is replaced by an installation in the scratch folder, which later
-commands may use.
+replaced by a short run, `quadrille serve` is ended after two seconds, and `make install` is replaced
+by an installation in the scratch folder, which later commands may use.
 ctest: timeout 300
 ctest: processors 2
 """
