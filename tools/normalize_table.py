@@ -16,21 +16,12 @@ import unicodedata
 import regex
 from tokenizers import normalizers, pre_tokenizers
 
+from c_table import rows
+
 ALL = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 NFC, NFD, NFKC, NFKD = (form().normalize_str for form in (normalizers.NFC, normalizers.NFD, normalizers.NFKC, normalizers.NFKD))
 HANGUL = range(0xAC00, 0xD7A4)
 BLOCK = 128
-
-
-def rows(values):
-    line, lines = "   ", []
-    for value in values:
-        piece = f" {value},"
-        if len(line) + len(piece) > 120:
-            lines.append(line)
-            line = "   "
-        line += piece
-    return "\n".join(lines + [line])
 
 
 def array(kind, name, values):

@@ -11,6 +11,8 @@ import sys
 
 import tiktoken
 
+from c_table import rows
+
 # In the bit order of src/data/tokenizer/split/unicode.h.
 CLASSES = [r"\p{L}", r"\p{N}", r"\s", r"[\r\n]", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"\w"]
 BLOCK = 128
@@ -20,17 +22,6 @@ def members(pattern, text):
     single_bytes = {bytes([i]): i for i in range(256)}
     matcher = tiktoken.Encoding("class", pat_str=pattern, mergeable_ranks=single_bytes, special_tokens={})
     return set(map(ord, bytes(matcher.encode_ordinary(text)).decode()))
-
-
-def rows(values):
-    line, lines = "   ", []
-    for value in values:
-        piece = f" {value},"
-        if len(line) + len(piece) > 120:
-            lines.append(line)
-            line = "   "
-        line += piece
-    return "\n".join(lines + [line])
 
 
 def packed(kinds):

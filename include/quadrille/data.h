@@ -152,7 +152,7 @@ typedef struct qd_data_options {
     bool unpacked; /* one example per sample: for models with learned positions, which count from the start of a sample */
     qd_overlong overlong;
     /* Renders `messages`: a tokenizer folder with a chat template, or a file with one (.jinja);
-     * NULL or "": none. Its errors are reported when an example needs it. */
+     * NULL or "": none. Errors of a folder are reported when an example needs it. */
     const char *chat_template;
 } qd_data_options;
 

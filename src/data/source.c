@@ -442,8 +442,10 @@ static qd_status add_examples(const qd_data_options *o, const char *path, const 
     QD_TRY(agree_on_tokenizer(d, job.encoder->hash, o->encoder ? encoder_name(o) : path));
     qd_chat *chat = NULL;
     char *no_chat = NULL;
+    struct stat info;
     qd_status status = open_template(o->chat_template, &chat);
-    if (status == QD_USAGE || status == QD_UNSUPPORTED) { /* prompts with completions do not need it */
+    bool file = status != QD_OK && stat(o->chat_template, &info) == 0 && !S_ISDIR(info.st_mode);
+    if (!file && (status == QD_USAGE || status == QD_UNSUPPORTED)) { /* prompts with completions do not need a template */
         no_chat = strdup(qd_error_message());
         qd_error_clear();
         status = no_chat ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", path);

@@ -70,6 +70,11 @@ class From(program.ProgramTest):
         self.one_line(self.run_program(*words, "--weights", "hf-gpt2-tiny", "model.preset=llama-tiny", "model.vocab=300",
                                        f"data.tokenizer={self.path('gpt2-tiny/tokenizer.json')}"), 2, "run.weights: ", "tensor")
         self.ok(self.run_program("check", "--from", "hf-mixtral-tiny"))
+        # A run does not replace what it starts from.
+        for source in ("gpt2-tiny", "gpt2-tiny/checkpoints/latest"):
+            result = self.run_program(*words, "--from", source, "--dir", "./gpt2-tiny", "--overwrite")
+            self.one_line(result, 2, "run.weights: ", "name another run.dir")
+        self.ok(self.run_program("eval", "gpt2-tiny", TEXT))
 
     def test_examples_are_fine_tuned_and_resumed_on_another_layout(self):
         with open(self.path("sums.jsonl"), "w") as file:
@@ -85,6 +90,10 @@ class From(program.ProgramTest):
         for mine, theirs in zip(self.metrics("parts"), self.metrics("whole")):
             self.assertAlmostEqual(mine["loss"], theirs["loss"], delta=1e-5)
         self.one_line(self.run_program("train", "--dir", "parts", "--resume", "train.steps=7", "data.seq=32"), 2, "data.seq has changed")
+        with open(self.path("broken.jinja"), "w") as file:
+            file.write("{% for")
+        for template, message in (("absent.jinja", "data.chat_template: absent.jinja"), ("broken.jinja", "broken.jinja:1:")):
+            self.one_line(self.run_program(*words, "train.steps=1", f"data.chat_template={template}"), 2, message)
         self.one_line(self.run_program(*words, "train.steps=1", "data.tokenizer=", "model.vocab=999"), 2, "data.format=examples",
                       "data.tokenizer")
 

@@ -28,6 +28,20 @@ static const char *signal_name(int number)
                                : "SIGTERM";
 }
 
+/* A new run clears its folder, and the weights it starts from with it. A folder that does not exist
+ * holds none. */
+static qd_status check_weights(const qd_config *c)
+{
+    char weights[PATH_MAX], folder[PATH_MAX];
+    if (c->resume || c->weights[0] == '\0' || c->run_dir[0] == '\0' || !realpath(c->weights, weights) || !realpath(c->run_dir, folder))
+        return QD_OK;
+    const size_t length = strlen(folder);
+    if (strncmp(weights, folder, length) != 0 || (weights[length] != '/' && weights[length] != '\0'))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.weights: %s is in run.dir, %s, which this run would replace: name another run.dir, or resume the run "
+                             "with --resume", c->weights, c->run_dir);
+}
+
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
                          qd_run_summary *summary)
 {
@@ -37,6 +51,7 @@ qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int 
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
     summary->shown.steps = config->steps;
+    QD_TRY(check_weights(config));
     return qd_run_folder_check(options, config, stop);
 }
 

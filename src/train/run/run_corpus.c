@@ -260,13 +260,16 @@ static bool encoding_progress(void *context, const qd_tokenize_progress *progres
 }
 
 /* data.chat_template, or the folder of data.tokenizer; "": none. */
-static void find_template(const qd_config *c, file_path template)
+static qd_status find_template(const qd_config *c, file_path template)
 {
     const char *tokenizer = c->data.tokenizer, *slash = strrchr(tokenizer, '/');
+    if (c->data.chat_template[0] != '\0' && access(c->data.chat_template, R_OK) != 0)
+        return QD_FAIL(QD_USAGE, "data.chat_template: %s: %s", c->data.chat_template, strerror(errno));
     if (c->data.chat_template[0] != '\0' || tokenizer[0] == '\0')
         snprintf(template, sizeof(file_path), "%s", c->data.chat_template);
     else
         snprintf(template, sizeof(file_path), "%.*s", slash ? (int)(slash - tokenizer) : 1, slash ? tokenizer : ".");
+    return QD_OK;
 }
 
 static qd_status open_data(const qd_config *c, const choice *chosen, const qd_run_corpus_progress *progress, qd_data **data)
@@ -277,7 +280,7 @@ static qd_status open_data(const qd_config *c, const choice *chosen, const qd_ru
     else if (c->run_dir[0] != '\0')
         QD_TRY(join(c->run_dir, "tokens", cache));
     file_path template;
-    find_template(c, template);
+    QD_TRY(find_template(c, template));
     qd_data_options o = qd_data_options_default();
     o.path = c->data.path;
     o.seq = c->strategy.seq;
