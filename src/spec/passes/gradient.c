@@ -8,6 +8,90 @@
  * I. */
 #include "spec/passes/passes.h"
 
+/* What an operand of a gradient op is, in terms of the forward op: the value of an operand, the
+ * gradient of an operand, an operand of the ROUTE_PLAN that wrote the op's places, or one of a
+ * few others. The gradient of a result is the sum of what its readers contributed; that of an input
+ * is what this op contributes; that of a weight is accumulated. */
+enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS, DELTA, SOURCE_STEP = 32 };
+#define v(operand) (VALUE + QD_##operand)
+#define d(operand) (GRADIENT + QD_##operand)
+#define d32(operand) (FP32_GRADIENT + QD_##operand) /* in fp32 regardless of the activation type */
+#define plan(operand) (PLAN + QD_ROUTE_PLAN_##operand)
+/* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
+ * deferred until they all have. DOTS, DELTA: buffers. */
+
+typedef enum condition { ALWAYS, WITH_BIAS, BALANCED_BY_BIAS } condition;
+
+typedef struct gradient_rule {
+    condition when;
+    qd_phase phase;
+    qd_op_kind op;
+    enum { NO_RULE, NO_GRADIENT, OP, SAME } what; /* SAME: no op, the first operand is the second */
+    qd_operands operands;                         /* sources */
+} gradient_rule;
+#define RULE(when, phase, kind, ...) {when, QD_PHASE_##phase, QD_OP_##kind, OP, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define SAME(gradient, as) {.what = SAME, .operands = {{1 + (gradient), 1 + (as)}}}
+enum { MOST_RULES = 3 };
+
+/* For each op of a forward list, its gradient ops and what they read. Later passes add the other
+ * kinds of ops. */
+static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
+    [QD_OP_EMBED] = {RULE(ALWAYS, WEIGHT, EMBED_GRAD, (INPUT, v(EMBED_INPUT)), (DY, d(EMBED_Y)), (TOKEN_GRAD, d(EMBED_TOKEN_TABLE)),
+                          (POSITION_GRAD, d(EMBED_POSITION_TABLE)))},
+    [QD_OP_NORM] = {RULE(ALWAYS, INPUT, NORM_GRAD, (DY, d(NORM_Y)), (X, v(NORM_X)), (GAMMA, v(NORM_GAMMA)), (ADD, SUM),
+                         (MEAN, v(NORM_MEAN)), (RSTD, v(NORM_RSTD)), (DX, d(NORM_X)), (GAMMA_GRAD, d(NORM_GAMMA)),
+                         (BETA_GRAD, d(NORM_BETA)))},
+    [QD_OP_LINEAR] = {RULE(ALWAYS, INPUT, LINEAR_DX, (DY, d(LINEAR_Y)), (WEIGHT, v(LINEAR_WEIGHT)), (DX, d(LINEAR_X))),
+                      RULE(ALWAYS, WEIGHT, LINEAR_DW, (DY, d(LINEAR_Y)), (X, v(LINEAR_X)), (WEIGHT_GRAD, d(LINEAR_WEIGHT))),
+                      RULE(WITH_BIAS, WEIGHT, BIAS_GRAD, (DY, d(LINEAR_Y)), (GRAD, d(LINEAR_BIAS)))},
+    [QD_OP_HEAD_NORM] = {RULE(ALWAYS, INPUT, HEAD_NORM_GRAD, (DY, d(HEAD_NORM_Y)), (X, v(HEAD_NORM_X)), (Q_GAMMA, v(HEAD_NORM_Q_GAMMA)),
+                              (K_GAMMA, v(HEAD_NORM_K_GAMMA)), (RSTD, v(HEAD_NORM_RSTD)), (Q_GAMMA_GRAD, d(HEAD_NORM_Q_GAMMA)),
+                              (K_GAMMA_GRAD, d(HEAD_NORM_K_GAMMA)), (DX, d(HEAD_NORM_X)))},
+    [QD_OP_QK_SQUARES] = {{.what = NO_GRADIENT}}, /* that of the norm includes it */
+    [QD_OP_QK_NORM] = {RULE(ALWAYS, INPUT, QK_DOTS, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (Q_GAMMA, v(QK_NORM_Q_GAMMA)),
+                            (K_GAMMA, v(QK_NORM_K_GAMMA)), (DOTS, DOTS)),
+                       RULE(ALWAYS, INPUT, QK_NORM_GRAD, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (SUMS, v(QK_NORM_SUMS)), (DOTS, DOTS),
+                            (Q_GAMMA, v(QK_NORM_Q_GAMMA)), (K_GAMMA, v(QK_NORM_K_GAMMA)), (Q_GAMMA_GRAD, d(QK_NORM_Q_GAMMA)),
+                            (K_GAMMA_GRAD, d(QK_NORM_K_GAMMA)), (DX, d(QK_NORM_X)))},
+    [QD_OP_CLIP] = {RULE(ALWAYS, INPUT, CLIP_GRAD, (X, v(CLIP_X)), (DY, d(CLIP_Y)), (DX, d(CLIP_X)))},
+    [QD_OP_ROPE] = {RULE(ALWAYS, INPUT, ROPE_INVERSE, (X, d(ROPE_Y)), (TABLE, v(ROPE_TABLE)), (INPUT, v(ROPE_INPUT)), (Y, d(ROPE_X)))},
+    [QD_OP_ATTENTION] = {RULE(ALWAYS, INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
+                              (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA))},
+    [QD_OP_ACTIVATION] = {RULE(ALWAYS, INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
+    [QD_OP_SCALE] = {RULE(ALWAYS, INPUT, SCALE, (X, d(SCALE_Y)), (Y, d(SCALE_X)))},
+    [QD_OP_DROPOUT] = {RULE(ALWAYS, INPUT, DROPOUT, (X, d(DROPOUT_Y)), (Y, d(DROPOUT_X)))}, /* with the same mask */
+    [QD_OP_ADD] = {SAME(d(ADD_A), d(ADD_Y)), SAME(d(ADD_B), d(ADD_Y))},
+    [QD_OP_HEAD_LOSS] = {SAME(d(HEAD_LOSS_X), v(HEAD_LOSS_DX))}, /* computed along with the loss */
+    [QD_OP_ROUTE] = {RULE(ALWAYS, INPUT, ROUTE_GRAD, (LOGITS, v(ROUTE_LOGITS)), (CHOICE, v(ROUTE_CHOICE)), (WEIGHT, v(ROUTE_WEIGHT)),
+                          (D_WEIGHT, d(ROUTE_WEIGHT)), (LOAD, v(ROUTE_LOAD)), (D_LOGITS, d(ROUTE_LOGITS))),
+                     RULE(BALANCED_BY_BIAS, WEIGHT, ROUTE_LOAD, (CHOICE, v(ROUTE_CHOICE)), (BIAS_GRAD, d(ROUTE_BIAS)))},
+    [QD_OP_ROUTE_PLAN] = {{.what = NO_GRADIENT}}, /* its results are integers */
+    [QD_OP_PERMUTE] = {RULE(ALWAYS, INPUT, COMBINE, (ROWS, d(PERMUTE_Y)), (PLACE, v(PERMUTE_PLACE)), (ADD, SUM), (Y, d(PERMUTE_X)))},
+    [QD_OP_EXPERTS] = {RULE(ALWAYS, INPUT, EXPERTS_DX, (DY, d(EXPERTS_Y)), (WEIGHT, v(EXPERTS_WEIGHT)), (COUNT, v(EXPERTS_COUNT)),
+                            (DX, d(EXPERTS_X))),
+                       RULE(ALWAYS, WEIGHT, EXPERTS_DW, (DY, d(EXPERTS_Y)), (X, v(EXPERTS_X)), (COUNT, v(EXPERTS_COUNT)),
+                            (WEIGHT_GRAD, d(EXPERTS_WEIGHT)))},
+    [QD_OP_EXPERT_ACTIVATION] = {RULE(ALWAYS, INPUT, EXPERT_ACTIVATION_GRAD, (X, v(EXPERT_ACTIVATION_X)), (DY, d(EXPERT_ACTIVATION_Y)),
+                                      (COUNT, v(EXPERT_ACTIVATION_COUNT)), (DX, d(EXPERT_ACTIVATION_X)))},
+    [QD_OP_COMBINE] = {RULE(ALWAYS, INPUT, COMBINE_GRAD, (DY, d(COMBINE_Y)), (ROWS, v(COMBINE_ROWS)), (FROM, plan(FROM)),
+                            (PLACE, v(COMBINE_PLACE)), (COUNT, plan(COUNT)), (WEIGHT, v(COMBINE_WEIGHT)), (D_ROWS, d(COMBINE_ROWS)),
+                            (D_WEIGHT, d32(COMBINE_WEIGHT)))},
+};
+
+/* Whether the gradient op absorbs what other readers contributed to the gradient of its input. */
+static bool absorbs(qd_op_kind kind)
+{
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (rules[kind][0].operands.slot[j] == 1 + SUM)
+            return true;
+    return false;
+}
+
+bool qd_op_has_gradient(qd_op_kind kind)
+{
+    return rules[kind][0].what != NO_RULE;
+}
+
 typedef struct contribution {
     int value, grad; /* slots */
     int reader;      /* op of the forward pass */
@@ -32,256 +116,120 @@ static void give(gradients *g, int value, int grad, int reader)
 }
 
 /* A slot for the gradient of a value. */
-static int new_slot(gradients *g, int value)
+static int new_slot(gradients *g, int value, qd_dtype dtype)
 {
     qd_class_writer *w = g->w;
-    return qd_class_local(w, qd_class_name(w, "d_", value, ""), 0, w->slots[value].cols);
+    return qd_class_slot(w, qd_class_name(w, "d_", value, ""), QD_SLOT_LOCAL, dtype, 0, w->slots[value].cols);
 }
 
-/* The slot that receives an op's contribution to the gradient of a value. */
-static int part_of(gradients *g, int value, bool last)
+/* The slot that receives an op's contribution to the gradient of a value. last: nothing is added to
+ * it. */
+static int part_of(gradients *g, int value, bool last, qd_dtype dtype)
 {
     if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->readers[value] == 1))
         return g->in_grad;
-    return new_slot(g, value);
+    return new_slot(g, value, dtype);
 }
 
-/* The rules: op `i` of the forward list, given the gradient dy of its result. */
+/* The gradient of one op of the forward list, while its gradient ops are emitted. */
+typedef struct derivation {
+    gradients *g;
+    qd_op op;
+    int index;
+    int grad[QD_OP_SLOTS]; /* gradients of its operands; UNKNOWN: not used so far */
+    int sum, dots;         /* see SUM, DOTS */
+    bool last;             /* nothing is added to the gradient of its input */
+    bool unused;           /* the loss does not depend on its result */
+} derivation;
+enum { UNKNOWN = -2 };
 
-static const qd_op *forward(const gradients *g, int i)
+static int find_gradient(derivation *d, int operand, qd_dtype dtype)
 {
-    return &g->w->ops[i];
+    qd_class_writer *w = d->g->w;
+    int value = d->op.slot[operand];
+    if (d->grad[operand] != UNKNOWN || value < 0)
+        return value < 0 ? -1 : d->grad[operand];
+    if (w->slots[value].kind == QD_SLOT_PARAM)
+        return qd_class_gradient(value);
+    bool result = qd_op_writes(&d->op, operand);
+    d->grad[operand] = result ? grad_of(d->g, value) : part_of(d->g, value, d->last, dtype);
+    d->unused = d->unused || (result && d->grad[operand] < 0);
+    return d->grad[operand];
 }
 
-static void linear(gradients *g, int i)
+static int find_source(derivation *d, int source)
 {
-    qd_class_writer *w = g->w;
-    int x = forward(g, i)->slot[QD_LINEAR_X], weight = forward(g, i)->slot[QD_LINEAR_WEIGHT], bias = forward(g, i)->slot[QD_LINEAR_BIAS];
-    int dy = grad_of(g, forward(g, i)->slot[QD_LINEAR_Y]);
-    if (dy < 0)
+    qd_class_writer *w = d->g->w;
+    int operand = source % SOURCE_STEP;
+    if (source < GRADIENT)
+        return d->op.slot[operand];
+    if (source < PLAN)
+        return find_gradient(d, operand, source < FP32_GRADIENT ? w->config->activation : QD_F32);
+    if (source < SUM)
+        return w->ops[qd_class_definition(w, d->op.slot[QD_COMBINE_PLACE], d->index)].slot[operand];
+    if (source == DELTA)
+        return qd_class_f32(w, "delta", 0, 0);
+    if (source == DOTS && d->dots < 0)
+        d->dots = qd_class_f32(w, "qk_dots", 0, 2);
+    return source == DOTS ? d->dots : d->sum;
+}
+
+static bool applies(const derivation *d, const gradient_rule *rule)
+{
+    const qd_moe *moe = &d->g->w->model->moe;
+    return rule->what >= OP && (rule->when != WITH_BIAS || d->op.slot[QD_LINEAR_BIAS] >= 0) &&
+           (rule->when != BALANCED_BY_BIAS || (moe->bias && moe->bias_rate > 0.0));
+}
+
+static void apply(derivation *d, const gradient_rule *rule)
+{
+    qd_class_writer *w = d->g->w;
+    qd_operands operands = {{0}};
+    if (rule->what == SAME) {
+        d->grad[(rule->operands.slot[0] - 1) % SOURCE_STEP] = find_source(d, rule->operands.slot[1] - 1);
         return;
-    int dx = part_of(g, x, false);
-    QD_CLASS_OP(w, LINEAR_DX, (DY, dy), (WEIGHT, weight), (DX, dx));
-    w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(w, LINEAR_DW, (DY, dy), (X, x), (WEIGHT_GRAD, qd_class_gradient(weight)));
-    if (bias >= 0)
-        QD_CLASS_OP(w, BIAS_GRAD, (DY, dy), (GRAD, qd_class_gradient(bias)));
+    }
+    for (int j = 0; j < QD_OP_SLOTS && !d->unused; j++)
+        if (rule->operands.slot[j] > 0)
+            operands.slot[j] = 1 + find_source(d, rule->operands.slot[j] - 1);
+    if (d->unused)
+        return;
+    w->phase = rule->phase;
+    qd_op *op = qd_class_op(w, rule->op, operands);
+    op->window = d->op.window;
+    op->scale = d->op.scale;
+    op->site = d->op.site;
     w->phase = QD_PHASE_INPUT;
-    give(g, x, dx, i);
 }
 
-/* Absorbs `sum`, what other readers contribute to the gradient of x. last: nothing is added to the
- * result. */
-static int norm_taking(gradients *g, int i, int sum, bool last)
+/* Emits the gradient ops of op `index` of the forward list, which contribute to the gradients of
+ * its inputs. An op that absorbs `sum` contributes nothing: the gradient of its first operand is
+ * returned. */
+static int derive(gradients *g, int index, int sum, bool last)
 {
-    const qd_op *op = forward(g, i);
-    int x = op->slot[QD_NORM_X], gamma = op->slot[QD_NORM_GAMMA], beta = op->slot[QD_NORM_BETA], mean = op->slot[QD_NORM_MEAN],
-        rstd = op->slot[QD_NORM_RSTD];
-    int dy = grad_of(g, op->slot[QD_NORM_Y]), dx = part_of(g, x, last);
-    QD_CLASS_OP(g->w, NORM_GRAD, (DY, dy), (X, x), (GAMMA, gamma), (ADD, sum), (MEAN, mean), (RSTD, rstd), (DX, dx),
-                (GAMMA_GRAD, qd_class_gradient(gamma)), (BETA_GRAD, qd_class_gradient(beta)));
-    return dx;
+    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .dots = -1, .last = last};
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        d.grad[j] = UNKNOWN;
+    for (int r = 0; r < MOST_RULES; r++)
+        if (applies(&d, &rules[d.op.kind][r]))
+            apply(&d, &rules[d.op.kind][r]);
+    for (int j = 0; j < QD_OP_SLOTS && !absorbs(d.op.kind); j++)
+        if (d.grad[j] >= 0 && !qd_op_writes(&d.op, j))
+            give(g, d.op.slot[j], d.grad[j], index);
+    return d.grad[QD_NORM_X];
 }
-
-static int permute_taking(gradients *g, int i, int sum, bool last)
-{
-    const qd_op *op = forward(g, i);
-    int place = op->slot[QD_PERMUTE_PLACE], dy = grad_of(g, op->slot[QD_PERMUTE_Y]), dx = part_of(g, op->slot[QD_PERMUTE_X], last);
-    QD_CLASS_OP(g->w, COMBINE, (ROWS, dy), (PLACE, place), (ADD, sum), (Y, dx));
-    return dx;
-}
-
 QD_SAME_PLACE(X, NORM, PERMUTE);
-
-/* Deferred until the gradient of x is requested, after the contributions of other readers. */
-static void absorbing(gradients *g, int i)
-{
-    g->absorbers[forward(g, i)->slot[QD_NORM_X]]++;
-}
 
 /* Emits the gradients of the absorbing ops that read a value; each absorbs the sum so far. */
 static int absorb(gradients *g, int value, int sum)
 {
     int left = g->absorbers[value];
     for (int i = g->forward_count - 1; i >= 0 && left > 0; i--) {
-        qd_op_kind kind = forward(g, i)->kind;
-        if (forward(g, i)->slot[QD_NORM_X] == value && (kind == QD_OP_NORM || kind == QD_OP_PERMUTE))
-            sum = (kind == QD_OP_NORM ? norm_taking : permute_taking)(g, i, sum, --left == 0);
+        const qd_op *op = &g->w->ops[i];
+        if (op->slot[QD_NORM_X] == value && absorbs(op->kind))
+            sum = derive(g, i, sum, --left == 0);
     }
     return sum;
-}
-
-static void head_norm(gradients *g, int i)
-{
-    const qd_op *op = forward(g, i);
-    int x = op->slot[QD_HEAD_NORM_X], q = op->slot[QD_HEAD_NORM_Q_GAMMA], k = op->slot[QD_HEAD_NORM_K_GAMMA],
-        rstd = op->slot[QD_HEAD_NORM_RSTD], dy = grad_of(g, op->slot[QD_HEAD_NORM_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, HEAD_NORM_GRAD, (DY, dy), (X, x), (Q_GAMMA, q), (K_GAMMA, k), (RSTD, rstd), (Q_GAMMA_GRAD, qd_class_gradient(q)),
-                (K_GAMMA_GRAD, qd_class_gradient(k)), (DX, dx));
-    give(g, x, dx, i);
-}
-
-static void qk_norm(gradients *g, int i)
-{
-    const qd_op *op = forward(g, i);
-    int x = op->slot[QD_QK_NORM_X], sums = op->slot[QD_QK_NORM_SUMS], q = op->slot[QD_QK_NORM_Q_GAMMA], k = op->slot[QD_QK_NORM_K_GAMMA],
-        dy = grad_of(g, op->slot[QD_QK_NORM_Y]), dx = part_of(g, x, false), dots = qd_class_f32(g->w, "qk_dots", 0, 2);
-    QD_CLASS_OP(g->w, QK_DOTS, (DY, dy), (X, x), (Q_GAMMA, q), (K_GAMMA, k), (DOTS, dots));
-    QD_CLASS_OP(g->w, QK_NORM_GRAD, (DY, dy), (X, x), (SUMS, sums), (DOTS, dots), (Q_GAMMA, q), (K_GAMMA, k),
-                (Q_GAMMA_GRAD, qd_class_gradient(q)), (K_GAMMA_GRAD, qd_class_gradient(k)), (DX, dx));
-    give(g, x, dx, i);
-}
-
-static void rope(gradients *g, int i)
-{
-    const qd_op *op = forward(g, i);
-    int x = op->slot[QD_ROPE_X], table = op->slot[QD_ROPE_TABLE], positions = op->slot[QD_ROPE_INPUT],
-        dy = grad_of(g, op->slot[QD_ROPE_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ROPE_INVERSE, (X, dy), (TABLE, table), (INPUT, positions), (Y, dx));
-    give(g, x, dx, i);
-}
-
-static void attention(gradients *g, int i)
-{
-    const qd_op *op = forward(g, i);
-    int x = op->slot[QD_ATTENTION_QKV], input = op->slot[QD_ATTENTION_INPUT], o = op->slot[QD_ATTENTION_O],
-        lse = op->slot[QD_ATTENTION_LSE], dy = grad_of(g, o), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ATTENTION_GRAD, (QKV, x), (INPUT, input), (O, o), (LSE, lse), (D_O, dy), (D_QKV, dx),
-                (DELTA, qd_class_f32(g->w, "delta", 0, 0)))
-        ->window = forward(g, i)->window;
-    give(g, x, dx, i);
-}
-
-static void activation(gradients *g, int i)
-{
-    int x = forward(g, i)->slot[QD_ACTIVATION_X], dy = grad_of(g, forward(g, i)->slot[QD_ACTIVATION_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, ACTIVATION_GRAD, (X, x), (DY, dy), (DX, dx));
-    give(g, x, dx, i);
-}
-
-static void clip(gradients *g, int i)
-{
-    int x = forward(g, i)->slot[QD_CLIP_X], dy = grad_of(g, forward(g, i)->slot[QD_CLIP_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, CLIP_GRAD, (X, x), (DY, dy), (DX, dx));
-    give(g, x, dx, i);
-}
-
-static void scale(gradients *g, int i)
-{
-    int x = forward(g, i)->slot[QD_SCALE_X], dy = grad_of(g, forward(g, i)->slot[QD_SCALE_Y]), dx = part_of(g, x, false);
-    double factor = forward(g, i)->scale;
-    QD_CLASS_OP(g->w, SCALE, (X, dy), (Y, dx))->scale = factor;
-    give(g, x, dx, i);
-}
-
-/* The same op with the same mask. */
-static void dropout(gradients *g, int i)
-{
-    int x = forward(g, i)->slot[QD_DROPOUT_X], site = forward(g, i)->site, dy = grad_of(g, forward(g, i)->slot[QD_DROPOUT_Y]),
-        dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, DROPOUT, (X, dy), (Y, dx))->site = site;
-    give(g, x, dx, i);
-}
-
-static void add(gradients *g, int i)
-{
-    int a = forward(g, i)->slot[QD_ADD_A], b = forward(g, i)->slot[QD_ADD_B], dy = grad_of(g, forward(g, i)->slot[QD_ADD_Y]);
-    give(g, a, dy, i);
-    give(g, b, dy, i);
-}
-
-static void embed(gradients *g, int i)
-{
-    const qd_op *op = forward(g, i);
-    int input = op->slot[QD_EMBED_INPUT], tokens = op->slot[QD_EMBED_TOKEN_TABLE], positions = op->slot[QD_EMBED_POSITION_TABLE],
-        dy = grad_of(g, op->slot[QD_EMBED_Y]);
-    g->w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(g->w, EMBED_GRAD, (INPUT, input), (DY, dy), (TOKEN_GRAD, qd_class_gradient(tokens)),
-                (POSITION_GRAD, qd_class_gradient(positions)));
-    g->w->phase = QD_PHASE_INPUT;
-}
-
-/* The gradients were computed along with the loss. */
-static void loss(gradients *g, int i)
-{
-    give(g, forward(g, i)->slot[QD_HEAD_LOSS_X], forward(g, i)->slot[QD_HEAD_LOSS_DX], i);
-}
-
-static void route(gradients *g, int i)
-{
-    qd_class_writer *w = g->w;
-    const qd_op *op = forward(g, i);
-    int logits = op->slot[QD_ROUTE_LOGITS], bias = op->slot[QD_ROUTE_BIAS], choice = op->slot[QD_ROUTE_CHOICE],
-        weight = op->slot[QD_ROUTE_WEIGHT], load = op->slot[QD_ROUTE_LOAD];
-    int d_weight = grad_of(g, weight);
-    int d_logits = qd_class_local(w, "d_router_logits", 0, w->model->moe.experts); /* same type as the operands of the GEMM that reads it */
-    QD_CLASS_OP(w, ROUTE_GRAD, (LOGITS, logits), (CHOICE, choice), (WEIGHT, weight), (D_WEIGHT, d_weight), (LOAD, load),
-                (D_LOGITS, d_logits));
-    if (w->model->moe.bias && w->model->moe.bias_rate > 0.0) {
-        w->phase = QD_PHASE_WEIGHT;
-        QD_CLASS_OP(w, ROUTE_LOAD, (CHOICE, choice), (BIAS_GRAD, qd_class_gradient(bias)));
-        w->phase = QD_PHASE_INPUT;
-    }
-    give(g, logits, d_logits, i);
-}
-
-static void experts(gradients *g, int i)
-{
-    qd_class_writer *w = g->w;
-    int x = forward(g, i)->slot[QD_EXPERTS_X], weight = forward(g, i)->slot[QD_EXPERTS_WEIGHT],
-        count = forward(g, i)->slot[QD_EXPERTS_COUNT];
-    int dy = grad_of(g, forward(g, i)->slot[QD_EXPERTS_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(w, EXPERTS_DX, (DY, dy), (WEIGHT, weight), (COUNT, count), (DX, dx));
-    w->phase = QD_PHASE_WEIGHT;
-    QD_CLASS_OP(w, EXPERTS_DW, (DY, dy), (X, x), (COUNT, count), (WEIGHT_GRAD, qd_class_gradient(weight)));
-    w->phase = QD_PHASE_INPUT;
-    give(g, x, dx, i);
-}
-
-static void expert_activation(gradients *g, int i)
-{
-    int x = forward(g, i)->slot[QD_EXPERT_ACTIVATION_X], count = forward(g, i)->slot[QD_EXPERT_ACTIVATION_COUNT],
-        dy = grad_of(g, forward(g, i)->slot[QD_EXPERT_ACTIVATION_Y]), dx = part_of(g, x, false);
-    QD_CLASS_OP(g->w, EXPERT_ACTIVATION_GRAD, (X, x), (DY, dy), (COUNT, count), (DX, dx));
-    give(g, x, dx, i);
-}
-
-static void combine(gradients *g, int i)
-{
-    qd_class_writer *w = g->w;
-    const qd_op *op = forward(g, i), *plan = forward(g, qd_class_definition(w, op->slot[QD_COMBINE_PLACE], i));
-    int rows = op->slot[QD_COMBINE_ROWS], place = op->slot[QD_COMBINE_PLACE], weight = op->slot[QD_COMBINE_WEIGHT],
-        from = plan->slot[QD_ROUTE_PLAN_FROM], count = plan->slot[QD_ROUTE_PLAN_COUNT];
-    int dy = grad_of(g, op->slot[QD_COMBINE_Y]), d_rows = part_of(g, rows, false);
-    int d_weight = qd_class_f32(w, "d_expert_weight", 0, w->model->moe.per_token);
-    QD_CLASS_OP(w, COMBINE_GRAD, (DY, dy), (ROWS, rows), (FROM, from), (PLACE, place), (COUNT, count), (WEIGHT, weight), (D_ROWS, d_rows),
-                (D_WEIGHT, d_weight));
-    give(g, rows, d_rows, i);
-    give(g, weight, d_weight, i);
-}
-
-/* Routing choices are integers and have no gradient; that of the squares of a norm is part of the
- * norm's. */
-static void none(gradients *g, int i)
-{
-    (void)g;
-    (void)i;
-}
-
-/* Ops that can occur in a forward list; later passes add the others. */
-static void (*const rules[QD_OP_KIND_COUNT])(gradients *g, int i) = {
-    [QD_OP_EMBED] = embed,           [QD_OP_NORM] = absorbing,  [QD_OP_LINEAR] = linear,
-    [QD_OP_HEAD_NORM] = head_norm,   [QD_OP_ROPE] = rope,       [QD_OP_ATTENTION] = attention,
-    [QD_OP_ACTIVATION] = activation, [QD_OP_DROPOUT] = dropout, [QD_OP_ADD] = add,
-    [QD_OP_HEAD_LOSS] = loss,        [QD_OP_ROUTE] = route,     [QD_OP_ROUTE_PLAN] = none,
-    [QD_OP_PERMUTE] = absorbing,     [QD_OP_EXPERTS] = experts, [QD_OP_EXPERT_ACTIVATION] = expert_activation,
-    [QD_OP_COMBINE] = combine,       [QD_OP_QK_SQUARES] = none, [QD_OP_QK_NORM] = qk_norm,
-    [QD_OP_CLIP] = clip,             [QD_OP_SCALE] = scale,
-};
-
-bool qd_op_has_gradient(qd_op_kind kind)
-{
-    return rules[kind] != NULL;
 }
 
 /* Whether contribution i is added after contribution k (-1: the start). */
@@ -311,7 +259,8 @@ static int grad_of(gradients *g, int value)
             sum = g->list[next].grad;
             continue;
         }
-        int both = left == 1 && !absorbs ? part_of(g, value, true) : new_slot(g, value);
+        int both = left == 1 && !absorbs ? part_of(g, value, true, w->config->activation)
+                                           : new_slot(g, value, w->config->activation);
         QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[next].grad), (Y, both));
         sum = both;
     }
@@ -340,13 +289,15 @@ void qd_pass_gradient(qd_class_writer *w)
         out = w->slots[s].kind == QD_SLOT_OUT ? s : out;
     }
     for (int i = 0; i < forward_count; i++) {
-        if (!rules[w->ops[i].kind]) {
+        if (!qd_op_has_gradient(w->ops[i].kind)) {
             w->wrong = "an op of the forward list has no gradient rule";
             return;
         }
         for (int j = 0; j < QD_OP_SLOTS; j++)
             if (qd_op_reads(&w->ops[i], j))
                 g.readers[w->ops[i].slot[j]]++;
+        if (absorbs(w->ops[i].kind))
+            g.absorbers[w->ops[i].slot[QD_NORM_X]]++;
     }
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
@@ -354,7 +305,8 @@ void qd_pass_gradient(qd_class_writer *w)
     if (in >= 0)
         g.in_grad = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, 0, w->model->hidden);
     for (int i = forward_count - 1; i >= 0 && !w->no_memory && !w->wrong; i--)
-        rules[w->ops[i].kind](&g, i);
+        if (!absorbs(w->ops[i].kind))
+            derive(&g, i, -1, false);
     if (in >= 0 && !w->no_memory && !w->wrong)
         grad_of(&g, in);
 }

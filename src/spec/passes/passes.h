@@ -73,7 +73,8 @@ static inline int qd_class_weight_of(int gradient)
 typedef struct qd_operands {
     int slot[QD_OP_SLOTS];
 } qd_operands;
-#define QD_OPERANDS(kind, ...) ((qd_operands){{QD_EACH(QD_OPERAND_GIVEN, kind, __VA_ARGS__)}})
+#define QD_OPERANDS(kind, ...) ((qd_operands)QD_OPERAND_TABLE(kind, __VA_ARGS__))
+#define QD_OPERAND_TABLE(kind, ...) {{QD_EACH(QD_OPERAND_GIVEN, kind, __VA_ARGS__)}} /* as an initializer: rules of tables */
 #define QD_OPERAND_GIVEN(kind, pair) [QD_OPERAND_PLACE(kind, QD_PAIR_FIRST pair)] = 1 + (QD_PAIR_SECOND pair),
 
 /* Appends an op. A missing required operand is an error of the pass. */

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Counts the code that writes or transforms op lists: the passes of `src/spec/passes`, and the
+hand-written writers that they replaced, at the last commit that had them.
+
+A code line holds at least one token that is not part of a comment. Lines of tables are counted
+apart: the initializers of constant arrays and structs at file scope (rules, shapes, names). Macros,
+types and declarations count as code. The verifier (`src/spec/proof`), the declarations of models
+(`src/model`) and the table of ops (`src/spec/ops`) are not part of either side.
+
+    tools/count_passes.py           both sides; needs the history of the repository
+    tools/count_passes.py --files   each file
+"""
+import argparse
+import os
+import re
+import subprocess
+
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
+BEFORE = "6e00c55"  # the last commit with qd_write_block
+# (path, functions): the whole file, or only these functions of it.
+WRITERS = [(f"src/spec/{name}", None) for name in (
+    "ops_impl.h",  # types of the writers, and the functions that they share
+    "class_write.c", "block_ops.c", "attention_ops.c", "moe_ops.c", "moe_nodes_ops.c", "head_ops.c",
+    "tensor_ops.c",  # exchanges of tensor parallelism; the check that slots in flight are not accessed
+    "overlap_ops.c", "recompute.c",
+    "module_ops.c",  # lifetimes
+)] + [
+    # `nn` decided which grouped GEMMs run as one with SwiGLU.
+    ("src/nn/moe.c", ("reads", "may_share_memory", "may_run_together", "qd_experts_fuse")),
+]
+PASSES = "src/spec/passes"
+
+TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.S)
+# A constant with an initializer at file scope; function-local ones belong to their function.
+TABLE = re.compile(r"^static (?:const struct \{[^{}]*\} |[^;{}]*\bconst\b)[^;{}]*= \{(?:[^\n]*\};$|$.*?^\};$)", re.M | re.S)
+FUNCTION = r"^(?:static )?[\w *]*\b{}\([^;{{]*\)\n\{{$.*?^\}}$"
+
+
+def without_comments(text):
+    return TOKEN.sub(lambda m: m.group(0) if m.group(0)[0] in "\"'" else "\n" * m.group(0).count("\n"), text)
+
+
+def lines(text):
+    return sum(1 for line in text.split("\n") if line.strip())
+
+
+def count(text, functions=None):
+    """Lines of code and lines of tables."""
+    text = without_comments(text)
+    if functions:
+        found = [re.search(FUNCTION.format(name), text, re.M | re.S) for name in functions]
+        text = "\n".join(match.group(0) for match in found)
+    tables = sum(lines(match.group(0)) for match in TABLE.finditer(text))
+    return lines(text) - tables, tables
+
+
+def side(title, sources, show):
+    total = [0, 0]
+    for path, text, functions in sources:
+        code, tables = count(text, functions)
+        total = [total[0] + code, total[1] + tables]
+        if show:
+            print(f"{code:7}{tables:8}  {path}" + (f" ({', '.join(functions)})" if functions else ""))
+    print(f"{total[0]:7}{total[1]:8}  {title}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="counts the code that writes or transforms op lists")
+    parser.add_argument("--files", action="store_true", help="each file as well")
+    show = parser.parse_args().files
+
+    def at_commit(path):
+        return subprocess.run(["git", "-C", ROOT, "show", f"{BEFORE}:{path}"], capture_output=True, text=True, check=True).stdout
+
+    def today(path):
+        with open(os.path.join(ROOT, path), encoding="utf-8") as file:
+            return file.read()
+
+    names = sorted(name for name in os.listdir(os.path.join(ROOT, PASSES)) if name.endswith((".c", ".h")))
+    print("   code  tables")
+    side(f"hand-written lists ({BEFORE})", [(path, at_commit(path), functions) for path, functions in WRITERS], show)
+    side(f"passes ({PASSES})", [(f"{PASSES}/{name}", today(f"{PASSES}/{name}"), None) for name in names], show)
+
+
+if __name__ == "__main__":
+    main()
