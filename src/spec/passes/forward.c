@@ -114,11 +114,11 @@ static void route(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
     const qd_moe *e = &w->model->moe;
-    int load = qd_class_f32(w, "expert_load", 0, e->experts);
+    int load = qd_class_f32(w, "expert_load", e->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1, e->experts);
     l->choice = qd_class_i32(w, "choice", 0, e->per_token);
     l->weight = qd_class_f32(w, "expert_weight", 0, e->per_token);
     l->place = qd_class_i32(w, "place", 0, e->per_token);
-    l->from = qd_class_i32(w, "from", 1, 0);
+    l->from = qd_class_i32(w, "from", 1, w->port_rows * e->per_token);
     l->count = qd_class_i32(w, "expert_rows", 1, e->experts);
     QD_CLASS_OP(w, ROUTE, (LOGITS, l->slot[d->x]), (BIAS, qd_class_weight(w, d->weight)), (CHOICE, l->choice), (WEIGHT, l->weight),
                 (LOAD, load));

@@ -174,6 +174,15 @@ static int64_t activated_cols(const qd_class_writer *w, const qd_op *op)
 }
 QD_SAME_PLACE(DY, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
 
+/* Rows whose choices are summed in one load, on the rank of cp with the most rows. */
+static int64_t load_rows(const qd_class_writer *w)
+{
+    const qd_class_config *c = w->config;
+    return w->model->moe.balance == QD_BALANCE_SEQUENCE
+               ? w->seq
+               : c->batch * qd_context_most_rows(c->seq, w->ledger->mesh.degree[QD_AXIS_CP]);
+}
+
 void qd_class_measure(const qd_class_writer *w, qd_op *op)
 {
     if (w->no_memory || w->wrong)
@@ -216,12 +225,29 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
         heads(w, op, first->cols);
         op->k = counted_keys(w);
         break;
+    case QD_OP_ROUTE:
+    case QD_OP_ROUTE_GRAD:
+        qd_op_sizes(op, w->port_rows, w->model->moe.experts, load_rows(w), 0.0);
+        op->first = w->port_first;
+        break;
+    case QD_OP_ROUTE_PLAN:
+    case QD_OP_ROUTE_LOAD:
+        qd_op_sizes(op, w->port_rows, w->model->moe.experts, 0, 0.0);
+        break;
     case QD_OP_DROPOUT:
         op->first = w->port_first; /* fall through */
     default:
         qd_op_sizes(op, first->rows, first->cols, 0, 0.0);
         break;
     }
+}
+
+void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group)
+{
+    op->exchange.group = group;
+    op->exchange.count = op->m * op->n;
+    op->exchange.dtype = w->slots[qd_op_first(op)].dtype;
+    op->exchange.reduce = QD_SUM;
 }
 
 qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
@@ -231,10 +257,7 @@ qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd
     op->m = rows;
     op->n = cols;
     op->first = op->to = first;
-    op->exchange.group = group;
-    op->exchange.count = rows * cols;
-    op->exchange.dtype = w->slots[operands.slot[0] - 1].dtype;
-    op->exchange.reduce = QD_SUM;
+    qd_op_communicate(w, op, group);
     return op;
 }
 

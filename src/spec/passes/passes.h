@@ -85,6 +85,8 @@ void qd_op_set_operands(qd_op *op, qd_operands operands);
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
+/* Makes an op communicate its m × n elements, of the type of its first operand. */
+void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group);
 /* Appends an op that communicates `rows` × `cols` elements, starting at row `first` of its first
  * operand. */
 qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
@@ -149,6 +151,8 @@ void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols);
 /* Sums a partial result over tp, right after the op that wrote it. */
 void qd_place_sum(qd_placing *p, int slot);
 
+/* Over the rows of a port: operands are converted to them, results have them. */
+void qd_place_rowwise(qd_placing *p, const qd_op *op);
 void qd_place_attention(qd_placing *p, const qd_op *op);
 void qd_place_attention_grad(qd_placing *p, const qd_op *op);
 void qd_place_embed(qd_placing *p, const qd_op *op);

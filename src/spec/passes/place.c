@@ -48,6 +48,8 @@ void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
         return;
     qd_slot *s = &w->slots[slot];
     s->layout = layout;
+    if (layout == QD_LAYOUT_NONE)
+        return;
     s->rows = layout == QD_LAYOUT_PORT ? w->port_rows : w->rows;
     s->cols = cols > 0 ? cols : s->cols;
 }
@@ -105,8 +107,8 @@ static void expect_gradient(qd_placing *p, int grad, bool partial)
                                    partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
 }
 
-/* Row-wise ops, over the rows of a port. */
-static void rowwise(qd_placing *p, const qd_op *op)
+/* Results that are not per row have their shapes already. */
+void qd_place_rowwise(qd_placing *p, const qd_op *op)
 {
     qd_op placed = *op;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
@@ -118,7 +120,7 @@ static void rowwise(qd_placing *p, const qd_op *op)
         if (qd_op_reads(op, j))
             placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], QD_LAYOUT_PORT);
         else
-            qd_place_give(p, op->slot[j], QD_LAYOUT_PORT, 0);
+            qd_place_give(p, op->slot[j], p->w->slots[op->slot[j]].rows == 0 ? QD_LAYOUT_PORT : QD_LAYOUT_NONE, 0);
     }
     keep(p, &placed);
 }
@@ -234,8 +236,8 @@ static void cached(qd_placing *p, const qd_op *op)
 static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
     [QD_OP_EMBED] = qd_place_embed,
     [QD_OP_EMBED_GRAD] = qd_place_embed,
-    [QD_OP_NORM] = rowwise,
-    [QD_OP_NORM_GRAD] = rowwise,
+    [QD_OP_NORM] = qd_place_rowwise,
+    [QD_OP_NORM_GRAD] = qd_place_rowwise,
     [QD_OP_LINEAR] = linear,
     [QD_OP_LINEAR_DX] = linear_dx,
     [QD_OP_LINEAR_DW] = linear_dw,
@@ -255,9 +257,9 @@ static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
     [QD_OP_ACTIVATION_GRAD] = alike,
     [QD_OP_CLIP] = alike,
     [QD_OP_CLIP_GRAD] = alike,
-    [QD_OP_ADD] = rowwise,
-    [QD_OP_SCALE] = rowwise,
-    [QD_OP_DROPOUT] = rowwise,
+    [QD_OP_ADD] = qd_place_rowwise,
+    [QD_OP_SCALE] = qd_place_rowwise,
+    [QD_OP_DROPOUT] = qd_place_rowwise,
     [QD_OP_HEAD_LOSS] = qd_place_loss,
     [QD_OP_HEAD_LOGITS] = qd_place_loss,
     [QD_OP_ROUTE] = qd_place_route,

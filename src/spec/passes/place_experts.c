@@ -1,34 +1,200 @@
 /* Placement of routed experts: dispatch of rows, and buffer capacity. R is the number of rows of
- * the port, A = R · experts per token the number of assignments. Rows sorted by expert are sent to
- * the ranks of their experts before the first grouped GEMM of a pass, and returned after the last
- * one. Rows that exceed the planned buffers are sent in extra dispatch rounds. */
-#include "spec/passes/experts_impl.h"
+ * the port, A = R · experts per token the number of assignments.
+ *
+ * Rows sorted by expert are sent to the ranks of their experts before the first grouped GEMM of a
+ * pass, and returned after the last one. Rows that exceed the planned buffers are sent in extra
+ * dispatch rounds. On several nodes with two-level dispatch (spec/layout/nodes.h) each row crosses
+ * to a node at most once: x → copies sorted by node → across → relayed rows → rows sorted by
+ * expert, as in flat dispatch → weighted sums of relayed rows → back across → sum over nodes. The
+ * backward pass mirrors it: gradients of sums cross once per node; gradients of x and of the
+ * weights return. */
+#include "spec/layout/nodes.h"
+#include "spec/passes/sequence.h"
 
 #include <math.h>
 
-/* FLOPs of a grouped GEMM, for a balanced load. */
-static void grouped(const qd_class_writer *w, qd_op *op, int64_t n, int64_t k)
-{
-    const qd_expert_plan *e = w->experts;
-    double rows = (double)w->port_rows * w->model->moe.per_token * e->etp;
-    qd_op_sizes(op, e->capacity, n, k, 2.0 * rows * (double)n * (double)k);
-    op->experts = e->held;
-    op->expert = e->first;
-}
+enum {
+    NONE, ONE, TWO, PORT_ROWS, HIDDEN, EXPERTS, PER_TOKEN, NODES, RANKS, ETP,
+    NODE_EXPERTS,          /* experts of a node */
+    ROOM, CAPACITY,        /* see expert_plan */
+    RETURNED,              /* rows that return to this rank: one from each rank of etp */
+    ROW_COPIES,            /* R · nodes */
+    COPIES_MOST, RELAYED,  /* rows sent to nodes, rows relayed to experts: most of both */
+    RELAYED_CHOICES,       /* choices of the relayed rows */
+    CHOICE_NUMBERS,        /* choices and weights of one row */
+    COUNTS, ALL_RANKS,     /* columns and rows of the table of counts */
+    TAKEN_SIZE,
+    ROUND_NUMBERS, ROUND_ELEMENTS, /* workspace of extra rounds */
+};
 
-void qd_place_dispatch(qd_class_writer *w, const qd_expert_plan *e, qd_op_kind kind, int from, int to)
+enum {
+    /* Given by the list: rows, routing, weights. */
+    X, CHOICE, WEIGHT, PLACE, FROM, COUNT, SORTED, UP, DOWN, UP_GRAD, DOWN_GRAD, OUT, DY, D_SORTED, D_WEIGHT, ADD, Y,
+    /* Rows per expert of all ranks; rows of this rank's experts; rows back from experts. Without
+     * other ranks they are COUNT, SORTED and OUT. */
+    TABLE, ROWS_IN, BACK, D_OUT, D_BACK,
+    /* Two-level dispatch. A copy is a row sent to one node. */
+    COPY_PLACE, COPY_FROM, NODE_COUNT, ALL_COUNTS, ALL_TABLE, COPIES, CHOSEN, RELAY, RELAY_CHOSEN, TAKEN, RELAY_PLACE, RELAY_FROM,
+    RELAY_COUNT, RELAY_WEIGHT, RELAY_SUM, SUMS, D_COPIES, RELAY_DY, RELAY_D_WEIGHT, RELAY_DX, COPY_D_WEIGHT, D_SUMS,
+    /* Extra rounds. Their gradients: -1 if only gradients of weights are wanted. */
+    ROUND_LISTS, ROUND_BUFFERS, COPIES_AGAIN, RELAY_AGAIN, RESEND_LISTS, ROUND_D_WEIGHT, ROUND_DX,
+    VALUES
+};
+_Static_assert(VALUES <= QD_SEQUENCE_VALUES && ROUND_ELEMENTS < QD_SEQUENCE_NUMBERS, "the limits of a sequence");
+
+static const qd_sequence_value values[VALUES] = {
+    [TABLE] = {"expert_rows of all ranks", QD_VALUE_I32, RANKS, NODE_EXPERTS},
+    [ROWS_IN] = {"expert_in", QD_VALUE_ACTIVATION, CAPACITY, HIDDEN},
+    [BACK] = {"rows from experts", QD_VALUE_ACTIVATION, RETURNED, HIDDEN},
+    [D_OUT] = {"d_expert_out", QD_VALUE_ACTIVATION, CAPACITY, HIDDEN},
+    [D_BACK] = {"d_rows from experts", QD_VALUE_ACTIVATION, RETURNED, HIDDEN},
+    [COPY_PLACE] = {"place of copies", QD_VALUE_I32, PORT_ROWS, NODES},
+    [COPY_FROM] = {"from of copies", QD_VALUE_I32, ONE, ROW_COPIES},
+    [NODE_COUNT] = {"rows per node", QD_VALUE_I32, ONE, NODES},
+    [ALL_COUNTS] = {"rows per expert and node", QD_VALUE_I32, ONE, COUNTS},
+    [ALL_TABLE] = {"rows per expert and node of all ranks", QD_VALUE_I32, ALL_RANKS, COUNTS},
+    [COPIES] = {"rows by node", QD_VALUE_ACTIVATION, COPIES_MOST, HIDDEN},
+    [CHOSEN] = {"choices of copies", QD_VALUE_I32, COPIES_MOST, CHOICE_NUMBERS},
+    [RELAY] = {"relayed rows", QD_VALUE_ACTIVATION, RELAYED, HIDDEN},
+    [RELAY_CHOSEN] = {"choices of relayed rows", QD_VALUE_I32, RELAYED, CHOICE_NUMBERS},
+    [TAKEN] = {"rows of earlier rounds", QD_VALUE_I32, RANKS, NODE_EXPERTS},
+    [RELAY_PLACE] = {"place of relayed rows", QD_VALUE_I32, RELAYED, PER_TOKEN},
+    [RELAY_FROM] = {"from of relayed rows", QD_VALUE_I32, ONE, RELAYED_CHOICES},
+    [RELAY_COUNT] = {"relayed rows per expert", QD_VALUE_I32, ONE, NODE_EXPERTS},
+    [RELAY_WEIGHT] = {"weight of relayed rows", QD_VALUE_F32, RELAYED, PER_TOKEN},
+    [RELAY_SUM] = {"sums of relayed rows", QD_VALUE_ACTIVATION, RELAYED, HIDDEN},
+    [SUMS] = {"sums by node", QD_VALUE_ACTIVATION, COPIES_MOST, HIDDEN},
+    [D_COPIES] = {"d_sums by node", QD_VALUE_ACTIVATION, COPIES_MOST, HIDDEN},
+    [RELAY_DY] = {"d_relayed sums", QD_VALUE_ACTIVATION, RELAYED, HIDDEN},
+    [RELAY_D_WEIGHT] = {"d_relayed weight", QD_VALUE_F32, RELAYED, PER_TOKEN},
+    [RELAY_DX] = {"d_relayed rows", QD_VALUE_ACTIVATION, RELAYED, HIDDEN},
+    [COPY_D_WEIGHT] = {"d_weight of copies", QD_VALUE_F32, COPIES_MOST, PER_TOKEN},
+    [D_SUMS] = {"d_rows by node", QD_VALUE_ACTIVATION, COPIES_MOST, HIDDEN},
+    [ROUND_LISTS] = {"lists of extra rounds", QD_VALUE_I32, ONE, ROUND_NUMBERS, true},
+    [ROUND_BUFFERS] = {"buffers of extra rounds", QD_VALUE_ACTIVATION, ONE, ROUND_ELEMENTS, true},
+    [COPIES_AGAIN] = {"rows by node again", QD_VALUE_ACTIVATION, COPIES_MOST, HIDDEN, true},
+    [RELAY_AGAIN] = {"relayed rows again", QD_VALUE_ACTIVATION, RELAYED, HIDDEN, true},
+    [RESEND_LISTS] = {"lists of rounds", QD_VALUE_I32, TWO, TAKEN_SIZE, true},
+};
+
+/* Facts: experts on other ranks of a node; experts on other nodes; rows may exceed the buffers. */
+enum { APART = 1, BY_NODE = 2, ROUNDS = 4 };
+
+enum { SEND, TO_EXPERTS, FROM_EXPERTS, COLLECT, GRAD_SEND, GRAD_FROM_EXPERTS, GRAD_ROUNDS, GRAD_FROM_NODES, GRAD_COLLECT };
+
+/* LOCAL: on this rank. PLAN: this rank's buffers as sizes. COUNTS_OF_ALL: gathers counts.
+ * DISPATCHED: rows move between ranks of a node. ACROSS: between nodes. IN_ROUNDS: extra rounds
+ * inside a node; RESENT: between nodes. */
+enum { LOCAL, PLAN, COUNTS_OF_ALL, DISPATCHED, ACROSS, IN_ROUNDS, RESENT };
+
+static const qd_step steps[] = {
+    QD_STEP(SEND, BY_NODE, 0, NODE_PLAN, LOCAL, PORT_ROWS, NODES, NONE, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (COUNT, COUNT),
+            (COPY_PLACE, COPY_PLACE), (COPY_FROM, COPY_FROM), (NODE_COUNT, NODE_COUNT), (CHOSEN, CHOSEN), (COUNTS, ALL_COUNTS)),
+    QD_STEP(SEND, BY_NODE, 0, ALL_GATHER, COUNTS_OF_ALL, ALL_RANKS, COUNTS, NONE, (X, ALL_COUNTS), (Y, ALL_TABLE)),
+    QD_STEP(SEND, BY_NODE, 0, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, X), (FROM, COPY_FROM), (COUNT, NODE_COUNT), (Y, COPIES),
+            (PLACE, COPY_PLACE)),
+    QD_STEP(SEND, BY_NODE, 0, NODE_DISPATCH, ACROSS, RELAYED, HIDDEN, CHOICE_NUMBERS, (X, COPIES), (NUMBERS, CHOSEN), (TABLE, ALL_TABLE),
+            (Y, RELAY), (NUMBERS_OUT, RELAY_CHOSEN)),
+    QD_STEP(SEND, APART, BY_NODE, ALL_GATHER, COUNTS_OF_ALL, RANKS, EXPERTS, NONE, (X, COUNT), (Y, TABLE)),
+    QD_STEP(SEND, 0, BY_NODE, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, X), (FROM, FROM), (COUNT, COUNT), (Y, SORTED), (PLACE, PLACE)),
+    QD_STEP(SEND, APART, BY_NODE, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
+
+    /* Before the first grouped GEMM. */
+    QD_STEP(TO_EXPERTS, BY_NODE, 0, RELAY_PLAN, PLAN, CAPACITY, NONE, ROOM, (CHOSEN, RELAY_CHOSEN), (TABLE, ALL_TABLE), (TAKEN, TAKEN),
+            (TAKE, TABLE), (PLACE, RELAY_PLACE), (FROM, RELAY_FROM), (COUNT, RELAY_COUNT), (WEIGHT, RELAY_WEIGHT)),
+    QD_STEP(TO_EXPERTS, BY_NODE, 0, PERMUTE, LOCAL, RELAYED, HIDDEN, NONE, (X, RELAY), (FROM, RELAY_FROM), (COUNT, RELAY_COUNT),
+            (Y, SORTED), (PLACE, RELAY_PLACE)),
+    QD_STEP(TO_EXPERTS, BY_NODE | APART, 0, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
+
+    /* After the last one. */
+    QD_STEP(FROM_EXPERTS, APART, 0, RETURN, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, OUT), (TABLE, TABLE), (Y, BACK)),
+
+    QD_STEP(COLLECT, BY_NODE, 0, COMBINE, LOCAL, RELAYED, HIDDEN, ETP, (ROWS, BACK), (PLACE, RELAY_PLACE), (WEIGHT, RELAY_WEIGHT),
+            (Y, RELAY_SUM)),
+    QD_STEP(COLLECT, BY_NODE | ROUNDS, 0, RELAY_ROUNDS, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, RELAY), (CHOSEN, RELAY_CHOSEN),
+            (TABLE, ALL_TABLE), (WEIGHT, RELAY_WEIGHT), (GATE_UP, UP), (DOWN, DOWN), (LISTS, ROUND_LISTS), (ROOM, ROUND_BUFFERS),
+            (Y, RELAY_SUM)),
+    QD_STEP(COLLECT, BY_NODE, 0, NODE_RETURN, ACROSS, RELAYED, HIDDEN, NONE, (X, RELAY_SUM), (TABLE, ALL_TABLE), (Y, SUMS)),
+    QD_STEP(COLLECT, BY_NODE, 0, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ONE, (ROWS, SUMS), (PLACE, COPY_PLACE), (ADD, ADD), (Y, Y)),
+    QD_STEP(COLLECT, ROUNDS, BY_NODE, EXPERT_ROUNDS, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (GATE_UP, UP),
+            (DOWN, DOWN), (ROOM, ROUND_BUFFERS), (Y, BACK)),
+    QD_STEP(COLLECT, 0, BY_NODE, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ETP, (ROWS, BACK), (PLACE, PLACE), (WEIGHT, WEIGHT), (ADD, ADD),
+            (Y, Y)),
+
+    QD_STEP(GRAD_SEND, BY_NODE, 0, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, DY), (FROM, COPY_FROM), (COUNT, NODE_COUNT), (Y, D_COPIES),
+            (PLACE, COPY_PLACE)),
+    QD_STEP(GRAD_SEND, BY_NODE, 0, NODE_DISPATCH, ACROSS, RELAYED, HIDDEN, NONE, (X, D_COPIES), (TABLE, ALL_TABLE), (Y, RELAY_DY)),
+    QD_STEP(GRAD_SEND, BY_NODE, 0, COMBINE_GRAD, LOCAL, RELAYED, HIDDEN, ETP, (DY, RELAY_DY), (ROWS, BACK), (FROM, RELAY_FROM),
+            (PLACE, RELAY_PLACE), (COUNT, RELAY_COUNT), (WEIGHT, RELAY_WEIGHT), (D_ROWS, D_SORTED), (D_WEIGHT, RELAY_D_WEIGHT)),
+    QD_STEP(GRAD_SEND, 0, BY_NODE, COMBINE_GRAD, LOCAL, PORT_ROWS, HIDDEN, ETP, (DY, DY), (ROWS, BACK), (FROM, FROM), (PLACE, PLACE),
+            (COUNT, COUNT), (WEIGHT, WEIGHT), (D_ROWS, D_SORTED), (D_WEIGHT, D_WEIGHT)),
+    QD_STEP(GRAD_SEND, APART, 0, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, D_SORTED), (TABLE, TABLE), (Y, D_OUT)),
+
+    QD_STEP(GRAD_FROM_EXPERTS, APART, 0, RETURN, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, OUT), (TABLE, TABLE), (Y, D_BACK)),
+    QD_STEP(GRAD_FROM_EXPERTS, BY_NODE, 0, COMBINE, LOCAL, RELAYED, HIDDEN, ETP, (ROWS, D_BACK), (PLACE, RELAY_PLACE), (Y, RELAY_DX)),
+
+    /* Rows of extra rounds are not kept: they are sent a second time. */
+    QD_STEP(GRAD_ROUNDS, BY_NODE, 0, NODE_RESEND, RESENT, CAPACITY, HIDDEN, ROOM, (X, X), (COPY_FROM, COPY_FROM), (NODE_COUNT, NODE_COUNT),
+            (TABLE, ALL_TABLE), (COPIES, COPIES_AGAIN), (RELAYED, RELAY_AGAIN), (LISTS, RESEND_LISTS)),
+    QD_STEP(GRAD_ROUNDS, BY_NODE, 0, RELAY_ROUNDS_GRAD, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, RELAY_AGAIN), (CHOSEN, RELAY_CHOSEN),
+            (TABLE, ALL_TABLE), (WEIGHT, RELAY_WEIGHT), (DY, RELAY_DY), (GATE_UP, UP), (DOWN, DOWN), (GATE_UP_GRAD, UP_GRAD),
+            (DOWN_GRAD, DOWN_GRAD), (D_WEIGHT, ROUND_D_WEIGHT), (DX, ROUND_DX), (LISTS, ROUND_LISTS), (ROOM, ROUND_BUFFERS)),
+    QD_STEP(GRAD_ROUNDS, 0, BY_NODE, EXPERT_ROUNDS_GRAD, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, X), (FROM, FROM), (COUNT, COUNT),
+            (DY, D_SORTED), (TABLE, TABLE), (GATE_UP, UP), (DOWN, DOWN), (GATE_UP_GRAD, UP_GRAD), (DOWN_GRAD, DOWN_GRAD), (DX, ROUND_DX),
+            (ROOM, ROUND_BUFFERS)),
+
+    QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_RETURN, ACROSS, RELAYED, HIDDEN, PER_TOKEN, (X, RELAY_DX), (NUMBERS, RELAY_D_WEIGHT),
+            (TABLE, ALL_TABLE), (Y, D_SUMS), (NUMBERS_OUT, COPY_D_WEIGHT)),
+    QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_WEIGHTS, LOCAL, PORT_ROWS, NODES, NONE, (CHOICE, CHOICE), (PLACE, PLACE),
+            (COPY_PLACE, COPY_PLACE), (COPY_D_WEIGHT, COPY_D_WEIGHT), (D_WEIGHT, D_WEIGHT)),
+
+    QD_STEP(GRAD_COLLECT, BY_NODE, 0, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ONE, (ROWS, D_SUMS), (PLACE, COPY_PLACE), (ADD, ADD), (Y, Y)),
+    QD_STEP(GRAD_COLLECT, 0, BY_NODE, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ETP, (ROWS, D_BACK), (PLACE, PLACE), (ADD, ADD), (Y, Y)),
+};
+
+typedef struct qd_expert_plan {
+    qd_sequence s;
+    int64_t ffn;
+    /* Rows sorted by expert that this rank can send in one round: its assignments, or those of the
+     * rows that it relays. Rows of this rank's experts in one round. */
+    int64_t room, capacity;
+    int held, first; /* experts of this rank, and the first among those of its node */
+    int nodes, ranks, etp;
+    bool to_relay; /* rows are in flight to nodes and not relayed yet */
+} qd_expert_plan;
+
+/* Communication of a step, and buffer sizes. Counts are estimates, the same on all ranks of a
+ * group: they assume equally many rows on each rank of tp and cp. */
+static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 {
-    int64_t cols = w->model->hidden;
-    qd_op *op = qd_class_exchange(w, kind, e->group, QD_OPERANDS(DISPATCH, (X, from), (TABLE, e->table), (Y, to)), 0, e->capacity, cols);
-    op->k = e->room;
-    op->experts = e->held;
-    /* Assumes a balanced load and equally many rows on the ranks of tp and cp, so that all ranks of
-     * the group compute the same count. */
-    const int *degree = w->ledger->mesh.degree;
-    op->exchange.count = w->config->batch * w->config->seq * w->model->moe.per_token * e->etp * (e->ranks - 1) * cols /
-                         (degree[QD_AXIS_TP] * degree[QD_AXIS_CP]);
+    qd_class_writer *w = s->w;
+    const qd_expert_plan *e = w->experts;
+    const qd_mesh *mesh = &w->ledger->mesh;
+    int64_t rows = w->config->batch * w->config->seq;
+    int how = step->how, shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
+    if (how == LOCAL)
+        return;
+    op->experts = how == COUNTS_OF_ALL || how == ACROSS ? 0 : e->held;
+    if (how == PLAN || how == IN_ROUNDS || how == RESENT) {
+        op->expert = e->first;
+        op->first = e->nodes > 1 ? s->number[RELAYED] : 0;
+    }
+    if (how == PLAN)
+        return;
+    bool over_nodes = how == ACROSS || how == RESENT;
+    qd_op_communicate(w, op, over_nodes ? qd_nodes_group(mesh) : how == COUNTS_OF_ALL ? qd_expert_group(mesh) : qd_relay_group(mesh));
+    if (how == COUNTS_OF_ALL)
+        return;
     op->exchange.uneven = true;
-    op->exchange.async = w->config->overlap;
+    op->exchange.async = (how == DISPATCHED || how == ACROSS) && w->config->overlap;
+    op->exchange.dtype = w->config->activation;
+    op->exchange.count = 0;
+    if (how == DISPATCHED) { /* assumes a balanced load */
+        op->exchange.count = rows * w->model->moe.per_token * e->etp * (e->ranks - 1) * w->model->hidden / shares;
+    } else if (how == ACROSS) { /* assumes that all experts are equally likely; k 4-byte numbers are sent along with each row */
+        double cols = (double)w->model->hidden + 4.0 * (double)op->k / (double)qd_dtype_size(w->config->activation);
+        op->exchange.count = llround((double)rows / shares * qd_nodes_expected(&w->model->moe, e->nodes) * (e->nodes - 1) * cols);
+    }
 }
 
 static int64_t at_most(double wanted, int64_t worst)
@@ -48,21 +214,38 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     /* on the rank of cp with the most rows */
     int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]);
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
-    int64_t most = (all + tp - 1) / tp * moe->per_token; /* assignments of the rank with the most rows */
+    int64_t k = moe->per_token, most = (all + tp - 1) / tp * k; /* assignments of the rank with the most rows */
     e->nodes = qd_nodes_spanned(mesh);
-    e->group = qd_relay_group(mesh);
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
-    e->ranks = e->group.size;
+    e->ranks = qd_relay_group(mesh).size;
     e->held = qd_experts_of(w->model, mesh, w->config->rank, &e->first);
     e->first %= moe->experts / e->nodes;
-    e->relayed = e->nodes * (most / moe->per_token);
-    int64_t worst = most * e->ranks * e->nodes;
-    e->room = e->nodes == 1 ? w->port_rows * moe->per_token : at_most(w->config->expert_rows * (double)most, most * e->nodes);
+    int64_t worst = most * e->ranks * e->nodes, relayed = e->nodes * (most / k);
+    e->room = e->nodes == 1 ? w->port_rows * k : at_most(w->config->expert_rows * (double)most, most * e->nodes);
     e->capacity = e->ranks == 1 ? e->room : at_most(w->config->expert_rows * (double)most * e->etp, worst);
-    e->rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
-    e->load_rows = moe->balance == QD_BALANCE_SEQUENCE ? w->seq : all;
-    e->up_w = e->down_w = -1;
+    bool rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
+    e->s = (qd_sequence){
+        .w = w, .values = values, .value_count = VALUES, .steps = steps, .step_count = sizeof steps / sizeof *steps, .finish = finish,
+        .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
+        .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
+                   [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
+                   [ROOM] = e->room, [CAPACITY] = e->capacity, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
+                   [COPIES_MOST] = w->port_rows * (e->nodes < k ? e->nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
+                   [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + e->nodes, [ALL_RANKS] = (int64_t)e->nodes * e->ranks,
+                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes)}};
+    qd_sequence_begin(&e->s);
     return e;
+}
+
+/* The workspace of extra dispatch rounds. */
+static void plan_rounds(qd_expert_plan *e, bool backward)
+{
+    qd_class_writer *w = e->s.w;
+    qd_nodes nodes = qd_nodes_of(w->model, &w->ledger->mesh, 0, e->room, e->capacity, NULL);
+    qd_relay_room relay = qd_relay_room_of(&nodes, e->s.number[RELAYED], w->model->hidden, e->ffn, backward);
+    qd_round_room flat = qd_round_room_of(e->capacity, w->model->hidden, e->ffn, e->room, backward);
+    e->s.number[ROUND_NUMBERS] = relay.numbers;
+    e->s.number[ROUND_ELEMENTS] = e->nodes > 1 ? relay.elements : flat.elements;
 }
 
 static void shape(qd_class_writer *w, int slot, int64_t rows, int64_t cols)
@@ -76,65 +259,37 @@ static void shape(qd_class_writer *w, int slot, int64_t rows, int64_t cols)
 void qd_place_route(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
-    const qd_moe *moe = &w->model->moe;
-    bool forward = op->kind == QD_OP_ROUTE;
-    if (forward && !(w->experts = plan_experts(w)))
-        return;
-    qd_expert_plan *e = w->experts;
-    qd_op placed = *op;
-    switch (op->kind) {
-    case QD_OP_ROUTE:
-        placed.slot[QD_ROUTE_LOGITS] = (int16_t)qd_place_want(p, op->slot[QD_ROUTE_LOGITS], QD_LAYOUT_PORT);
-        qd_place_give(p, e->choice = op->slot[QD_ROUTE_CHOICE], QD_LAYOUT_PORT, 0);
-        qd_place_give(p, e->weight = op->slot[QD_ROUTE_WEIGHT], QD_LAYOUT_PORT, 0);
-        w->slots[op->slot[QD_ROUTE_LOAD]].rows = moe->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1;
-        break;
-    case QD_OP_ROUTE_PLAN:
-        qd_place_give(p, e->place = op->slot[QD_ROUTE_PLAN_PLACE], QD_LAYOUT_PORT, 0);
-        e->from = op->slot[QD_ROUTE_PLAN_FROM];
-        e->count = op->slot[QD_ROUTE_PLAN_COUNT];
-        w->slots[e->from].cols = w->port_rows * moe->per_token;
-        break;
-    case QD_OP_ROUTE_GRAD:
-        qd_place_give(p, op->slot[QD_ROUTE_GRAD_D_LOGITS], QD_LAYOUT_PORT, 0);
-        break;
-    default:
-        break;
-    }
-    qd_op *kept = qd_class_keep(w, &placed);
-    qd_class_measure(w, kept);
-    bool loads = forward || op->kind == QD_OP_ROUTE_GRAD;
-    qd_op_sizes(kept, w->port_rows, moe->experts, loads ? e->load_rows : 0, 0.0);
-    kept->first = loads ? w->port_first : 0;
     qd_group group = qd_expert_load_group(w->model, &w->ledger->mesh);
-    if (forward && group.size > 1 && w->config->training)
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, QD_OPERANDS(ALL_REDUCE, (X, op->slot[QD_ROUTE_LOAD])), 0,
-                          w->slots[op->slot[QD_ROUTE_LOAD]].rows, moe->experts);
+    if (op->kind == QD_OP_ROUTE && !(w->experts = plan_experts(w)))
+        return;
+    int *slot = w->experts->s.slot;
+    qd_place_rowwise(p, op);
+    if (op->kind == QD_OP_ROUTE_PLAN) {
+        slot[CHOICE] = op->slot[QD_ROUTE_PLAN_CHOICE];
+        slot[WEIGHT] = op->slot[QD_ROUTE_PLAN_WEIGHT];
+        slot[PLACE] = op->slot[QD_ROUTE_PLAN_PLACE];
+        slot[FROM] = op->slot[QD_ROUTE_PLAN_FROM];
+        slot[COUNT] = op->slot[QD_ROUTE_PLAN_COUNT];
+    }
+    if (op->kind == QD_OP_ROUTE && group.size > 1 && w->config->training) {
+        int load = op->slot[QD_ROUTE_LOAD];
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, QD_OPERANDS(ALL_REDUCE, (X, load)), 0, w->slots[load].rows, w->slots[load].cols);
+    }
 }
 
 void qd_place_send(qd_placing *p, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    qd_expert_plan *e = w->experts;
-    int64_t hidden = w->model->hidden, experts = w->model->moe.experts;
-    bool apart = e->ranks > 1;
-    e->x = qd_place_want(p, op->slot[QD_PERMUTE_X], QD_LAYOUT_PORT);
-    e->sorted = op->slot[QD_PERMUTE_Y];
-    shape(w, e->sorted, e->room, hidden);
-    e->table = apart || e->nodes > 1 ? qd_class_i32(w, "expert_rows of all ranks", e->ranks, experts / e->nodes) : e->count;
-    e->rows_in = apart ? qd_class_local(w, "expert_in", e->capacity, hidden) : e->sorted;
-    p->now[e->sorted] = e->rows_in;
-    if (e->nodes > 1) {
-        qd_place_to_nodes(w, e);
-        e->to_relay = true;
-        return;
-    }
-    if (apart)
-        qd_class_exchange(w, QD_OP_ALL_GATHER, e->group, QD_OPERANDS(ALL_GATHER, (X, e->count), (Y, e->table)), 0, e->ranks, experts);
-    qd_op_sizes(QD_CLASS_OP(w, PERMUTE, (X, e->x), (FROM, e->from), (COUNT, e->count), (Y, e->sorted), (PLACE, e->place)),
-                w->port_rows, hidden, 0, 0.0);
-    if (apart)
-        qd_place_dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in);
+    qd_expert_plan *e = p->w->experts;
+    int *slot = e->s.slot;
+    slot[X] = qd_place_want(p, op->slot[QD_PERMUTE_X], QD_LAYOUT_PORT);
+    slot[SORTED] = op->slot[QD_PERMUTE_Y];
+    shape(p->w, slot[SORTED], e->room, p->w->model->hidden);
+    slot[TABLE] = e->ranks == 1 && e->nodes == 1 ? slot[COUNT] : -1;
+    slot[ROWS_IN] = e->ranks == 1 ? slot[SORTED] : -1;
+    qd_sequence_slot(&e->s, TABLE);
+    p->now[slot[SORTED]] = qd_sequence_slot(&e->s, ROWS_IN);
+    qd_sequence_emit(&e->s, SEND);
+    e->to_relay = true;
 }
 
 /* Whether a result is the last of the experts, whose rows are combined next. */
@@ -146,16 +301,40 @@ static bool is_collected(const qd_placing *p, int slot)
     return false;
 }
 
-/* Returns rows to the ranks they came from. */
-static int send_back(qd_placing *p, const char *name, int slot)
+/* Gradients of rows in extra rounds. Those of weights stay in their phase, so that the order of
+ * their sums does not depend on what runs between the phases. */
+static void grad_rounds(qd_expert_plan *e, int d_weight, int dx)
 {
-    qd_class_writer *w = p->w;
-    const qd_expert_plan *e = w->experts;
-    if (e->ranks == 1)
-        return slot;
-    int back = qd_class_local(w, name, e->room * e->etp, w->model->hidden);
-    qd_place_dispatch(w, e, QD_OP_RETURN, slot, back);
-    return p->now[slot] = back;
+    qd_class_writer *w = e->s.w;
+    int *slot = e->s.slot;
+    if (!(e->s.facts & ROUNDS))
+        return;
+    plan_rounds(e, true);
+    for (int half = 0; half < (w->config->split ? 2 : 1); half++) {
+        bool inputs = half == 0, weights = half == 1 || !w->config->split;
+        w->phase = inputs ? QD_PHASE_INPUT : QD_PHASE_WEIGHT;
+        slot[UP_GRAD] = weights ? qd_class_gradient(slot[UP]) : -1;
+        slot[DOWN_GRAD] = weights ? qd_class_gradient(slot[DOWN]) : -1;
+        slot[ROUND_D_WEIGHT] = inputs ? d_weight : -1;
+        slot[ROUND_DX] = inputs ? dx : -1;
+        qd_sequence_emit(&e->s, GRAD_ROUNDS);
+    }
+    w->phase = QD_PHASE_INPUT;
+}
+
+/* Returns rows of the last grouped GEMM to the ranks they came from. */
+static void send_back(qd_placing *p, int result, bool forward)
+{
+    qd_expert_plan *e = p->w->experts;
+    int *slot = e->s.slot, back = forward ? BACK : D_BACK;
+    slot[OUT] = result;
+    slot[back] = e->ranks == 1 ? result : -1;
+    qd_sequence_emit(&e->s, forward ? FROM_EXPERTS : GRAD_FROM_EXPERTS);
+    p->now[result] = slot[back];
+    if (!forward && e->nodes > 1) {
+        grad_rounds(e, slot[RELAY_D_WEIGHT], slot[RELAY_DX]);
+        qd_sequence_emit(&e->s, GRAD_FROM_NODES);
+    }
 }
 
 /* Ops over the rows of this rank's experts. */
@@ -163,140 +342,62 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_expert_plan *e = w->experts;
+    int *slot = e->s.slot;
     qd_op placed = *op;
     bool product = op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX;
     int weight = product ? op->slot[QD_EXPERTS_WEIGHT] : op->kind == QD_OP_EXPERTS_DW ? op->slot[QD_EXPERTS_DW_WEIGHT_GRAD] : -1;
     int64_t out = weight >= 0 ? w->slots[weight].rows / e->held : 0, in = weight >= 0 ? w->slots[weight].cols : 0;
-    if (e->to_relay) {
-        qd_place_relay(w, e);
-        if (e->ranks > 1)
-            qd_place_dispatch(w, e, QD_OP_DISPATCH, e->sorted, e->rows_in);
-        e->to_relay = false;
-    }
+    if (e->to_relay)
+        qd_sequence_emit(&e->s, TO_EXPERTS);
+    e->to_relay = false;
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (qd_op_reads(op, j) && op->slot[j] != weight)
-            placed.slot[j] = (int16_t)(op->slot[j] == e->count ? e->table : p->now[op->slot[j]]);
-    switch (op->kind) {
-    case QD_OP_EXPERTS:
-        shape(w, op->slot[QD_EXPERTS_Y], e->capacity, out);
-        e->ffn = e->up_w < 0 ? out / 2 : in;
-        *(e->up_w < 0 ? &e->up_w : &e->down_w) = weight;
-        break;
-    case QD_OP_EXPERTS_DX:
-        shape(w, op->slot[QD_EXPERTS_DX_DX], e->capacity, in);
-        break;
-    case QD_OP_EXPERT_ACTIVATION:
-        shape(w, op->slot[QD_EXPERT_ACTIVATION_Y], e->capacity, w->slots[placed.slot[QD_EXPERT_ACTIVATION_X]].cols / 2);
-        break;
-    case QD_OP_EXPERT_ACTIVATION_GRAD:
-        shape(w, op->slot[QD_EXPERT_ACTIVATION_GRAD_DX], e->capacity, w->slots[placed.slot[QD_EXPERT_ACTIVATION_GRAD_X]].cols);
-        break;
-    default:
-        break;
+            placed.slot[j] = (int16_t)(op->slot[j] == slot[COUNT] ? slot[TABLE] : p->now[op->slot[j]]);
+    if (op->kind == QD_OP_EXPERTS) {
+        e->ffn = slot[UP] < 0 ? out / 2 : in;
+        slot[slot[UP] < 0 ? UP : DOWN] = weight;
     }
+    int64_t n = op->kind == QD_OP_EXPERTS_DX ? in : weight >= 0 ? out : e->ffn;
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind == QD_SLOT_LOCAL)
+            shape(w, op->slot[j], e->capacity, op->kind == QD_OP_EXPERT_ACTIVATION_GRAD ? 2 * e->ffn : n);
     qd_op *kept = qd_class_keep(w, &placed);
-    qd_class_measure(w, kept);
-    grouped(w, kept, op->kind == QD_OP_EXPERTS_DX ? in : out, op->kind == QD_OP_EXPERTS_DX ? out : in);
-    if (weight < 0) /* SwiGLU and its gradient */
-        qd_op_sizes(kept, e->capacity, e->ffn, 0, 0.0);
-    bool forward = op->kind == QD_OP_EXPERTS;
-    int result = op->slot[forward ? QD_EXPERTS_Y : QD_EXPERTS_DX_DX];
-    if (!product || !is_collected(p, result))
-        return;
-    *(forward ? &e->back : &e->d_back) = send_back(p, forward ? "rows from experts" : "d_rows from experts", result);
-    if (!forward && e->nodes > 1)
-        qd_place_grad_from_nodes(w, e);
-}
-
-static int rounds_room(qd_class_writer *w, bool backward)
-{
-    const qd_expert_plan *e = w->experts;
-    int64_t elements = qd_round_room_of(e->capacity, w->model->hidden, e->ffn, e->room, backward).elements;
-    return qd_class_local(w, "buffers of extra rounds", 1, elements);
-}
-
-/* Rows that exceed the buffers, in extra dispatch rounds. */
-static void extra_rounds(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
-{
-    const qd_expert_plan *e = w->experts;
-    qd_op *op = qd_class_exchange(w, kind, e->group, operands, 0, e->capacity, w->model->hidden);
-    op->k = e->room;
-    op->experts = e->held;
-    op->expert = e->first;
-    op->exchange.count = 0;
-    op->exchange.uneven = true;
-    op->exchange.dtype = w->config->activation;
-}
-
-static void grad_rounds(qd_class_writer *w, bool inputs, bool weights)
-{
-    const qd_expert_plan *e = w->experts;
-    extra_rounds(w, QD_OP_EXPERT_ROUNDS_GRAD,
-                 QD_OPERANDS(EXPERT_ROUNDS_GRAD, (X, e->x), (FROM, e->from), (COUNT, e->count), (DY, e->d_sorted), (TABLE, e->table),
-                             (GATE_UP, e->up_w), (DOWN, e->down_w), (GATE_UP_GRAD, weights ? qd_class_gradient(e->up_w) : -1),
-                             (DOWN_GRAD, weights ? qd_class_gradient(e->down_w) : -1), (DX, inputs ? e->d_back : -1),
-                             (ROOM, rounds_room(w, true))));
-}
-
-/* Gradients of weights stay in their phase, so that the order of their sums does not depend on what
- * runs between the phases. */
-static void extra_rounds_grad(qd_class_writer *w)
-{
-    grad_rounds(w, true, !w->config->split);
-    if (!w->config->split)
-        return;
-    w->phase = QD_PHASE_WEIGHT;
-    grad_rounds(w, false, true);
-    w->phase = QD_PHASE_INPUT;
+    double flops = 2.0 * (double)w->port_rows * w->model->moe.per_token * e->etp * (double)out * (double)in; /* for a balanced load */
+    qd_class_count_bytes(w, kept);
+    qd_op_sizes(kept, e->capacity, n, op->kind == QD_OP_EXPERTS_DX ? out : in, flops);
+    kept->experts = e->held;
+    kept->expert = e->first;
+    int result = op->slot[op->kind == QD_OP_EXPERTS ? QD_EXPERTS_Y : QD_EXPERTS_DX_DX];
+    if (product && is_collected(p, result))
+        send_back(p, result, op->kind == QD_OP_EXPERTS);
 }
 
 /* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */
 void qd_place_collect(qd_placing *p, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    qd_expert_plan *e = w->experts;
-    bool forward = op->phase == QD_PHASE_FORWARD, by_node = e->nodes > 1;
-    int add = qd_place_want(p, op->slot[QD_COMBINE_ADD], QD_LAYOUT_PORT), y = op->slot[QD_COMBINE_Y];
-    qd_place_give(p, y, QD_LAYOUT_PORT, 0);
-    if (by_node && forward)
-        qd_place_from_nodes(w, e);
-    else if (e->rounds && !by_node && forward)
-        extra_rounds(w, QD_OP_EXPERT_ROUNDS,
-                     QD_OPERANDS(EXPERT_ROUNDS, (X, e->sorted), (TABLE, e->table), (GATE_UP, e->up_w), (DOWN, e->down_w),
-                                 (ROOM, rounds_room(w, false)), (Y, e->back)));
-    else if (e->rounds && !by_node)
-        extra_rounds_grad(w);
-    qd_op *kept = by_node ? QD_CLASS_OP(w, COMBINE, (ROWS, forward ? e->by_node.sums : e->by_node.d_sums), (PLACE, e->by_node.place),
-                                        (ADD, add), (Y, y))
-                          : QD_CLASS_OP(w, COMBINE, (ROWS, forward ? e->back : e->d_back), (PLACE, e->place),
-                                        (WEIGHT, forward ? e->weight : -1), (ADD, add), (Y, y));
-    qd_op_sizes(kept, w->port_rows, w->model->hidden, by_node ? 1 : e->etp, 0.0);
+    qd_expert_plan *e = p->w->experts;
+    int *slot = e->s.slot;
+    bool forward = op->phase == QD_PHASE_FORWARD;
+    slot[ADD] = qd_place_want(p, op->slot[QD_COMBINE_ADD], QD_LAYOUT_PORT);
+    slot[Y] = op->slot[QD_COMBINE_Y];
+    qd_place_give(p, slot[Y], QD_LAYOUT_PORT, 0);
+    if (forward)
+        plan_rounds(e, false);
+    else if (e->nodes == 1)
+        grad_rounds(e, -1, slot[D_BACK]);
+    qd_sequence_emit(&e->s, forward ? COLLECT : GRAD_COLLECT);
 }
 
 void qd_place_collect_grad(qd_placing *p, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    qd_expert_plan *e = w->experts;
-    const qd_node_plan *n = &e->by_node;
-    int64_t hidden = w->model->hidden;
-    int dy = qd_place_want(p, op->slot[QD_COMBINE_GRAD_DY], QD_LAYOUT_PORT), d_out = op->slot[QD_COMBINE_GRAD_D_ROWS];
-    e->d_sorted = op->slot[QD_COMBINE_GRAD_D_ROWS];
-    e->d_weight = op->slot[QD_COMBINE_GRAD_D_WEIGHT];
-    shape(w, e->d_sorted, e->room, hidden);
-    qd_place_give(p, e->d_weight, QD_LAYOUT_PORT, 0);
-    if (e->nodes > 1) {
-        qd_place_grad_to_nodes(w, e, dy);
-        qd_op *grad = QD_CLASS_OP(w, COMBINE_GRAD, (DY, n->relay_dy), (ROWS, e->back), (FROM, n->relay_from), (PLACE, n->relay_place),
-                                  (COUNT, n->relay_count), (WEIGHT, n->relay_weight), (D_ROWS, e->d_sorted), (D_WEIGHT, n->relay_d_weight));
-        qd_op_sizes(grad, e->relayed, hidden, e->etp, 0.0);
-    } else {
-        qd_op_sizes(QD_CLASS_OP(w, COMBINE_GRAD, (DY, dy), (ROWS, e->back), (FROM, e->from), (PLACE, e->place), (COUNT, e->count),
-                                (WEIGHT, e->weight), (D_ROWS, e->d_sorted), (D_WEIGHT, e->d_weight)),
-                    w->port_rows, hidden, e->etp, 0.0);
-    }
-    if (e->ranks > 1) {
-        d_out = qd_class_local(w, "d_expert_out", e->capacity, hidden);
-        qd_place_dispatch(w, e, QD_OP_DISPATCH, e->d_sorted, d_out);
-    }
-    p->now[e->d_sorted] = d_out;
+    qd_expert_plan *e = p->w->experts;
+    int *slot = e->s.slot;
+    slot[DY] = qd_place_want(p, op->slot[QD_COMBINE_GRAD_DY], QD_LAYOUT_PORT);
+    slot[D_SORTED] = op->slot[QD_COMBINE_GRAD_D_ROWS];
+    slot[D_WEIGHT] = op->slot[QD_COMBINE_GRAD_D_WEIGHT];
+    slot[D_OUT] = e->ranks == 1 ? slot[D_SORTED] : -1;
+    shape(p->w, slot[D_SORTED], e->room, p->w->model->hidden);
+    qd_place_give(p, slot[D_WEIGHT], QD_LAYOUT_PORT, 0);
+    qd_sequence_emit(&e->s, GRAD_SEND);
+    p->now[slot[D_SORTED]] = slot[D_OUT];
 }
