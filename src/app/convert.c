@@ -7,7 +7,7 @@
 #include "data/files.h"
 #include "train/exec/model_run.h"
 #include "train/run/run.h"
-#include "app/model_text.h"
+#include "train/generate/model_text.h"
 
 #include <quadrille/convert.h>
 #include <quadrille/json_writer.h>

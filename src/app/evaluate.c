@@ -1,6 +1,8 @@
 /* Evaluation: forward passes over windows of tokens. */
 #include "app/evaluate.h"
 
+#include "train/generate/side_program.h"
+
 static qd_status check_seq(const qd_config *c)
 {
     if (c->model.position != QD_POSITION_LEARNED || c->strategy.seq <= c->model.max_seq)
@@ -27,7 +29,7 @@ static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int6
     if (c.strategy.micro_batch == c.global_batch)
         c.strategy.micro_batch = count;
     c.global_batch = (count + c.strategy.micro_batch - 1) / c.strategy.micro_batch * c.strategy.micro_batch;
-    qd_status status = qd_side_program_open(run, &c, &side);
+    qd_status status = qd_side_program_open(run->trainer, qd_trainer_bound(run->trainer), &c, &side);
     const qd_step_input input = {.step = 1, .first_sample = first, .global_batch = c.global_batch, .source = source, .optim = &c.optimizer};
     if (status == QD_OK)
         status = qd_interpret(side.interpreter, &input, out);

@@ -72,21 +72,21 @@ static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int
 /* Logits of the first window, token by token: the logits of a whole window are never in memory. */
 static qd_status write_logits(const qd_model_source *model, const qd_evaluate_options *o, qd_windows *w, int64_t seq)
 {
-    qd_generator *g = NULL;
+    qd_model_generator g = {.generator = NULL};
     qd_safetensors_writer *writer = NULL;
     int32_t *tokens = NULL;
     float *logits = NULL;
     qd_status status = QD_OK;
     int64_t have = w->ranges[0].end - 1 - w->ranges[0].first;
     have = have < seq ? have : seq;
-    QD_TRY_DONE(qd_generator_create(model, have, o->device, o->threads, &g));
+    QD_TRY_DONE(qd_model_generator_open(model, have, o->device, o->threads, &g));
     tokens = malloc((size_t)have * 3 * sizeof *tokens);
-    logits = malloc((size_t)(have * qd_generator_vocab(g)) * sizeof *logits);
+    logits = malloc((size_t)(have * qd_generator_vocab(g.generator)) * sizeof *logits);
     if (!tokens || !logits)
         QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for the logits of %lld tokens", (long long)have));
     QD_TRY_DONE(qd_data_window(w->data, 0, w->ranges[0].first, have, tokens, tokens + have, tokens + 2 * have));
     QD_TRY_DONE(qd_safetensors_create(o->logits, &writer));
-    status = write_rows(writer, g, tokens, logits, have);
+    status = write_rows(writer, g.generator, tokens, logits, have);
     if (status == QD_OK)
         status = qd_safetensors_finish(writer, NULL);
     else
@@ -94,7 +94,7 @@ static qd_status write_logits(const qd_model_source *model, const qd_evaluate_op
 done:
     free(tokens);
     free(logits);
-    qd_generator_destroy(g);
+    qd_model_generator_close(&g);
     return status;
 }
 

@@ -8,7 +8,8 @@
 #include "app/generate.h"
 #include "train/exec/initial.h"
 #include "train/exec/state.h"
-#include "app/model_text.h"
+#include "train/generate/model_text.h"
+#include "train/generate/sampling.h"
 
 #include <quadrille/generate.h>
 
@@ -98,6 +99,15 @@ static double loss_of(const float *logits, int64_t vocab, int32_t target)
     return most + log(sum) - logits[target];
 }
 
+static int32_t draw(const qd_model_generator *m, const qd_sampling *sampling)
+{
+    qd_sampler *sampler;
+    ok(qd_sampler_create(qd_generator_vocab(m->generator), &sampler));
+    int32_t token = qd_sampler_draw(sampler, sampling, qd_generator_logits(m->generator), qd_generator_position(m->generator));
+    qd_sampler_destroy(sampler);
+    return token;
+}
+
 #define GPT2                                                                                                                               \
     "model.arch=gpt2 model.layers=2 model.hidden=32 model.heads=4 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 "          \
     "train.lr=3e-3 "
@@ -115,38 +125,38 @@ static void cache_equals_forward(void **state)
                                          LLAMA "model.window=5 model.window_from=1 model.rope_local_base=40 model.rope_fraction=0.5 ",
                                          LLAMA "model.nope_every=2 model.rope_scaling=dynamic model.rope_original_seq=30 ",
                                          LLAMA "model.window=79 model.score_scale=0.6 "};
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+    for (size_t k = 0; k < sizeof models / sizeof *models; k++) {
         enum { N = 75 };
         int32_t text[N];
-        train_and_save(models[m], 5);
+        train_and_save(models[k], 5);
         for (int i = 0; i < N; i++)
             text[i] = (i * i + 3 * i) % 53;
         qd_evaluation whole;
         ok(qd_evaluate_tokens(scratch_folder(), text, N, &(qd_evaluate_passes){.threads = 1}, &whole));
         assert_int_equal(whole.tokens, N - 1);
-        double tolerance = strstr(models[m], "bf16") ? 2e-2 : 1e-5;
+        double tolerance = strstr(models[k], "bf16") ? 2e-2 : 1e-5;
 
-        qd_generator *g;
+        qd_model_generator m;
         double sum = 0.0;
         float *last = malloc(53 * sizeof *last);
-        ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
+        ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &m));
         for (int i = 0; i + 1 < N; i++) {
-            ok(qd_generator_feed(g, text + i, 1));
-            sum += loss_of(qd_generator_logits(g), 53, text[i + 1]);
+            ok(qd_generator_feed(m.generator, text + i, 1));
+            sum += loss_of(qd_generator_logits(m.generator), 53, text[i + 1]);
         }
-        memcpy(last, qd_generator_logits(g), 53 * sizeof *last);
-        qd_generator_destroy(g);
+        memcpy(last, qd_generator_logits(m.generator), 53 * sizeof *last);
+        qd_model_generator_close(&m);
         if (!(fabs(sum / (N - 1) - whole.loss) <= tolerance * whole.loss))
-            fail_msg("%s: loss %.9g with a cache, %.9g in one pass", models[m], sum / (N - 1), whole.loss);
+            fail_msg("%s: loss %.9g with a cache, %.9g in one pass", models[k], sum / (N - 1), whole.loss);
 
         /* 74 = 2 pieces of 32 and 10 single tokens */
-        ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 2, &g));
-        ok(qd_generator_feed(g, text, N - 1));
+        ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 2, &m));
+        ok(qd_generator_feed(m.generator, text, N - 1));
         for (int i = 0; i < 53; i++)
-            assert_true(fabsf(last[i] - qd_generator_logits(g)[i]) < (tolerance > 1e-3 ? 0.1f : 1e-4f));
-        assert_int_equal(qd_generator_room(g), 80 - (N - 1));
-        assert_int_equal(qd_generator_feed(g, text, N), QD_USAGE);
-        qd_generator_destroy(g);
+            assert_true(fabsf(last[i] - qd_generator_logits(m.generator)[i]) < (tolerance > 1e-3 ? 0.1f : 1e-4f));
+        assert_int_equal(qd_generator_room(m.generator), 80 - (N - 1));
+        assert_int_equal(qd_generator_feed(m.generator, text, N), QD_USAGE);
+        qd_model_generator_close(&m);
         free(last);
     }
 }
@@ -161,34 +171,34 @@ static void continues_what_it_learnt(void **state)
 {
     (void)state;
     train_and_save(LLAMA "train.schedule=constant train.steps=150 parallel.ranks=2", LEARNING);
-    qd_generator *g;
+    qd_model_generator m;
     const int32_t prompt[] = {10, 11, 12, 13, 14};
-    ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
-    ok(qd_generator_feed(g, prompt, 5));
+    ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &m));
+    ok(qd_generator_feed(m.generator, prompt, 5));
     for (int32_t i = 0; i < 20; i++) {
-        int32_t token = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
+        int32_t token = draw(&m, &(qd_sampling){.temperature = 0.0});
         if (LEARNT)
             assert_int_equal(token, 15 + i);
-        ok(qd_generator_feed(g, &token, 1));
+        ok(qd_generator_feed(m.generator, &token, 1));
     }
     int differ = 0;
-    int32_t greedy = qd_generator_sample(g, &(qd_sampling){.temperature = 0.0});
+    int32_t greedy = draw(&m, &(qd_sampling){.temperature = 0.0});
     assert_true(!LEARNT || greedy == 35);
     for (uint64_t seed = 0; seed < 50; seed++) {
         qd_sampling hot = {.temperature = 50.0, .top_p = 1.0, .seed = seed};
-        int32_t a = qd_generator_sample(g, &hot), b = qd_generator_sample(g, &hot);
+        int32_t a = draw(&m, &hot), b = draw(&m, &hot);
         assert_int_equal(a, b);
         differ += a != greedy;
         hot.top_k = 1;
-        assert_int_equal(qd_generator_sample(g, &hot), greedy);
+        assert_int_equal(draw(&m, &hot), greedy);
         hot.top_k = 0;
         hot.temperature = 1.0;
         hot.top_p = 0.3;
-        int32_t likely = qd_generator_sample(g, &hot);
+        int32_t likely = draw(&m, &hot);
         assert_true(!LEARNT || likely == greedy);
     }
     assert_true(differ > 30);
-    qd_generator_destroy(g);
+    qd_model_generator_close(&m);
 }
 
 /* The loss of a text does not depend on how many windows go through the model at once. */
@@ -231,8 +241,8 @@ static void the_last_pass_is_as_long_as_it_needs(void **state)
 {
     (void)state;
     static const char *const models[] = {GPT2, LLAMA, LLAMA "train.precision=bf16 "};
-    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
-        train_and_save(models[m], 3);
+    for (size_t k = 0; k < sizeof models / sizeof *models; k++) {
+        train_and_save(models[k], 3);
         for (int64_t count = 1; count <= 9; count++) {
             double losses[2];
             for (int filled = 0; filled < 2; filled++) {
@@ -247,7 +257,7 @@ static void the_last_pass_is_as_long_as_it_needs(void **state)
                 losses[filled] = result.loss;
             }
             if (count >= 4 && losses[0] != losses[1])
-                fail_msg("%s: %lld windows: %.17g, filled up %.17g", models[m], (long long)count, losses[0], losses[1]);
+                fail_msg("%s: %lld windows: %.17g, filled up %.17g", models[k], (long long)count, losses[0], losses[1]);
         }
     }
 }
@@ -258,13 +268,13 @@ static void nothing_is_drawn_to_be_replaced(void **state)
     (void)state;
     int32_t text[100] = {0};
     qd_evaluation evaluation;
-    qd_generator *g;
+    qd_model_generator m;
     train_and_save(LLAMA, 1);
     assert_true(drawings > 0);
     drawings = 0;
     ok(qd_evaluate_tokens(scratch_folder(), text, 100, &(qd_evaluate_passes){.threads = 1}, &evaluation));
-    ok(qd_generator_create(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &g));
-    qd_generator_destroy(g);
+    ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &m));
+    qd_model_generator_close(&m);
     assert_int_equal(drawings, 0);
 }
 

@@ -70,7 +70,7 @@ static void compare(const char *model, const char *name, double tolerance)
 {
     char path[512];
     qd_safetensors *expected;
-    qd_generator *generator;
+    qd_model_generator m;
     snprintf(path, sizeof path, FIXTURES "%s/expected.safetensors", name);
     ok(qd_safetensors_load(path, &expected));
     const qd_safetensors_entry *tokens = qd_safetensors_find(expected, "tokens"), *logits = qd_safetensors_find(expected, "logits");
@@ -78,13 +78,13 @@ static void compare(const char *model, const char *name, double tolerance)
     const int32_t *ids = tokens->data;
     const float *wanted = logits->data;
     double worst = 0.0, loss = 0.0;
-    ok(qd_generator_create(&(qd_model_source){.path = model}, count, NULL, 1, &generator));
-    assert_int_equal(qd_generator_vocab(generator), vocab);
+    ok(qd_model_generator_open(&(qd_model_source){.path = model}, count, NULL, 1, &m));
+    assert_int_equal(qd_generator_vocab(m.generator), vocab);
     for (int64_t t = 0; t < count; t++) {
         double most = -1e30, sum = 0.0;
-        ok(qd_generator_feed(generator, ids + t, 1));
+        ok(qd_generator_feed(m.generator, ids + t, 1));
         for (int64_t v = 0; v < vocab; v++) {
-            double difference = fabs((double)qd_generator_logits(generator)[v] - (double)wanted[t * vocab + v]);
+            double difference = fabs((double)qd_generator_logits(m.generator)[v] - (double)wanted[t * vocab + v]);
             worst = difference > worst || isnan(difference) ? difference : worst;
             most = fmax(most, wanted[t * vocab + v]);
         }
@@ -93,7 +93,7 @@ static void compare(const char *model, const char *name, double tolerance)
         if (t + 1 < count)
             loss += (most + log(sum) - wanted[t * vocab + ids[t + 1]]) / (double)(count - 1);
     }
-    qd_generator_destroy(generator);
+    qd_model_generator_close(&m);
     qd_evaluation evaluation;
     ok(qd_evaluate_tokens(model, ids, count, &(qd_evaluate_passes){.seq = count, .threads = 1}, &evaluation));
     qd_safetensors_close(expected);

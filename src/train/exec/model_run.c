@@ -132,20 +132,3 @@ void qd_model_run_close(qd_model_run *run)
     qd_checkpoint_close(run->checkpoint);
     memset(run, 0, sizeof *run);
 }
-
-qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side)
-{
-    memset(side, 0, sizeof *side);
-    QD_TRY(qd_arena_create(&side->arena));
-    QD_TRY(qd_config_build(config, 0, side->arena, &side->program));
-    QD_TRY(qd_bind(side->program, qd_trainer_device(run->trainer), run->world, NULL, qd_trainer_bound(run->trainer), &side->bound));
-    return qd_interpreter_create(side->bound, &side->interpreter);
-}
-
-void qd_side_program_close(qd_side_program *side)
-{
-    qd_interpreter_destroy(side->interpreter);
-    qd_bound_destroy(side->bound);
-    qd_arena_destroy(side->arena);
-    memset(side, 0, sizeof *side);
-}

@@ -46,17 +46,4 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
  * loads the weights. */
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source);
 void qd_model_run_close(qd_model_run *run); /* also after a failed open or start */
-
-/* A second program that shares the weights of run->trainer, for passes of another shape. */
-typedef struct qd_side_program {
-    qd_arena *arena;
-    qd_program *program;
-    qd_bound *bound;
-    qd_interpreter *interpreter;
-} qd_side_program;
-
-/* Persistent buffers of the same kind and size are shared with the trainer. Close it before the
- * run, also if opening it failed. */
-qd_status qd_side_program_open(qd_model_run *run, const qd_config *config, qd_side_program *side);
-void qd_side_program_close(qd_side_program *side);
 #endif

@@ -161,10 +161,11 @@ static qd_status store_initial(void *context, int param, int64_t first, int64_t 
     return store_param(context, param, first, count, values);
 }
 
-static qd_status init_rope(qd_trainer *t)
+qd_status qd_rope_fill(const qd_bound *bound)
 {
-    const qd_model *m = &t->config.model;
-    int64_t seq = qd_positions(t->config.strategy.seq, t->config.strategy.context), size = seq * qd_rope_dims(m);
+    const qd_model *m = &bound->program->ledger->model;
+    const qd_strategy *s = &bound->program->strategy;
+    int64_t seq = qd_positions(s->seq, s->context), size = seq * qd_rope_dims(m);
     int64_t bytes = qd_rope_tables(m) * size * 4;
     if (m->position != QD_POSITION_ROPE)
         return QD_OK;
@@ -173,8 +174,8 @@ static qd_status init_rope(qd_trainer *t)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rotary table");
     for (int i = 0; i < qd_rope_tables(m); i++)
         qd_rope_table(m, seq, i == 1, table + i * size);
-    qd_stream *stream = qd_device_compute_stream(t->device);
-    qd_status status = qd_copy(stream, qd_bound_kind(t->bound, QD_BUFFER_TABLE), table, bytes);
+    qd_stream *stream = qd_device_compute_stream(bound->device);
+    qd_status status = qd_copy(stream, qd_bound_kind(bound, QD_BUFFER_TABLE), table, bytes);
     if (status == QD_OK)
         status = qd_stream_wait(stream);
     free(table);
@@ -297,7 +298,7 @@ static qd_status build(qd_trainer *t, bool drawn)
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(build_evaluator(t));
-    QD_TRY(init_rope(t));
+    QD_TRY(qd_rope_fill(t->bound));
     if (drawn)
         QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
     qd_initial_end(t->ahead);
@@ -590,6 +591,21 @@ qd_program *qd_trainer_program_mutable(qd_trainer *t)
 qd_comm *qd_trainer_group(const qd_trainer *t, unsigned axes)
 {
     return qd_bound_axes(t->bound, axes);
+}
+
+const qd_config *qd_trainer_config(const qd_trainer *t)
+{
+    return &t->config;
+}
+
+qd_comm *qd_trainer_world(const qd_trainer *t)
+{
+    return t->world;
+}
+
+qd_comm *qd_trainer_data(const qd_trainer *t)
+{
+    return t->data;
 }
 
 qd_device *qd_trainer_device(const qd_trainer *t)

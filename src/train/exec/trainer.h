@@ -45,6 +45,9 @@ typedef struct qd_position {
 qd_position qd_trainer_position(const qd_trainer *trainer);
 void qd_trainer_set_position(qd_trainer *trainer, qd_position position); /* the same on all ranks */
 
+const qd_config *qd_trainer_config(const qd_trainer *trainer);
+qd_comm *qd_trainer_world(const qd_trainer *trainer);
+qd_comm *qd_trainer_data(const qd_trainer *trainer); /* the same ranks for device memory; NULL: host memory */
 const qd_program *qd_trainer_program(const qd_trainer *trainer);
 qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: the program uses no such group */
 qd_device *qd_trainer_device(const qd_trainer *trainer);
@@ -58,6 +61,8 @@ qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
 /* The sum over all ranks. Collective over `comm`, which contains all ranks. */
 qd_status qd_trainer_dispatched_all(const qd_trainer *trainer, qd_comm *comm, qd_dispatched *sum);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);
+/* Fills the rotary table of a bound program; the model may have none. */
+qd_status qd_rope_fill(const qd_bound *bound);
 /* For tests: the program that the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
 #endif

@@ -1,6 +1,6 @@
 /* Text of a trained model: its tokenizer, and output in whole UTF-8 characters. */
-#ifndef QD_APP_MODEL_TEXT_H
-#define QD_APP_MODEL_TEXT_H
+#ifndef QD_TRAIN_GENERATE_MODEL_TEXT_H
+#define QD_TRAIN_GENERATE_MODEL_TEXT_H
 
 #include "spec/config/config.h"
 

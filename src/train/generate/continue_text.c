@@ -1,10 +1,9 @@
-/* qd_generate(): encodes the prompt, generates tokens and decodes them. */
-#include "app/generate.h"
-#include "app/model_text.h"
+/* Encodes the prompt, generates tokens and decodes them. */
+#include "train/generate/continue_text.h"
 
 #include "base/clock.h"
-#include "base/sized.h"
 #include "base/text/strbuf.h"
+#include "train/generate/sampling.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,18 +13,13 @@ typedef struct writing {
     const qd_generate_options *options;
     qd_generate_report *report;
     qd_generator *generator;
-    qd_model_text text;
+    qd_sampler *sampler;
+    qd_model_text *text;
     qd_tokens history; /* prompt and continuation */
     qd_strbuf pending; /* text that has not been passed to the caller yet */
 } writing;
 
-void qd_generate_options_init(qd_generate_options *options, size_t size)
-{
-    const qd_generate_options own = {.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
-    qd_sized_init(options, size, &own, sizeof own);
-}
-
-static qd_status check_options(const qd_generate_options *o)
+qd_status qd_generate_options_check(const qd_generate_options *o)
 {
     if (o->tokens < 1 || o->temperature < 0.0 || o->top_k < 0 || !(o->top_p > 0.0 && o->top_p <= 1.0))
         return QD_FAIL(QD_USAGE, "generation needs at least 1 token, a temperature and top-k of 0 or more, and top-p above 0 up to 1");
@@ -63,16 +57,16 @@ static qd_status read_prompt(writing *s)
 {
     const qd_generate_options *o = s->options;
     double begin = qd_clock_now();
-    int32_t end = s->text.encoder.document_end, before;
-    for (int i = 0; s->text.tokenizer && (before = qd_tokenizer_before(s->text.tokenizer, i)) >= 0; i++)
+    int32_t end = s->text->encoder.document_end, before;
+    for (int i = 0; s->text->tokenizer && (before = qd_tokenizer_before(s->text->tokenizer, i)) >= 0; i++)
         QD_TRY(remember(&s->history, before));
-    QD_TRY(qd_model_text_encode(&s->text, o->prompt, o->prompt_length, &s->history));
+    QD_TRY(qd_model_text_encode(s->text, o->prompt, o->prompt_length, &s->history));
     s->report->prompt_tokens = (int64_t)s->history.count;
     if (s->history.count == 0)
-        QD_TRY(end >= 0 ? remember(&s->history, end) : qd_model_text_encode(&s->text, "\n", 1, &s->history));
+        QD_TRY(end >= 0 ? remember(&s->history, end) : qd_model_text_encode(s->text, "\n", 1, &s->history));
     if (o->prompt_length == 0) {
         qd_strbuf start = {0};
-        qd_model_text_decode(&s->text, s->history.ids[0], &start);
+        qd_model_text_decode(s->text, s->history.ids[0], &start);
         snprintf(s->report->start, sizeof s->report->start, "%s", start.data ? start.data : "");
         qd_strbuf_free(&start);
     }
@@ -106,13 +100,13 @@ static qd_status continue_text(writing *s)
     bool more = true;
     r->end = QD_GENERATE_TOKENS;
     while (more && r->tokens < o->tokens) {
-        int32_t token = qd_generator_sample(s->generator, &sampling);
-        if (token == s->text.encoder.document_end) {
+        int32_t token = qd_sampler_draw(s->sampler, &sampling, qd_generator_logits(s->generator), qd_generator_position(s->generator));
+        if (token == s->text->encoder.document_end) {
             r->end = QD_GENERATE_DOCUMENT;
             break;
         }
         r->tokens++;
-        qd_model_text_decode(&s->text, token, &s->pending);
+        qd_model_text_decode(s->text, token, &s->pending);
         if (s->pending.failed)
             return QD_FAIL(QD_NO_MEMORY, "no memory for the text");
         more = hand_out(s, false);
@@ -130,37 +124,20 @@ static qd_status continue_text(writing *s)
     return QD_OK;
 }
 
-qd_status qd_generate_from(const qd_model_source *model, const qd_generate_options *o, qd_generate_report *report)
+qd_status qd_continue_text(qd_generator *generator, qd_model_text *text, const qd_generate_options *o, qd_generate_report *report)
 {
-    writing s = {.options = o, .report = report};
+    writing s = {.options = o, .report = report, .generator = generator, .text = text};
     qd_status status = QD_OK;
-    *report = qd_generate_report_default();
-    QD_TRY_DONE(check_options(o));
-    QD_TRY_DONE(qd_generator_create(model, o->context, o->device, o->threads, &s.generator));
-    QD_TRY_DONE(qd_model_text_open(qd_generator_config(s.generator), &s.text));
-    qd_text_encoder_set_special(&s.text.encoder, o->special);
-    report->step = qd_generator_step(s.generator);
-    report->context = qd_generator_context(s.generator);
-    snprintf(report->warning, sizeof report->warning, "%s", qd_generator_warning(s.generator));
+    qd_generator_forget(generator, 0);
+    QD_TRY_DONE(qd_generate_options_check(o));
+    QD_TRY_DONE(qd_sampler_create(qd_generator_vocab(generator), &s.sampler));
+    qd_text_encoder_set_special(&text->encoder, o->special);
+    report->context = qd_generator_context(generator);
     QD_TRY_DONE(read_prompt(&s));
     QD_TRY_DONE(continue_text(&s));
 done:
     qd_strbuf_free(&s.pending);
     qd_tokens_free(&s.history);
-    qd_model_text_close(&s.text);
-    qd_generator_destroy(s.generator);
-    return status;
-}
-
-qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report)
-{
-    qd_generate_options o = qd_generate_options_default();
-    qd_generate_report r;
-    QD_TRY(QD_SIZED_READ(options, qd_generate_options, &o));
-    QD_TRY(QD_SIZED_CHECK(report, qd_generate_report));
-    if (!o.model)
-        return QD_FAIL(QD_USAGE, "qd_generate: no model is named; give a run folder or a checkpoint");
-    qd_status status = qd_generate_from(&(qd_model_source){.path = o.model}, &o, &r);
-    QD_SIZED_WRITE(report, &r);
+    qd_sampler_destroy(s.sampler);
     return status;
 }

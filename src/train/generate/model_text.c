@@ -1,5 +1,5 @@
 /* Encodes and decodes text with a model's tokenizer, or as bytes. */
-#include "app/model_text.h"
+#include "train/generate/model_text.h"
 
 #include <string.h>
 
