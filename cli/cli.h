@@ -55,6 +55,11 @@ const char *cli_similar_command(const char *name);
      "special tokens in the text: their ids (trusted text only), ordinary text, or an error", NULL}
 #define CLI_OPTION_THREADS \
     {"threads", QD_OPTION_INT, "0", 0, 4096, NULL, "compute threads; 0: all cores", NULL}
+/* Ranks that share a model, as threads of this process. */
+#define CLI_OPTIONS_RANKS                                                                                                   \
+    {"tp", QD_OPTION_INT, "1", 1, 1024, NULL, "ranks that share each layer (tensor parallelism)", NULL},                    \
+    {"pp", QD_OPTION_INT, "1", 1, 1024, NULL, "ranks that share the layers (pipeline parallelism)", NULL},                  \
+    {"ep", QD_OPTION_INT, "1", 1, 1024, NULL, "ranks that share the experts (expert parallelism)", NULL}
 #define CLI_OPTION_CLUSTER                                                                                                                 \
     {                                                                                                                                      \
         "cluster", QD_OPTION_STRING, "h100", 0, 0, NULL,                                                                                   \

@@ -85,6 +85,9 @@ static qd_status run(cli_call *call)
         .device = qd_options_string(call->options, "device"),
         .windows = qd_options_int(call->options, "windows"),
         .threads = (int)qd_options_int(call->options, "threads"),
+        .tp = (int)qd_options_int(call->options, "tp"),
+        .pp = (int)qd_options_int(call->options, "pp"),
+        .ep = (int)qd_options_int(call->options, "ep"),
         .baseline = qd_options_bool(call->options, "baseline"),
         .progress = on_pass,
         .context = &line,
@@ -116,12 +119,14 @@ static const qd_option own[] = {
     {"logits", QD_OPTION_STRING, "", 0, 0, NULL, "safetensors file to write: tokens and logits of the first window", NULL},
     CLI_OPTION_DEVICE,
     CLI_OPTION_THREADS,
+    CLI_OPTIONS_RANKS,
     CLI_OPTION_JSON,
 };
 
 const cli_command cli_eval = {
     .name = "eval",
-    .arguments = "MODEL [TEXT] [--seq N] [--windows N] [--baseline] [--logits FILE] [--device D] [--threads N] [--json]",
+    .arguments = "MODEL [TEXT] [--seq N] [--windows N] [--baseline] [--logits FILE] [--device D] [--threads N]\n"
+                 "      [--tp N] [--pp N] [--ep N] [--json]",
     .summary = "Computes loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"

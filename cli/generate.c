@@ -155,6 +155,9 @@ static qd_status run(cli_call *call)
     QD_TRY(qd_special_policy_parse(qd_options_string(options, "special"), &o.special));
     o.device = qd_options_string(options, "device");
     o.threads = (int)qd_options_int(options, "threads");
+    o.tp = (int)qd_options_int(options, "tp");
+    o.pp = (int)qd_options_int(options, "pp");
+    o.ep = (int)qd_options_int(options, "ep");
     o.on_start = on_start;
     o.on_text = on_text;
     o.callback_context = &v;
@@ -186,13 +189,15 @@ static const qd_option own[] = {
     CLI_OPTION_SPECIAL,
     CLI_OPTION_DEVICE,
     CLI_OPTION_THREADS,
+    CLI_OPTIONS_RANKS,
     {"json", QD_OPTION_BOOL, "false", 0, 0, NULL, "prints one JSON object at the end", NULL},
 };
 
 const cli_command cli_generate = {
     .name = "generate",
     .arguments = "MODEL [--prompt TEXT | --prompt-file FILE] [--tokens N] [--temperature T] [--top-k K] [--top-p P]\n"
-                 "      [--seed S] [--context N] [--special parse|plain|refuse] [--device D] [--threads N] [--json]",
+                 "      [--seed S] [--context N] [--special parse|plain|refuse] [--device D] [--threads N]\n"
+                 "      [--tp N] [--pp N] [--ep N] [--json]",
     .summary = "Continues a text with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
                "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. Prompt and continuation are streamed\n"

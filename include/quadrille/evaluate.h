@@ -28,6 +28,9 @@ typedef struct qd_evaluate_options {
     bool (*progress)(void *context, int64_t done, int64_t all);
     void *context;
     int64_t windows; /* windows to evaluate, evenly spaced, as with train.eval_batches; 0: all */
+    /* Ranks that share the model, as threads of this process: tensor, pipeline and expert
+     * parallelism. 0: 1. */
+    int tp, pp, ep;
 } qd_evaluate_options;
 QD_SIZED_DEFAULT(qd_evaluate_options)
 

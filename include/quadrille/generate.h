@@ -55,6 +55,9 @@ typedef struct qd_generate_options {
     bool (*on_text)(void *context, const char *text, size_t length);
     void *callback_context;
     qd_special_policy special; /* how special tokens in the prompt are encoded; QD_SPECIAL_TEXT is right for untrusted text */
+    /* Ranks that share the model, as threads of this process: tensor, pipeline and expert
+     * parallelism. 0: 1. */
+    int tp, pp, ep;
 } qd_generate_options;
 
 /* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */

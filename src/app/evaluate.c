@@ -11,12 +11,17 @@ static qd_status check_seq(const qd_config *c)
                    (long long)c->model.max_seq);
 }
 
-/* Enough rows for large GEMMs, few enough to stay in the caches. */
-static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all)
+static int64_t round_up(int64_t count, int64_t to)
 {
-    int64_t count = wanted > 0 ? wanted : 4096 / seq;
+    return (count + to - 1) / to * to;
+}
+
+/* Enough rows for large GEMMs, few enough to stay in the caches; a multiple of the ranks of dp. */
+static int64_t choose_per_pass(int64_t wanted, int64_t seq, int64_t all, int dp)
+{
+    int64_t count = wanted > 0 ? wanted : 4096 / seq * dp;
     count = count < all ? count : all;
-    return count > 1 ? count : 1;
+    return round_up(count > 1 ? count : 1, dp);
 }
 
 /* The last windows, if they are fewer than a pass has: a program for as many micro-batches as they
@@ -26,9 +31,10 @@ static qd_status run_rest(qd_model_run *run, const qd_batch_source *source, int6
 {
     qd_side_program side;
     qd_config c = run->config;
-    if (c.strategy.micro_batch == c.global_batch)
-        c.strategy.micro_batch = count;
-    c.global_batch = (count + c.strategy.micro_batch - 1) / c.strategy.micro_batch * c.strategy.micro_batch;
+    int dp = c.degrees[QD_AXIS_DP];
+    if (c.strategy.micro_batch * dp == c.global_batch)
+        c.strategy.micro_batch = (count + dp - 1) / dp;
+    c.global_batch = round_up(count, c.strategy.micro_batch * dp);
     qd_status status = qd_side_program_open(run->trainer, qd_trainer_bound(run->trainer), &c, &side);
     const qd_step_input input = {.step = 1, .first_sample = first, .global_batch = c.global_batch, .source = source, .optim = &c.optimizer};
     if (status == QD_OK)
@@ -48,8 +54,11 @@ qd_status qd_evaluate_windows(qd_model_run *run, const qd_batch_source *source, 
         c->strategy.seq = passes->seq;
     QD_TRY(check_seq(c));
     c->threads = passes->threads;
-    c->global_batch = choose_per_pass(passes->per_pass, c->strategy.seq, passes->micro > 0 ? INT64_MAX : all);
-    c->strategy.micro_batch = passes->micro > 0 ? passes->micro : c->global_batch;
+    int dp = c->degrees[QD_AXIS_DP];
+    c->global_batch = choose_per_pass(passes->per_pass, c->strategy.seq, passes->micro > 0 ? INT64_MAX : all, dp);
+    c->strategy.micro_batch = passes->micro > 0 ? passes->micro : c->global_batch / dp;
+    if (c->global_batch % (c->strategy.micro_batch * dp) != 0)
+        c->strategy.micro_batch = 1;
     QD_TRY(qd_model_run_start(run, source));
     for (int64_t done = 0; done < all;) {
         qd_step_output out;

@@ -4,6 +4,7 @@
 #include "train/run/run_corpus.h"
 #include "app/evaluate.h"
 #include "app/generate.h"
+#include "app/model_ranks.h"
 
 #include "base/clock.h"
 #include "base/sized.h"
@@ -55,9 +56,22 @@ static qd_status open_corpus(const qd_evaluate_options *o, const char *text, con
     return qd_run_corpus_open(&c, NULL, corpus);
 }
 
-static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int32_t *tokens, float *logits, int64_t seq)
+typedef struct logit_rows {
+    qd_safetensors_writer *writer;
+    qd_generator *generator;
+    const char *path;
+    const int32_t *tokens;
+    float *logits;
+    int64_t seq;
+} logit_rows;
+
+static qd_status write_rows(const logit_rows *r)
 {
-    int64_t vocab = qd_generator_vocab(g);
+    qd_safetensors_writer *w = r->writer;
+    qd_generator *g = r->generator;
+    const int32_t *tokens = r->tokens;
+    float *logits = r->logits;
+    int64_t vocab = qd_generator_vocab(g), seq = r->seq;
     uint64_t hash;
     for (int64_t t = 0; t < seq; t++) {
         QD_TRY(qd_generator_feed(g, tokens + t, 1));
@@ -69,11 +83,22 @@ static qd_status write_rows(qd_safetensors_writer *w, qd_generator *g, const int
     return qd_safetensors_write(w, logits, &hash);
 }
 
-/* Logits of the first window, token by token: the logits of a whole window are never in memory. */
+/* On rank 0. */
+static qd_status write_file(void *context)
+{
+    logit_rows *r = context;
+    QD_TRY(qd_safetensors_create(r->path, &r->writer));
+    qd_status status = write_rows(r);
+    if (status == QD_OK)
+        return qd_safetensors_finish(r->writer, NULL);
+    qd_safetensors_abandon(r->writer);
+    return status;
+}
+
+/* Logits of the first window, token by token. Collective over the model's world. */
 static qd_status write_logits(const qd_model_source *model, const qd_evaluate_options *o, qd_windows *w, int64_t seq)
 {
     qd_model_generator g = {.generator = NULL};
-    qd_safetensors_writer *writer = NULL;
     int32_t *tokens = NULL;
     float *logits = NULL;
     qd_status status = QD_OK;
@@ -85,12 +110,8 @@ static qd_status write_logits(const qd_model_source *model, const qd_evaluate_op
     if (!tokens || !logits)
         QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for the logits of %lld tokens", (long long)have));
     QD_TRY_DONE(qd_data_window(w->data, 0, w->ranges[0].first, have, tokens, tokens + have, tokens + 2 * have));
-    QD_TRY_DONE(qd_safetensors_create(o->logits, &writer));
-    status = write_rows(writer, g.generator, tokens, logits, have);
-    if (status == QD_OK)
-        status = qd_safetensors_finish(writer, NULL);
-    else
-        qd_safetensors_abandon(writer);
+    logit_rows rows = {.generator = g.generator, .path = o->logits, .tokens = tokens, .logits = logits, .seq = have};
+    QD_TRY_DONE(qd_generator_lead(g.generator, write_file, &rows));
 done:
     free(tokens);
     free(logits);
@@ -122,14 +143,25 @@ static void choose_passes(const qd_config *c, int64_t seq, qd_evaluate_passes *p
         passes->micro--;
 }
 
-qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
+/* Collective. Each rank of dp has counted the bytes of its windows; ranks of tp and pp read the
+ * same ones. */
+static qd_status sum_bytes(const qd_model_run *run, int64_t *bytes)
+{
+    const qd_mesh *mesh = &qd_trainer_program(run->trainer)->ledger->mesh;
+    int64_t own = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP) | QD_AXIS_BIT(QD_AXIS_PP), qd_comm_rank(run->world)) == 0 ? *bytes : 0;
+    if (qd_comm_size(run->world) == 1)
+        return QD_OK;
+    return qd_comm_all_reduce(run->world, &own, bytes, 1, QD_I64, QD_SUM, NULL);
+}
+
+/* Collective over the model's world, if it has one. */
+static qd_status evaluate_on_rank(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
 {
     qd_model_run run;
     qd_run_corpus corpus = {0};
     qd_windows windows = {0};
     qd_evaluation result = {0};
     qd_status status = QD_OK;
-    *report = qd_evaluate_report_default();
     QD_TRY_DONE(qd_model_run_open(model, o->device, &run));
     const char *text = o->text ? o->text : run.config.evaluation.path[0] != '\0' && !o->baseline ? run.config.evaluation.path : NULL;
     const qd_config trained = run.trained;
@@ -145,6 +177,7 @@ qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_optio
     double begin = qd_clock_now();
     QD_TRY_DONE(qd_evaluate_windows(&run, &source, windows.chosen, &passes, &result));
     report->seconds = qd_clock_now() - begin;
+    QD_TRY_DONE(sum_bytes(&run, &windows.bytes));
     snprintf(report->data, sizeof report->data, "%s", text ? text : run.config.data.path);
     report->held_out = !text;
     report->step = run.step;
@@ -166,6 +199,31 @@ done:
     qd_run_corpus_close(&corpus);
     qd_model_run_close(&run);
     return status;
+}
+
+typedef struct evaluating {
+    const qd_evaluate_options *options;
+    qd_evaluate_report *report;
+} evaluating;
+
+/* Every rank reads the text; rank 0 reports. */
+static qd_status evaluate_rank(void *context, const qd_model_source *model)
+{
+    const evaluating *e = context;
+    bool first = !model->world || qd_comm_rank(model->world) == 0;
+    qd_evaluate_options o = *e->options;
+    qd_evaluate_report other = qd_evaluate_report_default();
+    if (!first) {
+        o.progress = NULL;
+        o.baseline = false;
+    }
+    return evaluate_on_rank(model, &o, first ? e->report : &other);
+}
+
+qd_status qd_evaluate_from(const qd_model_source *model, const qd_evaluate_options *o, qd_evaluate_report *report)
+{
+    *report = qd_evaluate_report_default();
+    return qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, model, evaluate_rank, &(evaluating){o, report});
 }
 
 qd_status qd_evaluate(const qd_evaluate_options *options, qd_evaluate_report *report)

@@ -1,6 +1,7 @@
 /* qd_generate(): opens a model and continues the prompt. */
 #include "app/generate.h"
 
+#include "app/model_ranks.h"
 #include "base/sized.h"
 #include "train/generate/continue_text.h"
 
@@ -24,7 +25,7 @@ qd_status qd_model_generator_open(const qd_model_source *model, int64_t context,
     memset(g, 0, sizeof *g);
     QD_TRY(qd_model_run_open(model, device, &g->run));
     QD_TRY(qd_generation_context(&g->run.config, &context));
-    g->run.config = qd_generation_config(&g->run.config, context, 1);
+    QD_TRY(qd_generation_config(&g->run.config, context, 1, &g->run.config));
     g->run.config.threads = threads;
     QD_TRY(qd_model_run_start(&g->run, &(qd_batch_source){.fill = no_samples}));
     return qd_generator_create(g->run.trainer, context, &g->generator);
@@ -37,22 +38,43 @@ void qd_model_generator_close(qd_model_generator *g)
     qd_model_run_close(&g->run);
 }
 
+typedef struct generating {
+    const qd_generate_options *options;
+    qd_generate_report *report;
+    qd_model_generator model;
+    qd_model_text text;
+} generating;
+
+/* On rank 0. */
+static qd_status write_text(void *context)
+{
+    generating *g = context;
+    QD_TRY(qd_model_text_open(&g->model.run.config, &g->text));
+    g->report->step = g->model.run.step;
+    snprintf(g->report->warning, sizeof g->report->warning, "%s", g->model.run.warning);
+    return qd_continue_text(g->model.generator, &g->text, g->options, g->report);
+}
+
+static qd_status generate_on_rank(void *context, const qd_model_source *model)
+{
+    const generating *common = context;
+    const qd_generate_options *o = common->options;
+    generating g = *common;
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_model_generator_open(model, o->context, o->device, o->threads, &g.model));
+    QD_TRY_DONE(qd_generator_lead(g.model.generator, write_text, &g));
+done:
+    qd_model_text_close(&g.text);
+    qd_model_generator_close(&g.model);
+    return status;
+}
+
 qd_status qd_generate_from(const qd_model_source *model, const qd_generate_options *o, qd_generate_report *report)
 {
-    qd_model_generator g = {.generator = NULL};
-    qd_model_text text = {0};
-    qd_status status = QD_OK;
+    generating g = {.options = o, .report = report};
     *report = qd_generate_report_default();
-    QD_TRY_DONE(qd_generate_options_check(o));
-    QD_TRY_DONE(qd_model_generator_open(model, o->context, o->device, o->threads, &g));
-    QD_TRY_DONE(qd_model_text_open(&g.run.config, &text));
-    report->step = g.run.step;
-    snprintf(report->warning, sizeof report->warning, "%s", g.run.warning);
-    QD_TRY_DONE(qd_continue_text(g.generator, &text, o, report));
-done:
-    qd_model_text_close(&text);
-    qd_model_generator_close(&g);
-    return status;
+    QD_TRY(qd_generate_options_check(o));
+    return qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, model, generate_on_rank, &g);
 }
 
 qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report)

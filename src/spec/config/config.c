@@ -657,6 +657,7 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     *strategy = config->strategy;
     QD_TRY(qd_mesh_create(config->world, config->degrees, &mesh));
     mesh.sp = config->sp && mesh.degree[QD_AXIS_TP] > 1;
+    mesh.forward = !config->strategy.training;
     mesh.ep = config->ep;
     mesh.etp = config->etp;
     mesh.nodes = config->nodes;

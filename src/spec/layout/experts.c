@@ -86,7 +86,7 @@ qd_status qd_experts_check(const qd_model *m, const qd_mesh *mesh)
     }
     if ((ep * etp) % tp != 0 && tp % (ep * etp) != 0)
         return QD_FAIL(QD_USAGE, "parallel.etp × ep is %d and parallel.tp is %d: one must divide the other", ep * etp, tp);
-    if (tp > 1 && !mesh->sp)
+    if (tp > 1 && !mesh->sp && !mesh->forward)
         return QD_FAIL(QD_UNSUPPORTED,
                        "parallel.sp is false: experts under tensor parallelism need the rows that sp gives each rank; set it to true");
     return qd_nodes_check(m, mesh);

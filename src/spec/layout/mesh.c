@@ -70,7 +70,7 @@ qd_status qd_mesh_create(int world, const int degrees[QD_AXIS_COUNT], qd_mesh *m
         return refuse_world(world, degrees, product, false);
     }
     mesh->world = world;
-    mesh->sp = false;
+    mesh->sp = mesh->forward = false;
     mesh->ep = mesh->etp = mesh->nodes = 1;
     mesh->by_node = false;
     return QD_OK;

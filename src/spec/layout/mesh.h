@@ -21,6 +21,7 @@ typedef struct qd_mesh {
     int ep, etp; /* expert-parallel ranks, and ranks that share each expert; 0 or 1: none */
     int nodes;   /* machines with equally many consecutive ranks each; 0 or 1: a single machine */
     bool by_node; /* dispatch sends each row to a node once (spec/layout/nodes.h) */
+    bool forward; /* passes without gradients only: without sp, ranks of tp send the same rows to experts */
     bool sp; /* sequence parallelism: between GEMMs, ranks of tp hold slices of the rows instead of all rows */
 } qd_mesh;
 

@@ -160,6 +160,7 @@ static qd_status take_layers(qd_ledger *l, const char *text, int stages)
     return QD_OK;
 }
 
+/* micro_batches: that the file must have; 0: any number. */
 static qd_status read_file(const char *path, int ranks, int micro_batches, qd_arena *arena, qd_schedule **schedule)
 {
     int fd;
@@ -179,7 +180,7 @@ static qd_status read_file(const char *path, int ranks, int micro_batches, qd_ar
     const qd_schedule *s = *schedule;
     if (s->ranks != ranks)
         return QD_FAIL(QD_USAGE, "%s: has lines for %d pipeline ranks, but parallel.pp is %d", path, s->ranks, ranks);
-    if (s->micro_batches != micro_batches)
+    if (micro_batches > 0 && s->micro_batches != micro_batches)
         return QD_FAIL(QD_USAGE, "%s: is for %d micro-batches, but the step has %d (global batch / dp / micro-batch)", path,
                        s->micro_batches, micro_batches);
     for (int rank = 0; rank < ranks; rank++)
@@ -195,7 +196,7 @@ qd_status qd_pipeline_place(qd_ledger *l, const qd_pipeline *pipeline, int64_t s
     bool fixed, from_file = pipeline->file && pipeline->file[0] != '\0';
     qd_schedule *made = NULL, *read = NULL;
     if (from_file)
-        QD_TRY(read_file(pipeline->file, ranks, micro_batches, arena, &read));
+        QD_TRY(read_file(pipeline->file, ranks, training ? micro_batches : 0, arena, &read));
     if (from_file && training) {
         made = read;
     } else {
@@ -203,7 +204,8 @@ qd_status qd_pipeline_place(qd_ledger *l, const qd_pipeline *pipeline, int64_t s
         QD_TRY(read ? qd_schedule_forward(read, micro_batches, arena, &made)
                     : qd_schedule_create(pipeline->kind, ranks, ranks * each, micro_batches, training, arena, &made));
     }
-    QD_TRY(pipeline->layers[0] != '\0' ? take_layers(l, pipeline->layers, made->stages) : share_out(l, seq, made->stages, arena));
+    QD_TRY(pipeline->layers[0] != '\0' ? take_layers(l, pipeline->layers, made->stages)
+                                       : share_out(l, pipeline->seq > 0 ? pipeline->seq : seq, made->stages, arena));
     for (int i = 0; i < l->module_count; i++)
         l->modules[i].stage_rank = made->rank_of[l->modules[i].stage];
     *schedule = made;

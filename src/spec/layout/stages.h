@@ -10,6 +10,7 @@ typedef struct qd_pipeline {
     int virtual_stages; /* per rank; 0: the default of the schedule */
     char layers[1024];  /* number of blocks per stage, "3,2,2,1"; "": balance by cost */
     const char *file;   /* path of a schedule to read; "" or NULL: none */
+    int64_t seq;        /* tokens of a sequence in the cost of a stage; 0: those of the pass */
 } qd_pipeline;
 
 /* Assigns each module its stage and rank, and creates the schedule for the pp ranks of the mesh.

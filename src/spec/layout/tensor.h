@@ -16,6 +16,12 @@ qd_status qd_tensor_check(const qd_model *model, const qd_mesh *mesh);
 /* Whether a rank counts its keys in sums over the keys of all ranks of tp: of the ranks that hold
  * the same ones, the first does. */
 bool qd_tensor_counts_keys(const qd_model *model, const qd_mesh *mesh, int rank);
+/* Kv heads of one rank of tp. */
+static inline int qd_tensor_kv_heads(const qd_model *model, const qd_mesh *mesh)
+{
+    int tp = mesh->degree[QD_AXIS_TP];
+    return model->kv_heads > tp ? model->kv_heads / tp : 1;
+}
 /* Sets how a parameter is placed on tp. */
 void qd_tensor_place(const qd_model *model, const qd_mesh *mesh, qd_split split, qd_param *param);
 /* QD_USAGE where a rank would have nothing of a parameter that is cut. */

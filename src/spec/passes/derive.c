@@ -1,4 +1,5 @@
 /* Derives the op lists of a rank from a declaration by running the passes in order. */
+#include "spec/layout/tensor.h"
 #include "spec/passes/passes.h"
 
 #include <string.h>
@@ -25,7 +26,7 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
                            .rope = {-1, -1},
                            .loss = -1};
     w->heads = l->model.heads / tp;
-    w->kv_heads = l->model.kv_heads > tp ? l->model.kv_heads / tp : 1;
+    w->kv_heads = qd_tensor_kv_heads(&l->model, &l->mesh);
     w->seq = qd_ledger_rows(l, config->rank, config->seq);
     w->rows = config->batch * w->seq;
     qd_ledger_port_rows(l, config->rank, w->rows, &w->port_first, &w->port_rows);

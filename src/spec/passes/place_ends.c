@@ -88,8 +88,13 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     const qd_model *m = w->model;
     const qd_device_traits *traits = w->config->traits;
     if (op->kind == QD_OP_HEAD_LOGITS) {
-        qd_op *logits = qd_class_keep(w, op);
-        qd_op_sizes(logits, 1, m->vocab, m->hidden, 2.0 * (double)m->vocab * (double)m->hidden);
+        qd_op placed = *op;
+        int64_t tokens = w->slots[op->slot[QD_HEAD_LOGITS_WEIGHT]].rows; /* of this rank's shard */
+        placed.slot[QD_HEAD_LOGITS_X] = (int16_t)qd_place_want(p, op->slot[QD_HEAD_LOGITS_X], QD_LAYOUT_ALL);
+        w->slots[op->slot[QD_HEAD_LOGITS_LOGITS]].cols = tokens;
+        qd_op *logits = qd_class_keep(w, &placed);
+        qd_op_sizes(logits, 1, tokens, m->hidden, 2.0 * (double)tokens * (double)m->hidden);
+        logits->first = first_token(w, op->slot[QD_HEAD_LOGITS_WEIGHT]);
         logits->cap = m->logit_softcap;
         return;
     }

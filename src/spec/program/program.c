@@ -3,6 +3,7 @@
  * parameters, gradients.c the reductions of gradients, transfers.c the messages between pipeline
  * stages, muon.c and offload.c their parts of the update. */
 #include "spec/layout/experts.h"
+#include "spec/layout/tensor.h"
 #include "spec/program/program_impl.h"
 
 #include <stdlib.h>
@@ -354,8 +355,8 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
         return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); remove it",
                        s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
-    if (s->context > 0 && ledger->mesh.degree[QD_AXIS_TP] > 1)
-        return QD_FAIL(QD_USAGE, "generation runs on one rank: set parallel.tp to 1");
+    if (s->context > 0 && ledger->mesh.degree[QD_AXIS_CP] > 1)
+        return QD_FAIL(QD_UNSUPPORTED, "generation does not shard sequences: set parallel.cp to 1");
     if (s->seq < 1 || s->micro_batch < 1 || s->micro_batches < 1)
         return QD_FAIL(QD_USAGE, "a step needs at least one micro-batch of one sequence of one token");
     return check_rows(ledger, s);
@@ -482,7 +483,7 @@ static void add_persistent(builder *b, int64_t moment2)
         qd_build_buffer(b, QD_BUFFER_TABLE, -1, -1, qd_rope_tables(m) * qd_positions(s->seq, s->context) * qd_rope_dims(m) * 4, true);
     if (s->context > 0) {
         qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, qd_program_cache_offset(p, m->layers), true);
-        qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true);
+        qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true); /* of this rank's tokens, from the first element on */
     }
     qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
     int64_t scratch = 0;
@@ -567,8 +568,6 @@ static qd_status choose_schedule(builder *b, qd_arena *arena)
         b->order.schedule->training != s->training)
         return QD_FAIL(QD_USAGE, "the schedule is for %d pipeline ranks and %d micro-batches, but the step has %d and %d",
                        b->order.schedule->ranks, b->order.schedule->micro_batches, mesh->degree[QD_AXIS_PP], s->micro_batches);
-    if (s->context > 0 && b->order.schedule->ranks > 1)
-        return QD_FAIL(QD_UNSUPPORTED, "generation runs on one rank of a pipeline: set parallel.pp to 1");
     return QD_OK;
 }
 
@@ -687,11 +686,14 @@ int64_t qd_program_cache_offset(const qd_program *p, int layer)
 {
     const qd_model *m = &p->ledger->model;
     int64_t rows = 0, context = p->strategy.context;
+    int stage = qd_mesh_group_coord(&p->ledger->mesh, QD_AXIS_BIT(QD_AXIS_PP), p->rank);
     for (int i = 0; i < layer; i++) { /* the first module is the embedding */
-        int64_t window = qd_layer_window(&p->ledger->decls[p->ledger->modules[i + 1].decl]);
-        rows += qd_cache_rows(qd_window_within(window, context), context);
+        const qd_module *module = &p->ledger->modules[i + 1];
+        int64_t window = qd_layer_window(&p->ledger->decls[module->decl]);
+        if (module->stage_rank == stage)
+            rows += qd_cache_rows(qd_window_within(window, context), context);
     }
-    return 2 * rows * m->kv_heads * m->head_dim * (int64_t)qd_dtype_size(p->strategy.activation);
+    return 2 * rows * qd_tensor_kv_heads(m, &p->ledger->mesh) * m->head_dim * (int64_t)qd_dtype_size(p->strategy.activation);
 }
 
 int64_t qd_program_square_rows(const qd_program *p)

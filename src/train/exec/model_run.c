@@ -1,4 +1,4 @@
-/* Opens a run folder or a checkpoint, and runs its model on one rank. */
+/* Opens a run folder or a checkpoint, and runs its model on the ranks of a world. */
 #include "train/exec/model_run.h"
 
 #include "train/exec/state.h"
@@ -88,12 +88,25 @@ static qd_status open_weights(const qd_model_source *source, qd_model_run *run)
     return qd_options_copy(source->options, &run->options);
 }
 
+static qd_status set_layout(const qd_model_source *source, const char *name, qd_config *c)
+{
+    int world = qd_comm_size(source->world);
+    c->world = world;
+    c->degrees[QD_AXIS_TP] = source->tp;
+    c->degrees[QD_AXIS_PP] = source->pp;
+    c->degrees[QD_AXIS_DP] = world / (source->tp * source->pp);
+    c->ep = source->ep;
+    if (c->ep > 1 && c->model.moe.experts == 0)
+        return QD_FAIL(QD_USAGE, "%s: the model has no experts to place on %d ranks: omit ep", name, c->ep);
+    return QD_OK;
+}
+
 qd_status qd_model_run_open(const qd_model_source *source, const char *device, qd_model_run *run)
 {
     memset(run, 0, sizeof *run);
     QD_TRY(source->path ? open_checkpoint(source->path, run) : open_weights(source, run));
     run->trained = run->config;
-    /* One rank, wherever and however it was trained. */
+    /* The layout of the source, wherever and however it was trained. */
     run->config.evaluation.every = 0;
     run->config.evaluation.seconds = 0.0;
     run->config.device = device && device[0] ? device : "cpu";
@@ -105,6 +118,10 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)
         run->config.degrees[axis] = 1;
     run->config.pipeline = (qd_pipeline){0};
+    run->config.sp = run->config.by_node = false;
+    run->world = source->world;
+    if (source->world)
+        QD_TRY(set_layout(source, run->name, &run->config));
     run->config.model.dropout = 0.0;
     run->config.strategy.training = false;
     run->config.global_batch = run->config.strategy.micro_batch = 1;
@@ -116,8 +133,10 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
 qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
 {
     qd_comm_config comm = qd_comm_config_default();
-    QD_TRY(qd_local_world_create(1, &comm, &run->local));
-    QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
+    if (!run->world) {
+        QD_TRY(qd_local_world_create(1, &comm, &run->local));
+        QD_TRY(qd_local_comm_attach(run->local, 0, &run->world));
+    }
     QD_TRY(qd_trainer_create_blank(&run->config, run->world, source, &run->trainer));
     return run->checkpoint ? qd_state_load(run->trainer, run->checkpoint, true) : qd_weights_copy_load(run->weights, run->trainer);
 }
@@ -125,9 +144,10 @@ qd_status qd_model_run_start(qd_model_run *run, const qd_batch_source *source)
 void qd_model_run_close(qd_model_run *run)
 {
     qd_trainer_destroy(run->trainer);
-    qd_comm_destroy(run->world);
-    if (run->local)
+    if (run->local) {
+        qd_comm_destroy(run->world);
         qd_local_world_destroy(run->local);
+    }
     qd_options_destroy(run->options);
     qd_checkpoint_close(run->checkpoint);
     memset(run, 0, sizeof *run);

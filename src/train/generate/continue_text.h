@@ -11,9 +11,8 @@
 /* QD_USAGE for options out of range. */
 qd_status qd_generate_options_check(const qd_generate_options *options);
 
-/* Collective over the generator's world: every rank passes the same prompt and samples the same
- * tokens; the callbacks of each rank are called. Starts a new sequence. options->model, context,
- * device and threads are not read. Sets what the report says about prompt and text, not about the
- * model. */
+/* On rank 0, and with several ranks inside qd_generator_lead(). Starts a new sequence.
+ * options->model, context, device, threads and ranks are not read. Sets what the report says about
+ * prompt and text, not about the model. */
 qd_status qd_continue_text(qd_generator *generator, qd_model_text *text, const qd_generate_options *options, qd_generate_report *report);
 #endif

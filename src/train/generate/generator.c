@@ -1,10 +1,12 @@
 /* Feeds tokens to a model in pieces and fetches the logits of the last one. */
 #include "train/generate/generator.h"
 
+#include "base/error.h"
 #include "train/generate/side_program.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* Prompts are fed in pieces of this many tokens, the rest one by one. */
 enum { PIECE = QD_GENERATION_PIECE };
@@ -25,7 +27,11 @@ struct qd_generator {
     const int32_t *next; /* tokens about to be fed */
     int64_t base; /* index in the sequence of the first token in the cache */
     int64_t past, context, vocab;
-    float *logits;
+    float *logits; /* (vocab) */
+    float *part;   /* those of this rank's tokens; logits itself if there is one rank */
+    int64_t part_count;
+    qd_segment *segments; /* per rank: its part of the logits */
+    qd_segment_list *lists;
 };
 
 static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
@@ -41,21 +47,27 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
-qd_config qd_generation_config(const qd_config *config, int64_t context, int64_t rows)
+qd_status qd_generation_config(const qd_config *config, int64_t context, int64_t rows, qd_config *generation)
 {
     qd_config c = *config;
-    int cp = c.degrees[QD_AXIS_CP];
+    qd_mesh mesh;
+    QD_TRY(qd_mesh_create(c.world, c.degrees, &mesh)); /* one of the degrees may be open */
+    int cp = mesh.degree[QD_AXIS_CP];
+    memcpy(c.degrees, mesh.degree, sizeof c.degrees);
     c.evaluation = (qd_evaluation_config){.path = ""};
     c.model.dropout = 0.0;
     c.strategy.training = false;
     c.strategy.micro_batch = 1;
     c.strategy.seq = rows;
     c.strategy.context = context;
+    c.sp = false; /* one token has no rows for several ranks */
+    c.pipeline.seq = config->pipeline.seq > 0 ? config->pipeline.seq : config->strategy.seq;
     c.degrees[QD_AXIS_CP] = 1; /* ranks of dp and cp share parameters alike */
     c.degrees[QD_AXIS_DP] *= cp;
     c.strategy.shard *= cp;
     c.global_batch = c.degrees[QD_AXIS_DP];
-    return c;
+    *generation = c;
+    return QD_OK;
 }
 
 qd_status qd_generation_context(const qd_config *c, int64_t *context)
@@ -80,7 +92,8 @@ static qd_status add_single(qd_generator *g)
         g->bound = trained;
         return QD_OK;
     }
-    const qd_config c = qd_generation_config(qd_trainer_config(g->trainer), g->context, 1);
+    qd_config c;
+    QD_TRY(qd_generation_config(qd_trainer_config(g->trainer), g->context, 1, &c));
     QD_TRY(qd_side_program_open(g->trainer, trained, &c, &g->single));
     g->one.interpreter = g->single.interpreter;
     g->bound = g->single.bound;
@@ -89,10 +102,50 @@ static qd_status add_single(qd_generator *g)
 
 static qd_status add_pieces(qd_generator *g)
 {
-    const qd_config c = qd_generation_config(qd_trainer_config(g->trainer), g->context, PIECE);
+    qd_config c;
+    QD_TRY(qd_generation_config(qd_trainer_config(g->trainer), g->context, PIECE, &c));
     QD_TRY(qd_side_program_open(g->trainer, g->bound, &c, &g->pieces));
     g->piece = (stepper){g->pieces.interpreter, PIECE};
     return QD_OK;
+}
+
+/* The tokens whose logits this rank computes. Ranks of dp compute the same: the first of them
+ * counts. */
+static qd_segment own_tokens(const qd_program *p)
+{
+    const qd_mesh *mesh = &p->ledger->mesh;
+    int head = p->ledger->module_count - 1;
+    qd_segment own = {0, 0};
+    if (p->ledger->modules[head].stage_rank != qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), p->rank) ||
+        qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_DP), p->rank) != 0)
+        return own;
+    const qd_module_class *class_ = qd_program_class(p, head);
+    for (int i = 0; i < class_->op_count; i++)
+        if (class_->ops[i].kind == QD_OP_HEAD_LOGITS)
+            own = (qd_segment){class_->ops[i].first, class_->ops[i].n};
+    return own;
+}
+
+static qd_status share_logits(qd_generator *g)
+{
+    qd_comm *world = qd_trainer_world(g->trainer);
+    int size = qd_comm_size(world);
+    qd_segment own = own_tokens(g->bound->program);
+    g->part_count = own.count;
+    g->logits = malloc((size_t)g->vocab * sizeof *g->logits);
+    g->part = size == 1 ? g->logits : malloc((size_t)g->vocab * sizeof *g->part);
+    g->segments = calloc((size_t)size, sizeof *g->segments);
+    g->lists = calloc((size_t)size, sizeof *g->lists);
+    int64_t mine[2] = {own.offset, own.count}, *all = calloc((size_t)size, sizeof mine);
+    qd_status status = g->logits && g->part && g->segments && g->lists && all
+                           ? qd_comm_all_gather(world, mine, all, 2 * (int64_t)size, QD_I64, NULL)
+                           : QD_FAIL(QD_NO_MEMORY, "no memory for %lld logits", (long long)g->vocab);
+    for (int rank = 0; rank < size && status == QD_OK; rank++) {
+        g->segments[rank] = (qd_segment){all[2 * rank], all[2 * rank + 1]};
+        g->lists[rank] = (qd_segment_list){&g->segments[rank], all[2 * rank + 1] > 0};
+    }
+    free(all);
+    return status;
 }
 
 static qd_status build(qd_generator *g, int64_t context)
@@ -105,8 +158,7 @@ static qd_status build(qd_generator *g, int64_t context)
     QD_TRY(add_single(g));
     if (g->context >= PIECE)
         QD_TRY(add_pieces(g));
-    g->logits = malloc((size_t)g->vocab * sizeof *g->logits);
-    return g->logits ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for %lld logits", (long long)g->vocab);
+    return share_logits(g);
 }
 
 qd_status qd_generator_create(qd_trainer *trainer, int64_t context, qd_generator **generator)
@@ -131,7 +183,11 @@ void qd_generator_destroy(qd_generator *g)
     qd_side_program_close(&g->pieces);
     qd_side_program_close(&g->single);
     qd_interpreter_destroy(g->own);
+    if (g->part != g->logits)
+        free(g->part);
     free(g->logits);
+    free(g->segments);
+    free(g->lists);
     free(g);
 }
 
@@ -171,30 +227,87 @@ static qd_status check_finite(const qd_generator *g)
     return QD_OK;
 }
 
+/* Collective: rank 0 needs the logits of all tokens. */
 static qd_status fetch_logits(qd_generator *g)
 {
     qd_stream *stream = qd_device_compute_stream(qd_trainer_device(g->trainer));
-    QD_TRY(qd_copy(stream, g->logits, qd_bound_kind(g->bound, QD_BUFFER_LOGITS), g->vocab * (int64_t)sizeof *g->logits));
-    return qd_stream_wait(stream);
+    qd_comm *world = qd_trainer_world(g->trainer);
+    QD_TRY(qd_copy(stream, g->part, qd_bound_kind(g->bound, QD_BUFFER_LOGITS), g->part_count * (int64_t)sizeof *g->part));
+    QD_TRY(qd_stream_wait(stream));
+    return g->part == g->logits ? QD_OK : qd_comm_all_gather_v(world, g->part, g->logits, g->lists, QD_F32, NULL);
+}
+
+/* Collective: the same tokens on all ranks, one piece of them or a single one. */
+static qd_status run_pass(qd_generator *g, const int32_t *tokens, int64_t count)
+{
+    const qd_config *c = qd_trainer_config(g->trainer);
+    const stepper *s = count == 1 ? &g->one : &g->piece;
+    qd_step_output output;
+    g->next = tokens;
+    const qd_step_input input = {.step = 1, .global_batch = 1, .past = g->past, .source = &g->source, .optim = &c->optimizer};
+    QD_TRY(qd_interpret(s->interpreter, &input, &output));
+    g->past += count;
+    return fetch_logits(g);
+}
+
+/* What rank 0 tells the others: how many tokens to feed (0: the end), how many are in the cache,
+ * and which. */
+enum { COUNT, PAST, TOKENS, ORDER = TOKENS + PIECE };
+
+/* Rank 0 announces a pass. */
+static qd_status announce(qd_generator *g, const int32_t *tokens, int64_t count)
+{
+    qd_comm *world = qd_trainer_world(g->trainer);
+    int64_t order[ORDER] = {[COUNT] = count, [PAST] = g->past};
+    if (qd_comm_size(world) == 1)
+        return QD_OK;
+    for (int64_t i = 0; i < count; i++)
+        order[TOKENS + i] = tokens[i];
+    return qd_comm_broadcast(world, order, ORDER, QD_I64, 0, NULL);
 }
 
 qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t count)
 {
-    const qd_config *c = qd_trainer_config(g->trainer);
     if (count > qd_generator_room(g))
         return QD_FAIL(QD_USAGE, "%lld tokens do not fit: %lld of the context of %lld are used", (long long)count,
                        (long long)g->past, (long long)g->context);
     for (int64_t done = 0; done < count;) {
-        const stepper *s = g->piece.interpreter && count - done >= PIECE ? &g->piece : &g->one;
-        qd_step_output output;
-        g->next = tokens + done;
-        const qd_step_input input = {.step = 1, .global_batch = 1, .past = g->past, .source = &g->source, .optim = &c->optimizer};
-        QD_TRY(qd_interpret(s->interpreter, &input, &output));
-        g->past += s->rows;
-        done += s->rows;
+        int64_t rows = g->piece.interpreter && count - done >= PIECE ? PIECE : 1;
+        QD_TRY(announce(g, tokens + done, rows));
+        QD_TRY(run_pass(g, tokens + done, rows));
+        done += rows;
     }
-    QD_TRY(fetch_logits(g));
     return check_finite(g);
+}
+
+/* The other ranks feed what rank 0 announces. */
+static qd_status follow(qd_generator *g)
+{
+    int64_t order[ORDER];
+    int32_t tokens[PIECE];
+    for (;;) {
+        QD_TRY(qd_comm_broadcast(qd_trainer_world(g->trainer), order, ORDER, QD_I64, 0, NULL));
+        if (order[COUNT] == 0)
+            return QD_OK;
+        g->past = order[PAST];
+        for (int64_t i = 0; i < order[COUNT]; i++)
+            tokens[i] = (int32_t)order[TOKENS + i];
+        QD_TRY(run_pass(g, tokens, order[COUNT]));
+    }
+}
+
+qd_status qd_generator_lead(qd_generator *g, qd_status (*work)(void *context), void *context)
+{
+    qd_error_record record;
+    if (qd_comm_rank(qd_trainer_world(g->trainer)) != 0)
+        return follow(g);
+    qd_status status = work(context);
+    qd_error_keep(&record);
+    qd_status released = announce(g, NULL, 0);
+    if (status == QD_OK)
+        return released;
+    qd_error_put_back(&record); /* the first failure is the one to report */
+    return status;
 }
 
 const float *qd_generator_logits(const qd_generator *g)
