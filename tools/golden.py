@@ -45,6 +45,10 @@ LLAMA = {"family": "llama", "norm": "rmsnorm", "norm_eps": 1e-5, "position": "ro
 OLMO2 = {**LLAMA, "family": "olmo2", "norm_eps": 1e-6, "rope_base": 500000.0, "qk_norm": True, "qk_norm_over": "width"}
 GEMMA2 = {**LLAMA, "family": "gemma2", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activation": "geglu", "embed_scaled": True,
           "score_softcap": 2.0, "logit_softcap": 9.0, "window": 5, "full_every": 2}
+GEMMA3 = {**LLAMA, "family": "gemma3", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activation": "geglu", "embed_scaled": True,
+          "qk_norm": True, "rope_base": 1000.0, "rope_local_base": 30.0, "window": 4, "full_every": 6}
+OLMO3 = {**OLMO2, "window": 5, "full_every": 4}
+GEMMAS = ("gemma2", "gemma3")
 OLMO = {**LLAMA, "family": "olmo", "norm": "layernorm_plain", "clip_qkv": 0.0}
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 LINEAR = {"type": "linear", "factor": 2.5}
@@ -107,6 +111,14 @@ CASES = {
                     "optimizer": {**OPTIMIZER, "lr": 4e-3}},
     "gemma2-untied": {**GEMMA2, **dims(2, 24, 4, 1, 6, 32, 307, 17, 17), "tied": False, "activation": "geglu_exact", "window": 0,
                       "full_every": 0, "score_softcap": 0.0, "logit_softcap": 0.0},
+    "gemma3-tied": {**GEMMA3, **dims(6, 24, 4, 1, 6, 24, 307, 19, 24), "tied": True, "score_scale": 0.25, "rope_scaling": LINEAR,
+                    "optimizer": {**OPTIMIZER, "lr": 4e-4}},
+    "gemma3-untied-bias": {**GEMMA3, **dims(3, 32, 4, 2, 10, 32, 307, 17, 17), "tied": False, "qkv_bias": True, "out_bias": True,
+                           "activation": "geglu_exact", "logit_softcap": 6.0, "window": 5, "full_every": 2},
+    "olmo3-untied": {**OLMO3, **dims(4, 24, 4, 2, 12, 32, 307, 18, 72), "tied": False, "rope_base": 100.0, "rope_local_base": 100.0,
+                     "rope_scaling": YARN},
+    "olmo3-tied-bias": {**OLMO3, **dims(3, 30, 3, 1, 10, 40, 307, 17, 24), "tied": True, "qkv_bias": True, "out_bias": True, "window": 7,
+                        "full_every": 2},
 }
 
 
@@ -137,7 +149,7 @@ def parameter_shapes(c):
     for i in range(c["layers"]):
         block = f"block.{i}."
         norm(block + "attn_norm")
-        if c["family"] == "gemma2":
+        if c["family"] in GEMMAS:
             norm(block + "attn_post_norm")
             norm(block + "mlp_post_norm")
         if c.get("qk_norm"):
@@ -244,7 +256,7 @@ def loss_of(c, p, tokens, targets, doc_start):
         return x if post else norm(name, x)
 
     def behind(name, x):
-        return norm(name, x) if post else norm(name.replace("_norm", "_post_norm"), x) if c["family"] == "gemma2" else x
+        return norm(name, x) if post else norm(name.replace("_norm", "_post_norm"), x) if c["family"] in GEMMAS else x
 
     def query_key(name, x, count):
         x = linear(name, x)
@@ -473,7 +485,7 @@ def hf_state(c, ours):
                  "attn.v": "self_attn.v_proj", "attn.out": "self_attn.o_proj", "mlp_norm": "post_attention_layernorm",
                  "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj",
                  "attn.q_norm": "self_attn.q_norm", "attn.k_norm": "self_attn.k_norm"}
-        if c["family"] == "gemma2":
+        if c["family"] in GEMMAS:
             names.update({"attn_post_norm": "post_attention_layernorm", "mlp_norm": "pre_feedforward_layernorm",
                           "mlp_post_norm": "post_feedforward_layernorm"})
         if c["family"] == "olmo2":
@@ -511,7 +523,7 @@ def hf_model(c):
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = {"olmo": "Olmo", "olmo2": "Olmo2", "gemma2": "Gemma2"}.get(c["family"]) or (
+    kind = {"olmo": "Olmo", "olmo2": "Olmo3" if c.get("window") else "Olmo2", "gemma2": "Gemma2", "gemma3": "Gemma3"}.get(c["family"]) or (
         "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
         else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
     options = dict(
@@ -528,23 +540,30 @@ def hf_model(c):
     if kind in ("Qwen2", "SmolLM3") and c.get("window"):
         options.update(use_sliding_window=True, sliding_window=c["window"],
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
-    elif kind == "Gemma2":
+    elif kind in ("Gemma2", "Gemma3"):
         options.update(hidden_activation={"geglu": "gelu_pytorch_tanh", "geglu_exact": "gelu"}[c["activation"]],
                        query_pre_attn_scalar=round(1 / c["score_scale"] ** 2) if c.get("score_scale") else c["head_dim"],
                        attn_logit_softcapping=c.get("score_softcap") or None, final_logit_softcapping=c.get("logit_softcap") or None,
                        sliding_window=c.get("window") or 4096,
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
-    elif kind in ("Olmo", "Olmo2"):
         options["attention_bias"] = c["out_bias"]
+    elif kind in ("Olmo", "Olmo2", "Olmo3"):
+        options["attention_bias"] = c["out_bias"]
+        if kind == "Olmo3":
+            options.update(sliding_window=c["window"],
+                           layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
         if kind == "Olmo":
             options["clip_qkv"] = c.get("clip_qkv") or None
     elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
+    if kind in ("Gemma3", "Olmo3"):
+        local = {"rope_type": "default", "rope_theta": c["rope_local_base"]} if c.get("rope_local_base") else rope
+        rope = {"full_attention": rope, "sliding_attention": local}
     if int(transformers.__version__.split(".")[0]) >= 5:
         options["rope_parameters"] = rope
     else:
         options.update(rope_theta=c["rope_base"], rope_scaling=rope if c["rope_scaling"] else None)
-    config = getattr(transformers, kind + "Config")(**options)
+    config = getattr(transformers, kind + ("TextConfig" if kind == "Gemma3" else "Config"))(**options)
     return getattr(transformers, kind + "ForCausalLM")(config)
 
 
@@ -620,7 +639,7 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         metadata, tensors = load(path)
         c = config_of(metadata)
         muon = c["optimizer"]["name"] == "muon"
-        if runner is run_hf and (c.get("score_softcap") and c["family"] != "gemma2" or c.get("rope_local_base")):
+        if runner is run_hf and c["family"] == "llama" and (c.get("score_softcap") or c.get("rope_local_base")):
             print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap, and one rotary base")
             continue
         if runner is run_hf and muon:

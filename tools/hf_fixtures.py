@@ -12,9 +12,10 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (Gemma2Config, Gemma2ForCausalLM, GPT2Config,
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config,
                           GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config, Olmo2ForCausalLM,
+                          MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
+                          Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
                           Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
@@ -30,6 +31,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_p
         "beta_slow": 0.25, "mscale": 2.0, "mscale_all_dim": 0.5}
 GEMMA = {**LLAMA, "vocab_size": 307, "head_dim": 6, "pad_token_id": None}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
+BY_TYPE = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+OLMO_YARN = {key: value for key, value in YARN.items() if not key.startswith("mscale")}
 
 # name: class, configuration, dtype on disk, file size, whether a tokenizer is included
 MODELS = {
@@ -98,9 +101,22 @@ MODELS = {
                      False),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**LLAMA, pad_token_id=None, tie_word_embeddings=True, attention_bias=True), torch.float32, None, False),
     "olmo2-one-key": (Olmo2ForCausalLM, Olmo2Config(**{**ONE_KEY, "hidden_size": 24}, pad_token_id=None, rms_norm_eps=1e-6), torch.float32, None, False),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6, "intermediate_size": 16, "num_key_value_heads": 1},
+                                                   query_pre_attn_scalar=9, sliding_window=5, rope_parameters=BY_TYPE), torch.float32, None,
+               False),
+    "gemma3-capped": (Gemma3ForCausalLM, Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=6, sliding_window=4,
+                                                          layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+                                                          attention_bias=True, final_logit_softcapping=2.0, hidden_activation="gelu",
+                                                          tie_word_embeddings=False), torch.float32, None, False),
+    "olmo3": (Olmo3ForCausalLM, Olmo3Config(**{**LLAMA, "num_hidden_layers": 4}, pad_token_id=None, sliding_window=5,
+                                            rope_parameters={**BY_TYPE, "full_attention": OLMO_YARN}), torch.float32, None, False),
+    "olmo3-one-key": (Olmo3ForCausalLM, Olmo3Config(**{**ONE_KEY, "hidden_size": 24, "num_hidden_layers": 3}, pad_token_id=None,
+                                                    tie_word_embeddings=True, attention_bias=True, sliding_window=7), torch.float32, None,
+                      False),
 }
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
-         "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key")
+         "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
+         "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
                   "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", *DENSE)
 

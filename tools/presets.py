@@ -89,10 +89,33 @@ GEMMA2 = {"arch": "gemma2", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activ
           "embed_scaled": True, "score_softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "full_every": 2}
 
 
+GEMMA3 = {**{key: GEMMA2[key] for key in ("norm", "norm_eps", "activation", "tied", "sandwich_norm", "embed_scaled")},
+          "arch": "gemma3", "family": "gemma3", "qk_norm": True, "rope_base": 1e6, "rope_local_base": 1e4, "full_every": 6}
+
+
+def gemma3(name, path, layers, hidden, heads, kv_heads, head_dim, ffn, vocab, window, max_seq, **fields):
+    """The text part of a released model."""
+    m = own(name, "gemma3", "", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=head_dim, ffn=ffn, vocab=vocab)
+    return {**m, **GEMMA3, "window": window, "max_seq": max_seq, **fields,
+            "sources": [f"https://huggingface.co/google/{path}/blob/main/config.json"]}
+
+
+LINEAR8 = {"type": "linear", "factor": 8.0}
+
+
 def olmo2(name, path, layers, hidden, heads, kv_heads, ffn):
     m = own(name, "olmo2", "", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn, vocab=100352)
     return {**m, "max_seq": 4096, "norm_eps": 1e-6, "rope_base": 500000.0,
             "sources": [f"https://huggingface.co/allenai/{path}/blob/main/config.json"]}
+
+
+# YaRN in layers without windows only, which therefore have a base of their own.
+OLMO3 = {"window": 4096, "full_every": 4, "rope_local_base": 500000.0,
+         "rope_scaling": {"type": "yarn", "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0, "original_max_seq": 8192}}
+
+
+def olmo3(name, path, *sizes):
+    return {**olmo2(name, path, *sizes), "family": "olmo3", "vocab": 100278, "max_seq": 65536, **OLMO3}
 
 
 # The vocabulary is raw bytes; a tokenizer has its own.
@@ -146,6 +169,21 @@ OWN = [
     olmo2("olmo2-7b", "OLMo-2-1124-7B", 32, 4096, 32, 32, 11008),
     olmo2("olmo2-13b", "OLMo-2-1124-13B", 40, 5120, 40, 40, 13824),
     olmo2("olmo2-32b", "OLMo-2-0325-32B", 64, 5120, 40, 8, 27648),
+    {**own("gemma3-tiny", "gemma3", "For tests: Gemma 3 style, with two rotary bases.", layers=6, hidden=128, heads=4, kv_heads=2, head_dim=32,
+           ffn=352, vocab=256), **GEMMA3, "window": 32, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    gemma3("gemma3-270m", "gemma-3-270m", 18, 640, 4, 1, 256, 2048, 262144, 512, 32768),
+    gemma3("gemma3-1b", "gemma-3-1b-pt", 26, 1152, 4, 1, 256, 6912, 262144, 512, 32768),
+    gemma3("gemma3-4b", "gemma-3-4b-pt", 34, 2560, 8, 4, 256, 10240, 262208, 1024, 131072, rope_scaling=LINEAR8,
+           notes="The text part, without the vision encoder."),
+    gemma3("gemma3-12b", "gemma-3-12b-pt", 48, 3840, 16, 8, 256, 15360, 262208, 1024, 131072, rope_scaling=LINEAR8,
+           notes="The text part, without the vision encoder."),
+    gemma3("gemma3-27b", "gemma-3-27b-pt", 62, 5376, 32, 16, 128, 21504, 262208, 1024, 131072, rope_scaling=LINEAR8,
+           score_scale=168 ** -0.5, notes="The text part, without the vision encoder."),
+    {**own("olmo3-tiny", "olmo2", "For tests: OLMo 3 style, OLMo 2 with windows in three of four layers.", layers=4, hidden=128, heads=4,
+           kv_heads=2, head_dim=32, ffn=352, vocab=256), **OLMO3, "window": 32, "rope_local_base": 10000.0,
+     "rope_scaling": {**OLMO3["rope_scaling"], "original_max_seq": 128}},
+    olmo3("olmo3-7b", "Olmo-3-1025-7B", 32, 4096, 32, 32, 11008),
+    olmo3("olmo3-32b", "Olmo-3-1125-32B", 64, 5120, 40, 8, 27648),
 ]
 
 
@@ -189,7 +227,7 @@ def obstacle(m):
         (m.get("moe_layer_pattern"), "experts in some of the blocks"),
         (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"], "a gate on the shared expert"),
         (m.get("parallel_block"), "attention and MLP side by side"),
-        (m.get("sandwich_norm") and m["arch"] != "gemma2", "norms after attention and MLP"),
+        (m.get("sandwich_norm") and not m["arch"].startswith("gemma"), "norms after attention and MLP"),
         (m.get("chunked_attention"), "attention in chunks"),
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
         (m["norm"] == "layernorm_no_bias", "LayerNorm without bias"),
@@ -248,7 +286,7 @@ def convert(s):
 
 
 def adapt(m):
-    """A preset of an earlier version of this file, with the architecture that exists by now."""
+    """What the source does not say about an architecture."""
     if m["family"] == "gemma2":
         m = {**m, **GEMMA2, **({"score_scale": 144 ** -0.5} if m["name"] == "gemma2-27b" else {})}
     return {**m, "arch": "olmo"} if m["family"] == "olmo" else m
@@ -268,7 +306,7 @@ def make(source, output):
         published = json.load(f)
     presets = [finish(m) for m in OWN]
     for s in published:
-        m = finish(convert(s))
+        m = finish(adapt(convert(s)))
         presets.append(m)
         for ours, theirs in (("params", "derived_params_total"), ("params_active", "derived_params_active")):
             if m[ours] != s[theirs]:

@@ -273,9 +273,75 @@ static void read_yarn(reader *s, qd_rope *rope)
     }
 }
 
+/* Kind and scaling of an object of rotary parameters, which may be missing. */
+static void read_scaling(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
+{
+    const char *kind = rope_kind(s, where);
+    double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(s, "partial_rotary_factor", outside);
+    if (part != 1.0)
+        REFUSE(s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
+               FILE_OF(r), part);
+    const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0,
+               dynamic = strcmp(kind, "dynamic") == 0;
+    if (llama3 || yarn || linear || dynamic)
+        rope->factor = needed(s, where, "factor", "model.rope_factor");
+    else if (strcmp(kind, "default") != 0)
+        REFUSE(s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'dynamic', 'llama3' and 'yarn' can be imported",
+               FILE_OF(r), where, kind);
+    if (linear)
+        rope->scaling = QD_ROPE_LINEAR;
+    if (dynamic) { /* scales from the model's positions on, whatever the original length */
+        rope->scaling = QD_ROPE_DYNAMIC;
+        rope->original_seq = positions;
+    }
+    if (llama3)
+        read_llama3(s, where, rope);
+    if (yarn)
+        read_yarn(s, rope);
+    if (llama3 || yarn)
+        read_original(r, s, where, positions, rope);
+    if (r->status == QD_OK)
+        r->status = s->status;
+}
+
+/* Families with an object for each type of layers. Scaling in the older form, rope_scaling, is that
+ * of layers without a window. */
+static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_node *parameters, const qd_json_node *scaling,
+                              int64_t positions, qd_model *m)
+{
+    static const char *const types[] = {"full_attention", "sliding_attention"};
+    const char *key;
+    const qd_json_node *value;
+    reader p = {r->document, parameters, r->notes, QD_OK};
+    if (parameters)
+        for (qd_json_iterator it = qd_json_begin(parameters); qd_json_next(&it, &key, &value);)
+            if (strcmp(key, types[0]) != 0 && strcmp(key, types[1]) != 0)
+                REFUSE(r, QD_USAGE, "%s: 'rope_parameters' has '%s': it must have 'full_attention' and 'sliding_attention', with one "
+                                    "object of parameters each", FILE_OF(r), key);
+    reader full = {r->document, parameters ? collection(&p, types[0], QD_JSON_OBJECT) : scaling, r->notes, QD_OK};
+    reader sliding = {r->document, parameters ? collection(&p, types[1], QD_JSON_OBJECT) : NULL, r->notes, p.status};
+    double base = f->defaults.rope.base, local_base = f->defaults.rope.local_base;
+    qd_model local = *m;
+    m->rope.base = in_either(r, &full, "rope_theta", base, "model.rope_base");
+    read_scaling(r, &full, parameters ? types[0] : "rope_scaling", positions, &m->rope);
+    /* Without an object for them, versions of transformers disagree about layers with windows. */
+    if (base == local_base && m->rope.base != base && m->window > 0 && !given(&sliding, "rope_theta"))
+        REFUSE(r, QD_USAGE, "%s: 'rope_theta' is %g for layers without windows only: set 'rope_parameters', with 'full_attention' and "
+                            "'sliding_attention'", FILE_OF(r), m->rope.base);
+    local_base = number(r, "rope_local_base_freq", local_base, "model.rope_local_base");
+    local.rope.base = number(&sliding, "rope_theta", local_base, "model.rope_base");
+    read_scaling(r, &sliding, types[1], positions, &local.rope);
+    if (m->window == 0 || qd_model_equal(m, &local))
+        return;
+    if (local.rope.scaling != QD_ROPE_NONE)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'rope_parameters' scales 'sliding_attention', other than 'full_attention': such models cannot be "
+                                  "imported", FILE_OF(r));
+    m->rope.local_base = local.rope.base;
+}
+
 /* Newer folders store base and scaling in rope_parameters, older ones in rope_theta and
  * rope_scaling. */
-static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_rope *rope)
+static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
 {
     const qd_json_node *parameters = collection(r, "rope_parameters", QD_JSON_OBJECT);
     const qd_json_node *scaling = collection(r, "rope_scaling", QD_JSON_OBJECT);
@@ -285,39 +351,18 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_ro
         REFUSE(r, QD_USAGE, "%s: 'rope_scaling' and 'rope_parameters' are both set: keep the correct one", FILE_OF(r));
     if (r->status != QD_OK)
         return;
+    if (f->defaults.rope.local_base > 0.0) {
+        read_rope_by_type(r, f, parameters, scaling, positions, m);
+        return;
+    }
     reader s = {r->document, parameters ? parameters : scaling, r->notes, QD_OK};
     if (s.root)
         for (qd_json_iterator it = qd_json_begin(s.root); qd_json_next(&it, &key, &value);)
             if (qd_json_kind_of(value) == QD_JSON_OBJECT)
                 REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has separate parameters for '%s': layers that differ cannot be imported",
                        FILE_OF(r), where, key);
-    rope->base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
-    const char *kind = rope_kind(&s, where);
-    double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(&s, "partial_rotary_factor", outside);
-    if (part != 1.0)
-        REFUSE(&s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
-               FILE_OF(r), part);
-    const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0,
-               dynamic = strcmp(kind, "dynamic") == 0;
-    if (llama3 || yarn || linear || dynamic)
-        rope->factor = needed(&s, where, "factor", "model.rope_factor");
-    else if (strcmp(kind, "default") != 0)
-        REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'dynamic', 'llama3' and 'yarn' can be imported",
-               FILE_OF(r), where, kind);
-    if (linear)
-        rope->scaling = QD_ROPE_LINEAR;
-    if (dynamic) { /* scales from the model's positions on, whatever the original length */
-        rope->scaling = QD_ROPE_DYNAMIC;
-        rope->original_seq = positions;
-    }
-    if (llama3)
-        read_llama3(&s, where, rope);
-    if (yarn)
-        read_yarn(&s, rope);
-    if (llama3 || yarn)
-        read_original(r, &s, where, positions, rope);
-    if (r->status == QD_OK)
-        r->status = s.status;
+    m->rope.base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
+    read_scaling(r, &s, where, positions, &m->rope);
 }
 
 /* Whether layer_types gives a layer a window. */
@@ -354,8 +399,17 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
     const qd_json_node *types = collection(r, "layer_types", QD_JSON_LIST);
     if (f->window == QD_HF_WINDOW_SWITCH && m->window > 0)
         m->window_from = (int)size_of(r, "max_window_layers", 28, "model.window_from");
-    if (f->window == QD_HF_WINDOW_TYPES && !types)
+    if (f->window == QD_HF_WINDOW_TYPES && !types) {
         m->full_every = f->defaults.full_every;
+        if (f->arch == QD_ARCH_GEMMA3)
+            m->full_every = (int)size_of(r, "sliding_window_pattern", m->full_every, "model.full_every");
+        if (m->full_every < 1)
+            REFUSE(r, QD_USAGE, "%s: 'sliding_window_pattern' is 0: it must be at least 1", FILE_OF(r));
+        if (m->full_every == 1) /* every layer is full */
+            m->window = 0;
+        if (m->full_every > m->layers)
+            m->full_every = 0;
+    }
     if (types && r->status == QD_OK && qd_json_count(types) != (size_t)m->layers)
         REFUSE(r, QD_USAGE, "%s: 'layer_types' has %zu entries for %d layers", FILE_OF(r), qd_json_count(types), m->layers);
     if (types && r->status == QD_OK) {
@@ -411,8 +465,14 @@ static void read_gemma(reader *r, qd_model *m)
     if (!(scalar > 0.0))
         REFUSE(r, QD_USAGE, "%s: 'query_pre_attn_scalar' is %g: it must be above 0", FILE_OF(r), scalar);
     m->score_scale = scalar > 0.0 && scalar != m->head_dim ? 1.0 / sqrt(scalar) : 0.0;
-    m->score_softcap = softcap(r, "attn_logit_softcapping", 50.0, "model.score_softcap");
-    m->logit_softcap = softcap(r, "final_logit_softcapping", 30.0, "model.logit_softcap");
+    const bool gemma3 = m->arch == QD_ARCH_GEMMA3;
+    m->score_softcap = softcap(r, "attn_logit_softcapping", gemma3 ? 0.0 : 50.0, "model.score_softcap");
+    m->logit_softcap = softcap(r, "final_logit_softcapping", gemma3 ? 0.0 : 30.0, "model.logit_softcap");
+    if (gemma3 && m->score_softcap > 0.0) {
+        qd_strbuf_printf(r->notes, "attn_logit_softcapping was %g, which Gemma 3 of transformers does not apply either\n",
+                         m->score_softcap);
+        m->score_softcap = 0.0;
+    }
     if (member(r, "use_bidirectional_attention"))
         must_be(r, "use_bidirectional_attention", false);
 }
@@ -430,7 +490,7 @@ static void read_llama(reader *r, qd_hf_config *c)
     m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
     m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     m->clip_qkv = f->clips && member(r, "clip_qkv") ? number(r, "clip_qkv", 0.0, "model.clip_qkv") : 0.0;
-    const bool gemma = f->arch == QD_ARCH_GEMMA2;
+    const bool gemma = qd_model_is_gemma(m);
     const char *activation = gemma ? "silu" : text(r, "hidden_act", "silu");
     if (gemma)
         read_gemma(r, m);
@@ -438,7 +498,7 @@ static void read_llama(reader *r, qd_hf_config *c)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
     read_windows(r, f, m);
-    read_rope(r, f, c->positions, &m->rope);
+    read_rope(r, f, c->positions, m);
 }
 
 /* Only the first blocks may be dense. */
@@ -497,7 +557,7 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
 {
     reader r = {document, qd_json_root(document), notes, QD_OK};
     const char *kind;
-    char kinds[128];
+    char kinds[256];
     QD_TRY(qd_json_get_string(document, r.root, "model_type", &kind));
     c->family = qd_hf_family_by_kind(kind);
     qd_hf_family_kinds(kinds, sizeof kinds);

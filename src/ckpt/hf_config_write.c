@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static qd_status cannot(const char *what)
 {
@@ -30,14 +31,17 @@ static qd_status check_gpt2(const qd_model *m)
 
 static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
 {
-    const bool olmo = m->arch == QD_ARCH_OLMO, gemma = m->arch == QD_ARCH_GEMMA2;
+    const bool olmo = m->arch == QD_ARCH_OLMO, gemma = qd_model_is_gemma(m);
     if (m->position != QD_POSITION_ROPE || m->norm != (olmo ? QD_NORM_PLAIN : gemma ? QD_NORM_RMS_ONE : QD_NORM_RMS))
         return cannot("its Llama has RMS norms and rotary positions, its OLMo LayerNorms without weights");
     if (m->embed_scaled != gemma || (m->logit_softcap > 0.0 && !gemma))
-        return cannot("its Gemma 2 scales embeddings and may cap logits, others do not (model.embed_scaled, logit_softcap)");
-    if (gemma && (m->qk_norm || m->mlp_bias || !qd_activation_is_gated(m->activation) || m->activation == QD_ACT_SWIGLU))
-        return cannot("its Gemma 2 has an MLP gated by GELU, and neither norms of queries and keys nor biases of the MLP "
-                      "(model.activation, qk_norm, mlp_bias)");
+        return cannot("its Gemma 2 and 3 scale embeddings and may cap logits, others do not (model.embed_scaled, logit_softcap)");
+    if (gemma && (m->qk_norm != f->defaults.qk_norm || m->mlp_bias || !qd_activation_is_gated(m->activation) ||
+                  m->activation == QD_ACT_SWIGLU))
+        return cannot("its Gemma 2 and 3 have an MLP gated by GELU without biases, and of these Gemma 3 norms queries and keys "
+                      "(model.activation, mlp_bias, qk_norm)");
+    if ((gemma || strcmp(f->kind, "llama") == 0) && m->hidden % m->heads != 0)
+        return cannot("in its Llama, Gemma 2 and Gemma 3, model.hidden is a multiple of model.heads");
     if (m->clip_qkv > 0.0 && !f->clips)
         return cannot("only its OLMo and OLMoE clip queries, keys and values (model.clip_qkv)");
     if (olmo && (m->norm_eps != 1e-5 || m->qk_norm || m->mlp_bias || m->moe.experts > 0))
@@ -71,12 +75,15 @@ static double their_scalar(const qd_model *m)
 
 static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
 {
-    const bool gemma = m->arch == QD_ARCH_GEMMA2;
+    const bool gemma = qd_model_is_gemma(m);
     if (gemma && m->score_scale > 0.0 && fabs(m->score_scale * sqrt(their_scalar(m)) - 1.0) > 1e-6)
-        return cannot("the scale of scores of its Gemma 2 is the inverse root of an integer (model.score_scale)");
+        return cannot("the scale of scores of its Gemma 2 and 3 is the inverse root of an integer (model.score_scale)");
     if (!gemma && (m->score_scale > 0.0 || m->score_softcap > 0.0))
         return cannot("its Llama and GPT-2 divide scores by sqrt(head_dim), without a soft-cap (model.score_scale, score_softcap)");
-    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || m->rope.nope_every > 0 || qd_rope_is_local(m)))
+    if (m->arch == QD_ARCH_GEMMA3 && m->score_softcap > 0.0)
+        return cannot("its Gemma 3 does not cap scores (model.score_softcap)");
+    const bool by_type = f->defaults.rope.local_base > 0.0;
+    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || m->rope.nope_every > 0 || (qd_rope_is_local(m) && !by_type)))
         return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
                       "rope_local_base)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
@@ -168,13 +175,65 @@ static void put_gemma(qd_json_writer *w, const qd_model *m)
 {
     qd_json_put_string(w, "hidden_activation", m->activation == QD_ACT_GEGLU ? "gelu" : "gelu_pytorch_tanh");
     qd_json_put_int(w, "query_pre_attn_scalar", (int64_t)their_scalar(m));
-    put_softcap(w, "attn_logit_softcapping", m->score_softcap);
+    if (m->arch == QD_ARCH_GEMMA2)
+        put_softcap(w, "attn_logit_softcapping", m->score_softcap);
     put_softcap(w, "final_logit_softcapping", m->logit_softcap);
+}
+
+/* Kind and scaling, into an object that has been begun. */
+static void put_scaling(qd_json_writer *w, const qd_rope *rope)
+{
+    static const char *const types[] = {[QD_ROPE_NONE] = "default", [QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear",
+                                        [QD_ROPE_YARN] = "yarn", [QD_ROPE_DYNAMIC] = "dynamic"};
+    qd_json_put_string(w, "rope_type", types[rope->scaling]);
+    if (rope->scaling == QD_ROPE_NONE)
+        return;
+    qd_json_put_real(w, "factor", rope->factor);
+    if (rope->scaling == QD_ROPE_LLAMA3) {
+        qd_json_put_real(w, "low_freq_factor", rope->low_factor);
+        qd_json_put_real(w, "high_freq_factor", rope->high_factor);
+    } else if (rope->scaling == QD_ROPE_YARN) {
+        qd_json_put_real(w, "beta_fast", rope->beta_fast);
+        qd_json_put_real(w, "beta_slow", rope->beta_slow);
+        qd_json_put_bool(w, "truncate", rope->truncate);
+        if (rope->attention_factor > 0.0)
+            qd_json_put_real(w, "attention_factor", rope->attention_factor);
+    }
+    if (rope->scaling == QD_ROPE_LLAMA3 || rope->scaling == QD_ROPE_YARN)
+        qd_json_put_int(w, "original_max_position_embeddings", rope->original_seq);
+}
+
+/* One object for all layers, or one for each type of layers. */
+static void put_rope(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
+{
+    if (f->defaults.rope.local_base > 0.0) {
+        qd_rope local = m->rope;
+        if (qd_rope_is_local(m)) {
+            local.base = m->rope.local_base;
+            local.scaling = QD_ROPE_NONE;
+        }
+        qd_json_object_begin(w, "rope_parameters");
+        for (int sliding = 0; sliding < 2; sliding++) {
+            const qd_rope *rope = sliding ? &local : &m->rope;
+            qd_json_object_begin(w, sliding ? "sliding_attention" : "full_attention");
+            qd_json_put_real(w, "rope_theta", rope->base);
+            put_scaling(w, rope);
+            qd_json_end(w);
+        }
+        qd_json_end(w);
+        return;
+    }
+    qd_json_put_real(w, "rope_theta", m->rope.base);
+    if (m->rope.scaling == QD_ROPE_NONE)
+        return;
+    qd_json_object_begin(w, "rope_scaling");
+    put_scaling(w, &m->rope);
+    qd_json_end(w);
 }
 
 static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
 {
-    if (m->arch == QD_ARCH_GEMMA2)
+    if (qd_model_is_gemma(m))
         put_gemma(w, m);
     else
         qd_json_put_string(w, "hidden_act", "silu");
@@ -186,28 +245,8 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
         qd_json_put_real(w, "clip_qkv", m->clip_qkv);
     else if (f->clips)
         qd_json_put_null(w, "clip_qkv");
-    qd_json_put_real(w, "rope_theta", m->rope.base);
     put_windows(w, f, m);
-    if (m->rope.scaling == QD_ROPE_NONE)
-        return;
-    static const char *const types[] = {[QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear", [QD_ROPE_YARN] = "yarn",
-                                        [QD_ROPE_DYNAMIC] = "dynamic"};
-    qd_json_object_begin(w, "rope_scaling");
-    qd_json_put_string(w, "rope_type", types[m->rope.scaling]);
-    qd_json_put_real(w, "factor", m->rope.factor);
-    if (m->rope.scaling == QD_ROPE_LLAMA3) {
-        qd_json_put_real(w, "low_freq_factor", m->rope.low_factor);
-        qd_json_put_real(w, "high_freq_factor", m->rope.high_factor);
-    } else if (m->rope.scaling == QD_ROPE_YARN) {
-        qd_json_put_real(w, "beta_fast", m->rope.beta_fast);
-        qd_json_put_real(w, "beta_slow", m->rope.beta_slow);
-        qd_json_put_bool(w, "truncate", m->rope.truncate);
-        if (m->rope.attention_factor > 0.0)
-            qd_json_put_real(w, "attention_factor", m->rope.attention_factor);
-    }
-    if (m->rope.scaling == QD_ROPE_LLAMA3 || m->rope.scaling == QD_ROPE_YARN)
-        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
-    qd_json_end(w);
+    put_rope(w, f, m);
 }
 
 static void put_token(qd_json_writer *w, const char *key, int32_t token)

@@ -71,9 +71,18 @@ static const qd_hf_family families[] = {
      .window_default = 4096, .keys = llama_keys,
      .defaults = {.layers = 26, .heads = 8, .kv_heads = 4, .head_dim = 256, .hidden = 2304, .ffn = 9216, .vocab = 256000, .max_seq = 8192,
                   .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .tied = true, .full_every = 2}},
+    {.kind = "gemma3_text", .class_ = "Gemma3ForCausalLM", .arch = QD_ARCH_GEMMA3, .attention_bias = true, .window = QD_HF_WINDOW_TYPES,
+     .window_default = 4096, .keys = llama_keys,
+     .defaults = {.layers = 26, .heads = 8, .kv_heads = 4, .head_dim = 256, .hidden = 2304, .ffn = 9216, .vocab = 262208,
+                  .max_seq = 131072, .norm_eps = 1e-6, .init_std = 0.02, .rope = {.base = 1e6, .local_base = 1e4}, .tied = true,
+                  .full_every = 6, .qk_norm = true}},
     {.kind = "olmo2", .class_ = "Olmo2ForCausalLM", .arch = QD_ARCH_OLMO2, .attention_bias = true, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 50304, .max_seq = 2048, .norm_eps = 1e-5,
                   .init_std = 0.02, .rope.base = 1e4, .qk_norm = true, .qk_over = QD_QK_WIDTH}},
+    {.kind = "olmo3", .class_ = "Olmo3ForCausalLM", .arch = QD_ARCH_OLMO2, .attention_bias = true, .window = QD_HF_WINDOW_TYPES,
+     .window_default = 4096, .keys = llama_keys,
+     .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 50304, .max_seq = 2048, .norm_eps = 1e-5,
+                  .init_std = 0.02, .rope = {.base = 5e5, .local_base = 5e5}, .full_every = 4, .qk_norm = true, .qk_over = QD_QK_WIDTH}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -88,6 +97,8 @@ const qd_hf_family *qd_hf_family_by_kind(const char *kind)
 /* Whether a model is of the family. Features that no family has are refused on export. */
 static bool holds(const qd_hf_family *f, const qd_model *m)
 {
+    if (f->arch == QD_ARCH_OLMO2 && m->arch == QD_ARCH_OLMO2) /* OLMo 3 is OLMo 2 with windows */
+        return (f->window != QD_HF_WINDOW_NONE) == (m->window > 0);
     if (f->arch != m->arch || m->arch != QD_ARCH_LLAMA) /* the others have one row each */
         return f->arch == m->arch;
     const bool dense = m->moe.experts == 0, qwen2 = dense && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;

@@ -90,6 +90,7 @@ static const family families[] = {
     [QD_ARCH_OLMO] = {"model.", "layers.", false, llama_rules, NULL},
     [QD_ARCH_OLMO2] = {"model.", "layers.", false, llama_rules, olmo2_rules},
     [QD_ARCH_GEMMA2] = {"model.", "layers.", false, llama_rules, gemma2_rules},
+    [QD_ARCH_GEMMA3] = {"model.", "layers.", false, llama_rules, gemma2_rules},
 };
 
 /* The rule of a tensor; NULL: transformers' model does not have it. */

@@ -39,7 +39,8 @@ typedef struct qd_hf_family {
     int64_t window_default; /* of sliding_window; 0: null */
     const qd_hf_key *keys;         /* ends with an entry without a field */
     qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm,
-                          qkv_bias (only those, in Qwen2) and hf_type are the same in all models of the family */
+                          qkv_bias (only those, in Qwen2) and hf_type are the same in all models of the family. rope.local_base:
+                          rope_parameters has an object for each type of layer */
 } qd_hf_family;
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: not supported */

@@ -10,9 +10,9 @@
 
 /* RMSNorm of queries and keys per head. x (rows, row_stride): `heads` queries, then kv_heads keys,
  * of head_dim each; the remaining columns are copied. Each head's vector becomes x * rstd * gamma,
- * rstd = 1 / sqrt(mean(x²) + eps). rstd: (rows, heads + kv_heads). Backward: d (rows, row_stride)
- * is replaced in place, from the gradient of y to that of x; gradients of the gammas are
- * accumulated into if accumulate, else overwritten. */
+ * rstd = 1 / sqrt(mean(x²) + eps); plus_one: the factor is 1 + gamma. rstd: (rows, heads +
+ * kv_heads). Backward: d (rows, row_stride) is replaced in place, from the gradient of y to that of
+ * x; gradients of the gammas are accumulated into if accumulate, else overwritten. */
 typedef struct qd_head_norm_args {
     const void *x, *q_gamma, *k_gamma;
     void *y;
@@ -20,6 +20,7 @@ typedef struct qd_head_norm_args {
     int64_t rows, row_stride;
     int heads, kv_heads, head_dim;
     float eps;
+    bool plus_one;
     qd_dtype dtype, param_dtype;
     void *d, *q_grad, *k_grad; /* backward only */
     bool accumulate;

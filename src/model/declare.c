@@ -74,13 +74,19 @@ void qd_output(qd_layer *b, qd_val x)
     qd_declare_op(b, (qd_decl_op){QD_DECL_OUTPUT, .x = x, .y = -1}, NULL, 0);
 }
 
+/* Of the weights of norms, so that they scale by 1. */
+static qd_init norm_init(const qd_model *m)
+{
+    return m->norm == QD_NORM_RMS_ONE ? QD_INIT_ZERO : QD_INIT_ONE;
+}
+
 qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out)
 {
     const qd_model *m = b->model;
     qd_decl_op op = {QD_DECL_NORM, .x = x, .y = -1};
     if (m->norm != QD_NORM_PLAIN)
-        op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden,
-                                      m->norm == QD_NORM_RMS_ONE ? QD_INIT_ZERO : QD_INIT_ONE, QD_SPLIT_NORM);
+        op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden, norm_init(m),
+                                      QD_SPLIT_NORM);
     if (m->norm == QD_NORM_LAYER)
         op.weight2 = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.bias", name), m->hidden, QD_INIT_ZERO, QD_SPLIT_NORM);
     return qd_declare_op(b, op, out, m->hidden);
@@ -149,8 +155,8 @@ qd_val qd_attention_as(qd_layer *b, qd_val x, int variant)
     if (m->qk_norm) {
         bool wide = m->qk_over == QD_QK_WIDTH; /* weights are then sharded with the heads */
         qd_decl_op op = {wide ? QD_DECL_QK_NORM : QD_DECL_HEAD_NORM, .x = x, .y = -1};
-        op.weight = qd_declare_vector(b, "attn.q_norm.weight", wide ? q : m->head_dim, QD_INIT_ONE, wide ? QD_SPLIT_ROWS : QD_SPLIT_HEADS);
-        op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", wide ? kv : m->head_dim, QD_INIT_ONE, wide ? QD_SPLIT_KV : QD_SPLIT_HEADS);
+        op.weight = qd_declare_vector(b, "attn.q_norm.weight", wide ? q : m->head_dim, norm_init(m), wide ? QD_SPLIT_ROWS : QD_SPLIT_HEADS);
+        op.weight2 = qd_declare_vector(b, "attn.k_norm.weight", wide ? kv : m->head_dim, norm_init(m), wide ? QD_SPLIT_KV : QD_SPLIT_HEADS);
         x = qd_declare_op(b, op, "qkv", q + 2 * kv);
     }
     if (m->clip_qkv > 0.0)

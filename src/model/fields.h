@@ -27,7 +27,8 @@
     A(GPT2, "gpt2", prenorm) \
     A(OLMO, "olmo", prenorm) \
     A(OLMO2, "olmo2", postnorm) \
-    A(GEMMA2, "gemma2", sandwich)
+    A(GEMMA2, "gemma2", sandwich) \
+    A(GEMMA3, "gemma3", sandwich)
 #define QD_ARCH_WORD(name, word, family) "|" word
 
 #define QD_MODEL_SIZES(F, I) \
@@ -99,9 +100,9 @@
 
 #define QD_MODEL_KINDS(F, I) \
     F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact"), NULL, NULL, ALWAYS, \
-      "activation function of the MLP; geglu: gated by gelu_tanh; auto: gelu_tanh (gpt2), geglu (gemma2), swiglu (others)") \
+      "activation function of the MLP; geglu: gated by gelu_tanh; auto: gelu_tanh (gpt2), geglu (gemma2, gemma3), swiglu (others)") \
     F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
-      "RMS norm of queries and keys (Qwen3, OLMo 2); auto: as in the preset, else only olmo2") \
+      "RMS norm of queries and keys (Qwen3, OLMo 2, Gemma 3); auto: as in the preset, else only olmo2 and gemma3") \
     F(ENUM(qd_qk_over), qk_over, "qk_norm_over", "auto", QD_WORDS("auto|head|width"), NULL, NULL, QK_NORM, \
       "qk_norm: each head, or all heads of a token together (OLMo 2, OLMoE); auto: width (olmo2), head (others)") \
     F(REAL, clip_qkv, "clip_qkv", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
@@ -110,9 +111,9 @@
     F(AUTO, out_bias, "out_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "bias of the attention output; auto: only gpt2") \
     F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP; auto: only gpt2") \
     F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, \
-      "the head shares the token table; auto: only gpt2 and gemma2") \
+      "the head shares the token table; auto: only gpt2, gemma2 and gemma3") \
     F(AUTO, embed_scaled, "embed_scaled", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
-      "embeddings are multiplied by sqrt(hidden); auto: only gemma2") \
+      "embeddings are multiplied by sqrt(hidden); auto: only gemma2 and gemma3") \
     F(REAL, logit_softcap, "logit_softcap", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
       "soft-cap of logits, cap x tanh(logit / cap); 0: none") \
     F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \

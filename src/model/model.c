@@ -65,6 +65,9 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.norm_eps is %g: it must be above 0", m->norm_eps);
     if (!(m->init_std >= 0.0))
         return QD_FAIL(QD_USAGE, "model.init_std is %g: it must not be negative", m->init_std);
+    if (m->norm == QD_NORM_RMS_ONE && m->qk_norm && m->qk_over == QD_QK_WIDTH)
+        return QD_FAIL(QD_USAGE, "model.qk_norm_over=width: in model.arch=%s each head has its own norm; set model.qk_norm_over=head",
+                       qd_arch_name(m->arch));
     if (qd_model_norms_behind(m) && m->moe.experts > 0)
         return QD_FAIL(QD_USAGE, "model.experts is %d: model.arch=%s has no experts", m->moe.experts, qd_arch_name(m->arch));
     return m->moe.experts > 0 ? qd_moe_validate(m) : QD_OK;
@@ -89,7 +92,7 @@ int64_t qd_model_parameters(const qd_model *m)
 {
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     int64_t norm = m->norm == QD_NORM_PLAIN ? 0 : m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
-    int64_t block = (m->arch == QD_ARCH_GEMMA2 ? 4 : 2) * norm + (!m->qk_norm ? 0 : m->qk_over == QD_QK_WIDTH ? q + kv : 2 * m->head_dim);
+    int64_t block = (qd_model_is_gemma(m) ? 4 : 2) * norm + (!m->qk_norm ? 0 : m->qk_over == QD_QK_WIDTH ? q + kv : 2 * m->head_dim);
     if (m->qkv_bias)
         block += q + 2 * kv;
     if (m->out_bias)

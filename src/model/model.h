@@ -85,10 +85,15 @@ static inline bool qd_model_norm_is_rms(const qd_model *model)
     return model->norm == QD_NORM_RMS || model->norm == QD_NORM_RMS_ONE;
 }
 
+static inline bool qd_model_is_gemma(const qd_model *model)
+{
+    return model->arch == QD_ARCH_GEMMA2 || model->arch == QD_ARCH_GEMMA3;
+}
+
 /* Whether what a branch adds to the residual stream is normed. */
 static inline bool qd_model_norms_behind(const qd_model *model)
 {
-    return model->arch == QD_ARCH_OLMO2 || model->arch == QD_ARCH_GEMMA2;
+    return model->arch == QD_ARCH_OLMO2 || qd_model_is_gemma(model);
 }
 
 /* moe.c: the part of qd_model_validate for experts, and the number of top scores that make up the

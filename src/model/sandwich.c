@@ -1,6 +1,6 @@
-/* The decoder with a norm before and one behind each branch: Gemma 2. Norms scale by 1 + weight,
- * the MLP is gated by GELU, embeddings are multiplied by sqrt(hidden), and logits and attention
- * scores may be soft-capped. */
+/* The decoder with a norm before and one behind each branch: Gemma 2 and 3. Norms scale by 1 +
+ * weight, the MLP is gated by GELU, embeddings are multiplied by sqrt(hidden), and logits and
+ * attention scores may be soft-capped. Gemma 3 norms queries and keys instead of capping scores. */
 #include "model/family.h"
 
 static void defaults(qd_model *m)
@@ -9,6 +9,7 @@ static void defaults(qd_model *m)
     m->position = QD_POSITION_ROPE;
     m->activation = QD_ACT_GEGLU_TANH;
     m->tied = m->embed_scaled = true;
+    m->qk_norm = m->arch == QD_ARCH_GEMMA3;
 }
 
 static void embed(qd_layer *b)

@@ -72,7 +72,8 @@ qd_status qd_run_head_norm(const qd_op_call *c)
         .y = c->at[QD_HEAD_NORM_Y], .rstd = c->at[QD_HEAD_NORM_RSTD],
         .rows = c->op->m, .row_stride = c->op->n,
         .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim,
-        .eps = (float)m->norm_eps, .dtype = call_dtype(c, QD_HEAD_NORM_X), .param_dtype = call_dtype(c, QD_HEAD_NORM_Q_GAMMA),
+        .eps = (float)m->norm_eps, .plus_one = m->norm == QD_NORM_RMS_ONE,
+        .dtype = call_dtype(c, QD_HEAD_NORM_X), .param_dtype = call_dtype(c, QD_HEAD_NORM_Q_GAMMA),
     });
 }
 
@@ -85,6 +86,7 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
         .q_grad = c->at[QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD], .k_grad = c->at[QD_HEAD_NORM_GRAD_K_GAMMA_GRAD],
         .rows = c->op->m, .row_stride = c->op->n,
         .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim, .accumulate = c->accumulate,
+        .plus_one = m->norm == QD_NORM_RMS_ONE,
         .dtype = call_dtype(c, QD_HEAD_NORM_GRAD_DY), .param_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA),
         .grad_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
     });

@@ -81,6 +81,8 @@ static const struct {
     {LLAMA "model.arch=olmo model.clip_qkv=0.7 model.tied=true ", NULL, false, false},
     {LLAMA "model.arch=gemma2 model.logit_softcap=2 model.embed_scaled=true ", NULL, false, false},
     {LLAMA "model.arch=gemma2 model.tied=false model.activation=geglu_exact model.dropout=0.1 ", NULL, true, false},
+    {LLAMA "model.arch=gemma3 model.layers=3 model.window=3 model.full_every=2 model.rope_local_base=20 model.score_scale=0.4 ", NULL, true,
+     false},
     {LLAMA "model.activation=geglu model.logit_softcap=3 ", NULL, false, false},
     {LLAMA "model.arch=olmo model.mlp_bias=true model.out_bias=true ", NULL, true, false},
     {LLAMA "model.kv_heads=3 ", &parallel_family, false, false},

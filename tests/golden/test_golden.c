@@ -18,7 +18,8 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "mistral-linear", "mistral-tied", "llama-attention-bias", "llama-mlp-bias", "llama-biases",
                                      "qwen2-yarn", "llama-yarn", "mistral-window", "mistral-window-packed", "qwen2-windows",
                                      "llama-softcap", "llama-dynamic", "llama-nope", "llama-local-base", "olmo2-untied",
-                                     "olmo2-tied-bias", "olmo-clipped", "olmo-tied-bias", "gemma2-tied", "gemma2-untied"};
+                                     "olmo2-tied-bias", "olmo-clipped", "olmo-tied-bias", "gemma2-tied", "gemma2-untied",
+                                     "gemma3-tied", "gemma3-untied-bias", "olmo3-untied", "olmo3-tied-bias"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",

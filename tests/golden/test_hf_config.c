@@ -63,6 +63,8 @@ static void test_defaults(void **state)
         {"olmoe", 16, 16, 16, 128, 2048, 2048, 50304, 4096, 1e-5, 1e4, 64, 8, 2048},
         {"olmo", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 1e4, 0, 0, 0},
         {"olmo2", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 1e4, 0, 0, 0},
+        {"gemma3_text", 26, 8, 4, 256, 2304, 9216, 262208, 131072, 1e-6, 1e6, 0, 0, 0},
+        {"olmo3", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 5e5, 0, 0, 0},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_model m = accepted(state, rows[i].kind, "");
@@ -76,16 +78,17 @@ static void test_defaults(void **state)
         assert_int_equal(m.vocab, rows[i].vocab);
         assert_int_equal(m.max_seq, rows[i].positions);
         assert_true(m.norm_eps == rows[i].eps && m.rope.base == rows[i].theta && m.init_std == 0.02);
-        bool gemma = strcmp(m.name, "gemma2") == 0;
-        assert_int_equal(m.tied, i == 0 || gemma);
+        bool gemma = strcmp(m.name, "gemma2") == 0, gemma3 = strcmp(m.name, "gemma3_text") == 0, olmo3 = strcmp(m.name, "olmo3") == 0;
+        assert_int_equal(m.tied, i == 0 || gemma || gemma3);
+        assert_true(m.rope.local_base == (gemma3 ? 1e4 : 0.0));
         assert_int_equal(m.moe.experts, rows[i].experts);
         assert_int_equal(m.moe.per_token, rows[i].per_token);
         assert_int_equal(m.moe.ffn, rows[i].expert_ffn);
         assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
         assert_int_equal(m.qkv_bias, i == 0 || strcmp(m.name, "qwen2") == 0);
         assert_true(m.out_bias == (i == 0) && m.mlp_bias == (i == 0));
-        assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 || gemma ? 4096 : 0);
-        assert_int_equal(m.full_every, gemma ? 2 : 0);
+        assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 || gemma || gemma3 || olmo3 ? 4096 : 0);
+        assert_int_equal(m.full_every, gemma ? 2 : gemma3 ? 6 : olmo3 ? 4 : 0);
         assert_true(m.score_softcap == (gemma ? 50.0 : 0.0) && m.logit_softcap == (gemma ? 30.0 : 0.0) && m.score_scale == 0.0);
     }
     refused(state, "gemma2", "\"hidden_activation\": \"silu\"", "hidden_activation");
@@ -136,6 +139,11 @@ static void test_windows(void **state)
         {"qwen3", "\"use_sliding_window\": true, \"num_hidden_layers\": 4, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
                   "\"sliding_attention\", \"full_attention\"]", 4096, 1, 4},
         {"qwen3_moe", "\"use_sliding_window\": true, \"max_window_layers\": 5", 4096, 0, 0},
+        {"gemma3_text", "\"sliding_window\": 512, \"sliding_window_pattern\": 3", 512, 0, 3},
+        {"gemma3_text", "\"sliding_window_pattern\": 1", 0, 0, 0},
+        {"gemma3_text", "\"num_hidden_layers\": 5", 4096, 0, 0},
+        {"olmo3", "\"sliding_window\": 9, \"num_hidden_layers\": 3, \"layer_types\": [\"sliding_attention\", \"full_attention\", "
+                  "\"sliding_attention\"]", 9, 0, 2},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_model m = accepted(state, rows[i].kind, rows[i].members);
@@ -148,7 +156,8 @@ static void test_windows(void **state)
 /* Every key that the table of model fields gives a family is read, and written back unchanged. */
 static void test_keys(void **state)
 {
-    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"};
+    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text",
+                                        "olmo3"};
     static const char *const values[] = {"2", "4", "16", "64", "192", "0.5", "true", "false"};
     int count, walked = 0;
     const qd_model_field *fields = qd_model_fields(&count);
@@ -171,10 +180,11 @@ static void test_keys(void **state)
                 qd_model model = accepted(state, kinds[kind], "");
                 qd_field_text(f, &model, plain);
                 snprintf(members, sizeof members, "\"%s\": %s", key, values[i]);
-                if (strcmp(plain, values[i]) != 0 && read_config(state, kinds[kind], members, &notes, &c) == QD_OK) {
+                const qd_hf_export o = {.positions = 8, .begin_token = -1, .end_token = -1};
+                if (strcmp(plain, values[i]) != 0 && read_config(state, kinds[kind], members, &notes, &c) == QD_OK &&
+                    qd_hf_config_text(&c.model, &o, &notes, &text) == QD_OK) {
                     qd_field_text(f, &c.model, read);
                     assert_string_equal(read, values[i]);
-                    ok(qd_hf_config_text(&c.model, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text));
                     ok(qd_hf_config_read(scratch_text(state, "again.json", text.data), &notes, &again));
                     qd_field_text(f, &again.model, back);
                     assert_string_equal(back, values[i]);
@@ -221,6 +231,15 @@ static void test_types(void **state)
         {"llama", "\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}, \"max_position_embeddings\": 64"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
+        {"gemma3_text", ""},
+        {"gemma3_text", "\"num_hidden_layers\": 7, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}, \"rope_theta\": 1e5, "
+                        "\"rope_local_base_freq\": 5e3, \"query_pre_attn_scalar\": 168"},
+        {"gemma3_text", "\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"full_attention\"], \"attention_bias\": true"},
+        {"olmo3", ""},
+        {"olmo3", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"yarn\", \"factor\": 8.0, \"rope_theta\": 1e6, "
+                  "\"original_max_position_embeddings\": 8192}, \"sliding_attention\": {\"rope_theta\": 1e6}}"},
+        {"olmo3", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 1e6}, "
+                  "\"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 1e6}}"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_hf_config again;
@@ -286,6 +305,59 @@ static void test_rope(void **state)
     assert_true(m.rope.original_seq == 32768 && m.rope.attention_factor == 0.0 && m.rope.truncate);
     m = accepted(state, "llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"mscale\": 2.0, \"mscale_all_dim\": 0.5}");
     assert_true(fabs(m.rope.attention_factor - (0.2 * log(4.0) + 1.0) / (0.05 * log(4.0) + 1.0)) < 1e-15);
+}
+
+/* A base for layers without windows and one for those with them; only the first may be scaled. */
+static void test_rope_by_type(void **state)
+{
+    qd_model m = accepted(state, "gemma3_text", "\"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}");
+    assert_true(m.rope.scaling == QD_ROPE_LINEAR && m.rope.factor == 8.0 && m.rope.base == 1e6 && m.rope.local_base == 1e4);
+    m = accepted(state, "gemma3_text", "\"rope_theta\": 7e4, \"rope_local_base_freq\": 300");
+    assert_true(m.rope.base == 7e4 && m.rope.local_base == 300.0 && m.rope.scaling == QD_ROPE_NONE);
+    m = accepted(state, "gemma3_text", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 4.0, "
+                                       "\"rope_theta\": 5e5}, \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 2e4}}");
+    assert_true(m.rope.base == 5e5 && m.rope.factor == 4.0 && m.rope.local_base == 2e4);
+    m = accepted(state, "gemma3_text", "\"rope_parameters\": {\"full_attention\": null}");
+    assert_true(m.rope.base == 1e6 && m.rope.local_base == 1e4);
+    /* The same in all layers is one table of angles. */
+    m = accepted(state, "olmo3", "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 7e4}, \"sliding_attention\": "
+                                 "{\"rope_theta\": 7e4}}");
+    assert_true(m.rope.base == 7e4 && m.rope.local_base == 0.0);
+    m = accepted(state, "olmo3", "\"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0, "
+                                 "\"original_max_position_embeddings\": 8192, \"attention_factor\": 1.25}");
+    assert_true(m.rope.scaling == QD_ROPE_YARN && m.rope.base == 5e5 && m.rope.local_base == 5e5 && m.rope.attention_factor == 1.25);
+    refused(state, "olmo3", "\"rope_theta\": 1e4", "for layers without windows only");
+    refused(state, "gemma3_text", "\"rope_parameters\": {\"rope_theta\": 1e4}", "'rope_parameters' has 'rope_theta'");
+    refused(state, "gemma3_text", "\"rope_parameters\": {\"sliding_attention\": 5}", "sliding_attention");
+    refused(state, "gemma3_text", "\"rope_parameters\": {\"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0}}",
+            "scales 'sliding_attention'");
+    refused(state, "gemma3_text", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"longest\"}}", "longest");
+    refused(state, "gemma3_text", "\"rope_scaling\": {\"rope_type\": \"linear\"}", "factor");
+    refused(state, "gemma3_text", "\"sliding_window_pattern\": 0", "sliding_window_pattern");
+    refused(state, "gemma3", "\"text_config\": {}", "gemma3_text");
+}
+
+/* Models that transformers cannot have are refused on export, with the option. */
+static void test_export_refused(void **state)
+{
+    (void)state;
+    qd_strbuf notes = {0}, text = {0};
+    qd_model m = qd_model_default(QD_ARCH_GEMMA3);
+    m.layers = 2, m.hidden = 32, m.heads = m.kv_heads = 4, m.head_dim = 8, m.ffn = 64, m.vocab = 61, m.max_seq = 16;
+    qd_hf_export o = {.positions = 8, .begin_token = -1, .end_token = -1};
+    ok(qd_hf_config_text(&m, &o, &notes, &text));
+    qd_model capped = m, plain = m, odd = m;
+    capped.score_softcap = 5.0;
+    plain.qk_norm = false;
+    odd.hidden = 34;
+    assert_int_not_equal(qd_hf_config_text(&capped, &o, &notes, &text), QD_OK);
+    assert_non_null(strstr(qd_error_message(), "model.score_softcap"));
+    assert_int_not_equal(qd_hf_config_text(&plain, &o, &notes, &text), QD_OK);
+    assert_non_null(strstr(qd_error_message(), "qk_norm"));
+    assert_int_not_equal(qd_hf_config_text(&odd, &o, &notes, &text), QD_OK);
+    assert_non_null(strstr(qd_error_message(), "model.heads"));
+    qd_strbuf_free(&notes);
+    qd_strbuf_free(&text);
 }
 
 static void test_rope_refused(void **state)
@@ -415,6 +487,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_types, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_chosen_types),
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_rope_by_type, scratch_setup, scratch_teardown),
+        cmocka_unit_test(test_export_refused),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_balance, scratch_setup, scratch_teardown),

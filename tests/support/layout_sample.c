@@ -36,6 +36,12 @@ const layout_model layout_families[] = {
     {SIZES "model.arch=gemma2 model.kv_heads=2 model.head_dim=6 model.logit_softcap=3 model.window=4 model.full_every=2 "
            "model.score_softcap=2 data.seq=15 " SLOW,
      4, 0}, /* Gemma 2 */
+    {SIZES "model.arch=gemma3 model.kv_heads=1 model.head_dim=6 model.window=4 model.full_every=3 model.rope_local_base=50 "
+           "model.score_scale=0.25 data.seq=22 " LINEAR SLOW,
+     4, 0}, /* Gemma 3 */
+    {SIZES "model.arch=olmo2 model.kv_heads=2 model.head_dim=6 data.seq=26 model.window=5 model.full_every=4 model.rope_local_base=10000 "
+           "model.rope_scaling=yarn model.rope_original_seq=8 " SLOW,
+     4, 0}, /* OLMo 3 */
     {SIZES "model.arch=olmo2 model.kv_heads=1 model.head_dim=6 model.tied=true data.seq=15 " SLOW, 4, 0}, /* OLMo 2 */
     {SIZES "model.arch=olmo2 model.kv_heads=2 model.qkv_bias=true data.seq=13 model.window=3 model.full_every=2 " LINEAR SLOW, 4,
      0}, /* OLMo 2 with biases, and the windows of OLMo 3 */

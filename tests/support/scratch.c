@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-enum { MOST_PATHS = 512 };
+enum { MOST_PATHS = 2048 };
 static char *paths[MOST_PATHS];
 static int path_count;
 static const char *folder;

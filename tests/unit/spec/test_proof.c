@@ -27,6 +27,7 @@
 #define OLMO2 SIZES "model.arch=olmo2 model.kv_heads=2 model.tied=false "
 #define OLMO SIZES "model.arch=olmo model.kv_heads=2 model.clip_qkv=0.5 "
 #define GEMMA2 SIZES "model.arch=gemma2 model.kv_heads=2 model.logit_softcap=5 "
+#define GEMMA3 SIZES "model.arch=gemma3 model.kv_heads=2 model.window=3 model.full_every=2 model.rope_local_base=100 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
@@ -89,6 +90,7 @@ static const mutant mutants[] = {
     {GEMMA2 TP2, {OP_CAP, "loss.part", "head", .nth = 0}, {"(loss.part)", "'logits'", "they are capped at 0"}},
     {GEMMA2 TP2, {OP_CAP, "loss.grad", "head", .nth = 0}, {"(loss.grad)", "'logits'", "they are capped at 0"}},
     {GEMMA2 "parallel.ranks=2 ", {OP_CAP, "head.loss", "head", .nth = 0}, {"(head.loss)", "'logits'", "but the model says 5"}},
+    {GEMMA3 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
     /* Biases, and positions, on every rank of a partial sum. */
     {GPT2 TP2 PLAIN,
      {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},
@@ -414,6 +416,7 @@ static void everything_is_needed(void **state)
         OLMO2 "parallel.ranks=4 parallel.tp=4 parallel.sp=false ",
         OLMO "parallel.ranks=4 parallel.tp=4 ",
         GEMMA2 TP2,
+        GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -495,6 +498,7 @@ static void operands_are_the_right_ones(void **state)
         OLMO2 TP2,
         OLMO TP2,
         GEMMA2 TP2,
+        GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {

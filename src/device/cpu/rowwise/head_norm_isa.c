@@ -4,6 +4,13 @@
 
 #include <math.h>
 
+/* The factor of some elements: gamma, or 1 + gamma. */
+static inline vf factor(const qd_head_norm_args *a, const void *gamma, int64_t i, int n)
+{
+    vf value = vec_load(gamma, i, n, a->param_dtype);
+    return a->plus_one ? value + 1.0f : value;
+}
+
 static void forward(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -23,7 +30,7 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
             float rstd = (float)(1.0 / sqrt((double)vf_sum(squares) / a->head_dim + (double)a->eps));
             a->rstd[row * normed + h] = rstd;
             QD_FOR_VECTORS(i, n, a->head_dim, {
-                vec_store(y, i, vec_load(x, i, n, a->dtype) * rstd * vec_load(gamma, i, n, a->param_dtype), n, a->dtype);
+                vec_store(y, i, vec_load(x, i, n, a->dtype) * rstd * factor(a, gamma, i, n), n, a->dtype);
             });
         }
         int64_t done = (int64_t)normed * a->head_dim, at = row * a->row_stride + done;
@@ -32,7 +39,8 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* With xhat = x * rstd and g = d * gamma: dx = rstd * (g - xhat * mean(g * xhat)). */
+/* With xhat = x * rstd and g = d * gamma (or 1 + gamma): dx = rstd * (g - xhat * mean(g *
+ * xhat)). */
 static void backward(const qd_head_norm_args *a, int64_t begin, int64_t end, float *sums)
 {
     int normed = a->heads + a->kv_heads;
@@ -47,12 +55,12 @@ static void backward(const qd_head_norm_args *a, int64_t begin, int64_t end, flo
             QD_FOR_VECTORS(i, n, a->head_dim, {
                 vf dy = vec_load(d, i, n, a->dtype);
                 vf hat = vec_load(x, i, n, a->dtype) * rstd;
-                total += vec_first(dy * vec_load(gamma, i, n, a->param_dtype) * hat, n, 0.0f);
+                total += vec_first(dy * factor(a, gamma, i, n) * hat, n, 0.0f);
                 vec_store(sum, i, vec_load(sum, i, n, QD_F32) + dy * hat, n, QD_F32);
             });
             float mean = vf_sum(total) / (float)a->head_dim;
             QD_FOR_VECTORS(i, n, a->head_dim, {
-                vf g = vec_load(d, i, n, a->dtype) * vec_load(gamma, i, n, a->param_dtype);
+                vf g = vec_load(d, i, n, a->dtype) * factor(a, gamma, i, n);
                 vec_store(d, i, (g - vec_load(x, i, n, a->dtype) * rstd * mean) * rstd, n, a->dtype);
             });
         }
