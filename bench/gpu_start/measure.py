@@ -12,9 +12,10 @@ vocabulary  GPT-2 124M, 64 x 1024, with 50,257 tokens and with 50,304, alternati
             process. Bar: within 1 %
 start       wall time of `quadrille train` with one step, for each case: with an empty tuning file,
             and with the file of the first run. Bar: 10 s
-wide        speed with the algorithms of `start` compared with those of a search without limit,
-            alternating steps (one after another where two copies of the model do not fit).
-            Bar: within 1 %
+wide        speed with the algorithms of a `train` that begins with the search of `start` and has
+            continued it between steps, compared with those of a search without limit before the
+            first step: alternating steps (one after another where two copies of the model do not
+            fit). Bar: within 1 %
 
 Without arguments: all except `wide`, which takes about a minute and a half per case. The table comes
 last. pack.sh packs the programs for a machine that has a GPU but not the libraries that they are
@@ -24,6 +25,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -146,6 +148,26 @@ def train_once(o, name, cache, what, *more):
     return seconds if output is not None else None, told
 
 
+def train_until_tuned(o, name, path):
+    """Trains until the searches between steps have ended. Seconds until the first step was done, until all were tuned, and
+    the line that says so; None if the run ends before."""
+    keys = keys_of(name, train__steps=1000000, data__path=TEXT, data__tokenizer="bytes", run__tuning=path)
+    begin, first, told = time.monotonic(), None, None
+    run = subprocess.Popen([o.quadrille, "train", "--json"] + words_of(keys), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in run.stdout:
+        if first is None and '"step":1,' in line:
+            first = time.monotonic() - begin
+        if "all GEMMs are tuned" in line:
+            told = line.strip()
+            break
+    seconds = time.monotonic() - begin
+    run.send_signal(signal.SIGINT)
+    run.stdout.read()
+    run.wait()
+    say(f"  {name}, trained until tuned: {seconds:.1f} s, first step after {first or 0:.1f} s: {told}")
+    return (first, seconds, told) if told else None
+
+
 def show(seconds):
     return f"{seconds:6.1f} s" if seconds else "  FAILED"
 
@@ -165,26 +187,29 @@ def start(o):
 
 
 def wide(o):
-    found, lines = {}, ["steps with the algorithms of a search of 4 s beside those of one without limit (bar: 1.01)",
-                        f"  {'case':13} {'4 s':>10} {'no limit':>10} {'ratio':>7} {'search took':>12}"]
+    found, lines = {}, ["steps with the algorithms of a short search continued between steps, and of one without limit (bar: 1.01)",
+                        f"  {'case':13} {'between':>10} {'no limit':>10} {'ratio':>7} {'first step':>11} {'all tuned':>10} {'long start':>11}"]
     for name in o.cases:
         short, long = (os.path.join(o.caches, f"{name}-{kind}") for kind in ("short", "long"))
-        for path, seconds in ((short, 4), (long, 3600)):
-            found.setdefault(name, {})[seconds] = train_once(o, name, o.caches, f"search of at most {seconds} s", f"run.tuning={path}",
-                                                             f"run.tuning_seconds={seconds}")[0]
+        tuned = train_until_tuned(o, name, short)
+        cold = train_once(o, name, o.caches, "search without limit", f"run.tuning={long}", "run.tuning_seconds=3600")[0]
+        found[name] = {"tuned": tuned, "cold": cold}
+        if not tuned or not cold:
+            lines.append(f"  {name:13} FAILED")
+            continue
         mine, other = keys_of(name, run__tuning=short), keys_of(name, run__tuning=long)
         result = bench_step(o, mine, f"{name}, alternating", other)
         if result:
             left, right, ratio = result["step_seconds"], result["other_seconds"], result["over_other"]
         else:
-            both = [bench_step(o, keys, f"{name}, {what}") for keys, what in ((mine, "4 s"), (other, "no limit"), (other, "no limit"), (mine, "4 s"))]
+            both = [bench_step(o, keys, f"{name}, {what}") for keys, what in ((mine, "between"), (other, "no limit"), (other, "no limit"), (mine, "between"))]
             if not all(both):
                 lines.append(f"  {name:13} FAILED")
                 continue
             left, right = (sum(both[i]["step_seconds"] for i in pair) / 2 for pair in ((0, 3), (1, 2)))
             ratio = left / right
         found[name].update(short=left, long=right, ratio=ratio)
-        lines.append(f"  {name:13} {left * 1e3:7.2f} ms {right * 1e3:7.2f} ms {ratio:7.4f} {show(found[name][3600]):>12}")
+        lines.append(f"  {name:13} {left * 1e3:7.2f} ms {right * 1e3:7.2f} ms {ratio:7.4f} {show(tuned[0]):>11} {show(tuned[1]):>10} {show(cold):>11}")
     return {"wide": found}, lines
 
 

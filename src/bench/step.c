@@ -192,6 +192,19 @@ static qd_status wait_for_device(qd_trainer *trainer, qd_comm *world, void *argu
     return qd_stream_wait(qd_device_compute_stream(qd_trainer_device(trainer)));
 }
 
+/* Steps are timed with the algorithms that a long run ends up with. */
+static qd_status tune_fully(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    (void)argument;
+    for (int64_t left = 1; left > 0;) {
+        int more = 0;
+        QD_TRY(qd_trainer_tune_more(trainer, &more));
+        left = more;
+        QD_TRY(qd_comm_broadcast(world, &left, 1, QD_I64, 0, NULL));
+    }
+    return QD_OK;
+}
+
 /* A step from the moment the first rank begins, without the wake-up of its thread, until it has
  * ended on all ranks. */
 typedef struct timed_step {
@@ -358,12 +371,14 @@ static qd_status measure_step(const qd_options *options, const qd_options *in_tu
         QD_TRY_DONE(qd_config_resolve(in_turn, 0, &other_config));
         other_random = (qd_random_tokens){.seed = other_config.seed, .vocab = other_config.model.vocab};
         QD_TRY_DONE(qd_team_create(&other_config, &other_source, &other));
+        QD_TRY_DONE(qd_team_call(other, tune_fully, NULL));
         QD_TRY_DONE(run_steps(other, warm_up));
     }
     qd_device *device = qd_team_device(team);
     const bool on_host = qd_device_get_caps(device)->host_memory;
     if (on_host)
         QD_TRY_DONE(qd_team_call(team, measure_ceiling, &ceiling));
+    QD_TRY_DONE(qd_team_call(team, tune_fully, NULL));
     QD_TRY_DONE(run_steps(team, warm_up));
     QD_TRY_DONE(qd_team_call(team, wait_for_device, NULL));
     /* On a device that runs behind the host, the events of a profile take time of their own, so the

@@ -197,6 +197,12 @@ qd_status qd_device_tune(qd_device *device, const qd_tune_args *args, bool *sear
     return device->ops->tune ? device->ops->tune(device, args, searched) : QD_OK;
 }
 
+qd_status qd_device_tune_more(qd_device *device, const qd_tune_args *args, int *left)
+{
+    *left = 0;
+    return device->ops->tune_more ? device->ops->tune_more(device, args, left) : QD_OK;
+}
+
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text)
 {
     return device->ops->tuning_get ? device->ops->tuning_get(device, text) : QD_OK;

@@ -139,8 +139,16 @@ typedef struct qd_tune_args {
     double seconds;
     void (*begin)(void *context, int searches); /* called before the first search, if any; may be NULL */
     void *context;
+    /* Device memory that searches may overwrite, for operands that fit into it; NULL: none, all of
+     * it is temporary memory. */
+    void *scratch;
+    int64_t scratch_bytes;
 } qd_tune_args;
 qd_status qd_device_tune(qd_device *device, const qd_tune_args *args, bool *searched);
+/* Refines what qd_device_tune() found under a time limit: one search without a limit, for the GEMM
+ * that takes most of a step among those that have had none. *left: how many of those remain; 0 on
+ * devices without choices. */
+qd_status qd_device_tune_more(qd_device *device, const qd_tune_args *args, int *left);
 qd_status qd_device_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_device_tuning_set(qd_device *device, const char *text);
 

@@ -28,6 +28,7 @@ typedef struct qd_device_ops {
     /* Optional, except run_fma: NULL where the device has nothing to choose or report. */
     void (*describe_workspace)(const qd_device *device, qd_strbuf *text);
     qd_status (*tune)(qd_device *device, const qd_tune_args *args, bool *searched);
+    qd_status (*tune_more)(qd_device *device, const qd_tune_args *args, int *left);
     qd_status (*tuning_get)(qd_device *device, qd_strbuf *text);
     qd_status (*tuning_set)(qd_device *device, const char *text);
     qd_status (*reach)(qd_device *device, qd_device *other); /* NULL: all devices of this kind reach each other */

@@ -9,6 +9,7 @@ typedef struct qd_tune_item {
     qd_matmul_args call;
     double cost;    /* approximate seconds per step: qd_tune_cost times calls */
     bool known;     /* already has a choice */
+    bool rough;     /* it has one that was found under a time limit */
     double seconds; /* out: time for its search; 0: no search, the library's heuristic decides */
 } qd_tune_item;
 

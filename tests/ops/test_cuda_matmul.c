@@ -273,6 +273,37 @@ static void count_searches(void *context, int searches)
     *(int *)context += searches;
 }
 
+/* What was found in a hurry is searched for again, one GEMM per call; the last call leaves nothing
+ * that is rough. Searches stay inside the memory that they are lent. */
+static void refined_in_lent_memory(const qd_tune_args *hurried, int rough)
+{
+    enum { LENT = 1 << 30, GUARD = 4096 };
+    void *lent;
+    char guard[GUARD], after[GUARD];
+    memset(guard, 0x5a, sizeof guard);
+    ops_assert_ok(qd_device_alloc(device, (int64_t)LENT + GUARD, &lent));
+    qd_stream *stream = qd_device_compute_stream(device);
+    ops_assert_ok(qd_copy(stream, (char *)lent + LENT, guard, GUARD));
+    qd_tune_args tune = *hurried;
+    tune.scratch = lent;
+    tune.scratch_bytes = LENT;
+    for (int left = rough; left > 0;) {
+        int before = left;
+        ops_assert_ok(qd_device_tune_more(device, &tune, &left));
+        assert_true(left < before);
+    }
+    ops_assert_ok(qd_copy(stream, after, (char *)lent + LENT, GUARD));
+    ops_assert_ok(qd_stream_wait(stream));
+    assert_memory_equal(after, guard, GUARD);
+    qd_device_free(device, lent, (int64_t)LENT + GUARD);
+    qd_strbuf text = {0};
+    ops_assert_ok(qd_device_tuning_get(device, &text));
+    assert_null(strstr(text.data, "rough 1"));
+    assert_non_null(strstr(text.data, "rough 0"));
+    qd_strbuf_free(&text);
+    run_all("refined");
+}
+
 /* A search with a time limit: it takes about that long, results are correct, GEMMs with a small
  * share of the step are left to the library, and a second call searches for nothing. The head's
  * GEMMs over an odd vocabulary are tuned in two parts. */
@@ -306,6 +337,7 @@ static void tuned_in_time(void **state)
     ops_assert_ok(qd_device_tune(device, &tune, &searched));
     assert_false(searched);
     run_all("tuned in time");
+    refined_in_lent_memory(&tune, searches);
     qd_device_destroy(fresh);
     device = first;
 }

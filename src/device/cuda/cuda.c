@@ -301,6 +301,12 @@ static qd_status cuda_tune(qd_device *device, const qd_tune_args *args, bool *se
     return qd_cuda_tune(device, args, searched);
 }
 
+static qd_status cuda_tune_more(qd_device *device, const qd_tune_args *args, int *left)
+{
+    QD_TRY(make_current(of_device(device)));
+    return qd_cuda_tune_more(device, args, left);
+}
+
 static qd_status cuda_tuning_get(qd_device *device, qd_strbuf *text)
 {
     QD_TRY(make_current(of_device(device)));
@@ -364,6 +370,7 @@ static const qd_device_ops ops = {
     .event_seconds = cuda_event_seconds,
     .describe_workspace = cuda_describe_workspace,
     .tune = cuda_tune,
+    .tune_more = cuda_tune_more,
     .tuning_get = cuda_tuning_get,
     .tuning_set = cuda_tuning_set,
     .run_fma = cuda_run_fma,

@@ -72,6 +72,7 @@ void qd_cuda_attention_describe(const qd_cuda *cuda, qd_strbuf *text);
 
 /* qd_device_ops.tune and so on (gemm/matmul*.c). */
 qd_status qd_cuda_tune(qd_device *device, const qd_tune_args *args, bool *searched);
+qd_status qd_cuda_tune_more(qd_device *device, const qd_tune_args *args, int *left);
 qd_status qd_cuda_tuning_get(qd_device *device, qd_strbuf *text);
 qd_status qd_cuda_tuning_set(qd_device *device, const char *text);
 

@@ -182,9 +182,9 @@ static const qd_option options_table[] = {
      "cuda: GPU that all local ranks use; -1: rank r of a machine uses GPU r modulo the number of GPUs", NULL},
     {"run.tuning", QD_OPTION_STRING, "", 0, 0, NULL,
      "cuda: file that caches the algorithm of each GEMM; empty: in the user's cache folder; none: search in every run", NULL},
-    {"run.tuning_seconds", QD_OPTION_FLOAT, "4", 0, 3600, NULL,
-     "cuda: time limit at the start for the search of algorithms that are not in run.tuning; 0: no search, use the library's choice; "
-     "3600: no limit",
+    {"run.tuning_seconds", QD_OPTION_FLOAT, "2", 0, 3600, NULL,
+     "cuda: time limit at the start for the search of algorithms that are not in run.tuning, which long runs continue between their "
+     "first steps; 0: no search, use the library's choice; 3600: no limit",
      NULL},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|nccl",
      "auto: mpi if started by mpirun or srun, otherwise local; nccl: NCCL on GPU memory, one rank per GPU", "backend"},

@@ -372,6 +372,11 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
     return QD_OK;
 }
 
+qd_status qd_trainer_tune_more(qd_trainer *t, int *left)
+{
+    return qd_tune_one_more(&t->config, t->bound, left);
+}
+
 qd_status qd_trainer_evaluate(qd_trainer *t, const qd_batch_source *source, int64_t first, qd_step_output *output)
 {
     const qd_step_input input = {.step = t->position.step, .first_sample = first, .global_batch = t->config.global_batch,

@@ -18,6 +18,9 @@ void qd_trainer_destroy(qd_trainer *trainer); /* NULL is legal */
 
 /* Collective. Runs the next step, starting with step 1. */
 qd_status qd_trainer_step(qd_trainer *trainer, qd_step_output *output);
+/* Collective, between steps: searches for a faster algorithm of one more GEMM; see
+ * train/exec/tuning.h. *left, on rank 0: how many remain. */
+qd_status qd_trainer_tune_more(qd_trainer *trainer, int *left);
 
 /* Collective, between steps, for a run that validates: the loss of `source` on the samples of a
  * global batch from `first` on. Changes nothing of the training state and allocates nothing. */

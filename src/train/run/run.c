@@ -155,17 +155,19 @@ static bool keeps_checkpoints(const qd_rank_run *s)
 
 /* Collective, after each step: all ranks learn of a signal that any of them received, so that they
  * stop after the same step. If there are several signals, the highest of SIGINT, SIGUSR1 and
- * SIGTERM is used. Rank 0 decides whether it is time for a checkpoint, because clocks differ. */
-static qd_status ask_ranks(qd_rank_run *s)
+ * SIGTERM is used. Rank 0 decides whether it is time for a checkpoint, or for a search, because
+ * clocks differ. */
+static qd_status ask_ranks(qd_rank_run *s, int64_t step, double step_seconds)
 {
     /* Begun early by the time it takes, a checkpoint is complete when the interval ends: the state
      * on disk is never older than one interval. */
     double seconds = s->run->config.save_seconds, early = fmin(s->save_took, seconds / 2);
     bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds - early;
-    int32_t asked[2] = {atomic_load(s->run->stop), due};
-    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 2, QD_I32, QD_MAX, NULL));
+    int32_t asked[3] = {atomic_load(s->run->stop), due, qd_run_tuning_due(s, step, step_seconds)};
+    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 3, QD_I32, QD_MAX, NULL));
     s->stop = asked[0];
     s->time_to_save = asked[1] != 0;
+    s->time_to_tune = asked[2] != 0;
     return QD_OK;
 }
 
@@ -551,7 +553,9 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     s->end.loss = output.loss;
     s->end.tokens += output.tokens;
     QD_TRY(end_saving(s, note_skipped(s, step, &output)));
-    QD_TRY(ask_ranks(s));
+    QD_TRY(ask_ranks(s, step, seconds));
+    if (s->time_to_tune && s->stop == 0)
+        QD_TRY(qd_run_tune_more(s));
     if (c->check_replicas > 0 && step % c->check_replicas == 0)
         QD_TRY(compare_replicas(s));
     if (!s->saver)

@@ -19,6 +19,14 @@
 
 typedef char qd_run_file[PATH_MAX];
 
+/* Rank 0: the searches for GEMM algorithms between steps. */
+typedef struct qd_run_tuning {
+    int64_t steps;  /* of this process */
+    int searches;
+    double begin, seconds; /* when the first began, and what all took */
+    bool done;
+} qd_run_tuning;
+
 typedef struct qd_rank_run {
     const qd_run *run;
     qd_run with_length; /* train.epochs: the same with its number of steps */
@@ -48,6 +56,8 @@ typedef struct qd_rank_run {
     double save_took; /* seconds that training waited for the last checkpoint */
     int64_t saving;  /* step of the last checkpoint that was begun */
     bool time_to_save; /* run.save_minutes have passed on rank 0; known to all ranks */
+    bool time_to_tune; /* known to all ranks */
+    qd_run_tuning tuning;
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* consecutive skipped steps */
@@ -102,6 +112,13 @@ qd_status qd_run_folder_clear(const qd_config *config);
 
 /* Collective. Loads initial weights from run.weights. */
 qd_status qd_run_load_weights(qd_rank_run *s);
+
+/* run_tuning.c */
+
+/* Rank 0, after each step, which took `step_seconds`: whether now is the time for a search. */
+bool qd_run_tuning_due(qd_rank_run *s, int64_t step, double step_seconds);
+/* Collective. Searches for a faster algorithm of one GEMM. */
+qd_status qd_run_tune_more(qd_rank_run *s);
 
 /* run_resume.c */
 

@@ -45,6 +45,7 @@ typedef struct qd_gemm_choice {
     int64_t workspace_bytes;
     int32_t fused;     /* QD_GEMM_*: done by the epilogue; the others are separate steps */
     int32_t converted; /* through fp32 copies, for types or strides that cuBLASLt does not support */
+    int32_t rough;     /* found under a time limit: a longer search may find a faster one */
     double seconds;    /* measured; 0: not timed */
 } qd_gemm_choice;
 

@@ -1,7 +1,7 @@
 /* Choices as text, one line each, for other ranks and later runs:
  *
- *   quadrille tuning 1; NVIDIA H200, 132 multiprocessors; cuBLASLt 130002; cuDNN 91900; any order
- *   product 65536 2304 768 strides 768 768 2304 NT 1 1 1 wants 2 fused 2 converted 0 \
+ *   quadrille tuning 2; NVIDIA H200, 132 multiprocessors; cuBLASLt 130002; cuDNN 91900; any order
+ *   product 65536 2304 768 strides 768 768 2304 NT 1 1 1 wants 2 fused 2 converted 0 rough 0 \
  *       workspace 0 us 351.200 algorithm 3f00…        (one line in the text)
  *   attention forward …
  *
@@ -17,7 +17,7 @@ enum { HEADER = 512, HEX = 2 * sizeof(cublasLtMatmulAlgo_t) };
 
 static void write_header(const qd_cuda *cuda, char *text)
 {
-    snprintf(text, HEADER, "quadrille tuning 1; %s, %d multiprocessors; cuBLASLt %zu; cuDNN %zu; %s", cuda->properties.name,
+    snprintf(text, HEADER, "quadrille tuning 2; %s, %d multiprocessors; cuBLASLt %zu; cuDNN %zu; %s", cuda->properties.name,
              cuda->properties.multiProcessorCount, cublasLtGetVersion(), cudnnGetVersion(),
              cuda->deterministic ? "deterministic" : "any order");
 }
@@ -27,12 +27,12 @@ static void write_gemm(qd_strbuf *text, const qd_gemm *p)
     const qd_gemm_key *k = &p->key;
     unsigned char bytes[sizeof p->choice.algorithm];
     memcpy(bytes, &p->choice.algorithm, sizeof bytes);
-    qd_strbuf_printf(text, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d workspace "
-                           "%lld us %.3f algorithm ",
+    qd_strbuf_printf(text, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d rough %d "
+                           "workspace %lld us %.3f algorithm ",
                      (long long)k->m, (long long)k->n, (long long)k->k, (long long)k->lda, (long long)k->ldb,
                      (long long)k->ldc, k->trans_a ? 'T' : 'N', k->trans_b ? 'T' : 'N', (int)k->a_dtype, (int)k->b_dtype,
                      (int)k->c_dtype, (int)k->wants, (int)p->choice.fused, (int)p->choice.converted,
-                     (long long)p->choice.workspace_bytes, p->choice.seconds * 1e6);
+                     (int)p->choice.rough, (long long)p->choice.workspace_bytes, p->choice.seconds * 1e6);
     for (size_t i = 0; i < sizeof bytes; i++)
         qd_strbuf_printf(text, "%02x", bytes[i]);
     qd_strbuf_puts(text, "\n");
@@ -66,18 +66,18 @@ static qd_status read_gemm(qd_cuda *cuda, const char *line)
 {
     long long s[6], workspace;
     char ta, tb, hex[HEX + 1];
-    int d[3], wants, fused, converted;
+    int d[3], wants, fused, converted, rough;
     double us;
     _Static_assert(HEX == 128, "the format below reads 128 digits");
-    if (sscanf(line, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d workspace %lld "
-                     "us %lf algorithm %128s", &s[0], &s[1], &s[2], &s[3], &s[4], &s[5], &ta, &tb, &d[0], &d[1], &d[2],
-               &wants, &fused, &converted, &workspace, &us, hex) != 17 || strlen(hex) != HEX)
+    if (sscanf(line, "product %lld %lld %lld strides %lld %lld %lld %c%c %d %d %d wants %d fused %d converted %d rough %d "
+                     "workspace %lld us %lf algorithm %128s", &s[0], &s[1], &s[2], &s[3], &s[4], &s[5], &ta, &tb, &d[0], &d[1], &d[2],
+               &wants, &fused, &converted, &rough, &workspace, &us, hex) != 18 || strlen(hex) != HEX)
         return QD_FAIL(QD_CORRUPT, "tuning text: not a valid GEMM line: %.80s", line);
     qd_gemm_key key = {
         .m = s[0], .n = s[1], .k = s[2], .lda = s[3], .ldb = s[4], .ldc = s[5], .trans_a = ta == 'T', .trans_b = tb == 'T',
         .a_dtype = d[0], .b_dtype = d[1], .c_dtype = d[2], .wants = wants, .alignment = 16,
     };
-    qd_gemm_choice choice = {.fused = fused, .converted = converted, .workspace_bytes = workspace, .seconds = us * 1e-6};
+    qd_gemm_choice choice = {.fused = fused, .converted = converted, .rough = rough, .workspace_bytes = workspace, .seconds = us * 1e-6};
     unsigned char bytes[sizeof choice.algorithm];
     if (!read_hex(hex, bytes, sizeof bytes))
         return QD_FAIL(QD_CORRUPT, "tuning text: the algorithm is not hexadecimal: %.80s", line);

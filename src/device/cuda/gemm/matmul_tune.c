@@ -10,7 +10,9 @@
  * - The finalists are timed again, alternately, so that a warming GPU slows them alike, and back to
  *   back after a period of steady load, because the GPU then lowers its clock and the algorithm
  *   that needs less power wins. The best median wins; a variant must also reproduce the values of
- *   the library's proposal. */
+ *   the library's proposal.
+ * - A choice found under a time limit is marked as rough; qd_cuda_tune_more() searches again for
+ *   one of them without a limit, between the first steps of a run. */
 #include "base/clock.h"
 #include "device/cuda/gemm/matmul_impl.h"
 #include "device/cuda/gemm/search.h"
@@ -39,10 +41,11 @@ static const double promising = 1.2, close_to_best = 1.05, worth = 1.1;
 /* Share of a GEMM's time for trying algorithms; the rest is for the finalists. */
 static const double trial_share = 0.7;
 
-/* Sets of operands, one after another in one allocation. */
+/* Sets of operands, one after another, in one allocation or in memory that the caller lends. */
 typedef struct bench {
     qd_cuda *cuda;
     char *memory;
+    bool lent;
     int64_t bytes, set_bytes;
     int sets, next;
     cudaEvent_t from, to;
@@ -95,7 +98,8 @@ static void close_bench(bench *b)
         (void)cudaEventDestroy(b->from);
     if (b->to)
         (void)cudaEventDestroy(b->to);
-    qd_device_free(&b->cuda->base, b->memory, b->bytes);
+    if (!b->lent)
+        qd_device_free(&b->cuda->base, b->memory, b->bytes);
 }
 
 /* Refills what calls write, and what they read of the same type. */
@@ -105,7 +109,7 @@ static qd_status fill_results(bench *b, int set, uint32_t seed)
                                   b->results_bytes / (int64_t)qd_dtype_size(b->call.c_dtype), b->call.c_dtype, seed);
 }
 
-static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
+static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_tune_args *tune, bench *b)
 {
     const qd_matmul_args *a = call;
     int64_t used = 0, c_bytes = qd_gemm_span(a->m, a->n, a->ldc, a->c_dtype);
@@ -120,8 +124,10 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, bench *b)
     *b = (bench){.cuda = cuda, .set_bytes = used, .sets = (int)sets, .call = *a};
     b->results_bytes = used - c_at;
     b->bytes = b->set_bytes * b->sets + b->results_bytes + 256;
-    void *memory;
-    QD_TRY(qd_device_alloc(&cuda->base, b->bytes, &memory));
+    void *memory = tune->scratch;
+    b->lent = memory && tune->scratch_bytes >= b->bytes;
+    if (!b->lent)
+        QD_TRY(qd_device_alloc(&cuda->base, b->bytes, &memory));
     b->memory = memory;
     b->results = b->memory + c_at;
     b->expected = b->memory + b->set_bytes * b->sets;
@@ -500,10 +506,11 @@ static qd_status search_with(bench *b, qd_gemm *gemm, candidate *all, qd_search_
     qd_gemm_unbuild(kept);
     kept->choice = all[best].choice;
     kept->choice.seconds = report->seconds;
+    kept->choice.rough = hurried(b);
     return QD_OK;
 }
 
-static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, double seconds, qd_search_report *report)
+static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, const qd_tune_args *tune, double seconds, qd_search_report *report)
 {
     const double begin = qd_clock_now();
     qd_gemm gemm = {.key = qd_gemm_key_of(call)};
@@ -512,7 +519,7 @@ static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, double second
     bench b;
     if (!all)
         return QD_FAIL(QD_NO_MEMORY, "GEMM tuning: no host memory for a search");
-    qd_status status = open_bench(cuda, call, &b);
+    qd_status status = open_bench(cuda, call, tune, &b);
     if (status == QD_OK) {
         b.seconds = seconds;
         b.deadline = begin + trial_share * seconds;
@@ -526,24 +533,22 @@ static qd_status search(qd_cuda *cuda, const qd_matmul_args *call, double second
 
 qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_search_report *report)
 {
-    return search((qd_cuda *)device, call, INFINITY, report);
+    return search((qd_cuda *)device, call, &(qd_tune_args){0}, INFINITY, report);
 }
 
-static qd_status is_known(qd_cuda *cuda, const qd_matmul_args *call, bool *known)
+/* The entry of a GEMM as searches see it: their addresses are aligned. */
+static qd_status entry_of(qd_cuda *cuda, const qd_matmul_args *call, qd_gemm **gemm)
 {
     qd_gemm_key key = qd_gemm_key_of(call);
     key.alignment = 16;
-    qd_gemm *gemm;
-    QD_TRY(qd_gemm_find(cuda->gemms, &key, &gemm));
-    *known = gemm->choice.seconds > 0;
-    return QD_OK;
+    return qd_gemm_find(cuda->gemms, &key, gemm);
 }
 
 /* Without memory for timing, a GEMM keeps the library's first proposal. */
-static qd_status tune_one(qd_cuda *cuda, const qd_matmul_args *call, double seconds, bool *searched)
+static qd_status tune_one(qd_cuda *cuda, const qd_matmul_args *call, const qd_tune_args *tune, double seconds, bool *searched)
 {
     qd_search_report report;
-    qd_status status = search(cuda, call, seconds, &report);
+    qd_status status = search(cuda, call, tune, seconds, &report);
     if (status == QD_NO_MEMORY) {
         qd_log(QD_LOG_WARN, "device", "GEMM (%lld, %lld, %lld) is not tuned: %s", (long long)call->m, (long long)call->n,
                (long long)call->k, qd_error_message());
@@ -567,7 +572,10 @@ static qd_status list_parts(qd_cuda *cuda, const qd_tune_args *t, qd_tune_item *
             qd_tune_item *item = &items[(*count)++];
             const double calls = t->times ? (double)t->times[i] : 1.0;
             *item = (qd_tune_item){.call = parts[p], .cost = qd_tune_cost(&parts[p]) * calls};
-            QD_TRY(is_known(cuda, &item->call, &item->known));
+            qd_gemm *gemm;
+            QD_TRY(entry_of(cuda, &item->call, &gemm));
+            item->known = gemm->choice.seconds > 0;
+            item->rough = item->known && gemm->choice.rough;
         }
     }
     return QD_OK;
@@ -594,8 +602,45 @@ qd_status qd_cuda_tune(qd_device *device, const qd_tune_args *t, bool *searched)
         if (item->seconds <= 0)
             continue;
         double seconds = item->seconds + (isinf(item->seconds) ? 0 : over);
-        status = tune_one(cuda, &item->call, seconds > least ? seconds : least, searched);
+        status = tune_one(cuda, &item->call, t, seconds > least ? seconds : least, searched);
         over += isinf(item->seconds) ? 0 : item->seconds - (qd_clock_now() - begin);
+    }
+    free(items);
+    return status;
+}
+
+/* A GEMM for whose search there is no memory keeps what it has, for good. */
+static qd_status refine(qd_cuda *cuda, const qd_tune_args *t, const qd_matmul_args *call)
+{
+    bool searched = false;
+    QD_TRY(tune_one(cuda, call, t, INFINITY, &searched));
+    qd_gemm *gemm;
+    QD_TRY(entry_of(cuda, call, &gemm));
+    gemm->choice.rough = false;
+    return QD_OK;
+}
+
+qd_status qd_cuda_tune_more(qd_device *device, const qd_tune_args *t, int *left)
+{
+    qd_cuda *cuda = (qd_cuda *)device;
+    *left = 0;
+    if (cuda->deterministic || t->seconds <= 0)
+        return QD_OK;
+    QD_CUDA_TRY(cudaDeviceSynchronize()); /* the step that used the memory lent to searches */
+    int count = 0, next = -1;
+    qd_tune_item *items = calloc((size_t)t->count * 2 + 1, sizeof *items);
+    if (!items)
+        return QD_FAIL(QD_NO_MEMORY, "GEMM tuning: no host memory for a list of %d", t->count);
+    qd_status status = list_parts(cuda, t, items, &count);
+    for (int i = 0; i < count && status == QD_OK; i++) {
+        if (!items[i].rough)
+            continue;
+        ++*left;
+        next = next < 0 || items[i].cost > items[next].cost ? i : next;
+    }
+    if (status == QD_OK && next >= 0) {
+        status = refine(cuda, t, &items[next].call);
+        --*left;
     }
     free(items);
     return status;
