@@ -12,8 +12,8 @@ qd_status qd_report_put_column(qd_json_writer *w, const char *key, const void *d
 {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     const unsigned char *in = data;
-    char *text = malloc((bytes + 2) / 3 * 4 + 1), *out = text;
-    if (!text)
+    char *out = qd_json_put_plain(w, key, (bytes + 2) / 3 * 4);
+    if (!out)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a column of %zu bytes", bytes);
     for (size_t i = 0; i < bytes; i += 3) {
         size_t left = bytes - i;
@@ -23,9 +23,6 @@ qd_status qd_report_put_column(qd_json_writer *w, const char *key, const void *d
         *out++ = left > 1 ? digits[three >> 6 & 63] : '=';
         *out++ = left > 2 ? digits[three & 63] : '=';
     }
-    *out = '\0';
-    qd_json_put_string(w, key, text);
-    free(text);
     return QD_OK;
 }
 

@@ -46,6 +46,7 @@ typedef struct qd_sorted {
     const qd_report_timeline *timeline;
     qd_sorted_event *events;
     int64_t count;
+    int32_t action_count; /* of distinct actions */
     double origin; /* begin of the earliest event */
     int64_t world; /* number of ranks that byte counts are summed over */
     double weight; /* sum of stands_for */

@@ -1,5 +1,5 @@
 /* Where the time goes: sums over the events of a timeline. */
-#include "report/intern.h"
+#include "base/intern.h"
 #include "report/report_impl.h"
 
 #include <math.h>
@@ -17,7 +17,14 @@ typedef struct totals {
     qd_intern *keys;
     total *rows;
     int32_t capacity;
+    int32_t *of; /* [distinct actions]: the row of an action + 1, 0: not known yet */
 } totals;
+
+static qd_status create_totals(totals *t, const qd_sorted *s)
+{
+    *t = (totals){.of = calloc((size_t)s->action_count + 1, sizeof *t->of)};
+    return t->of ? qd_intern_create(&t->keys) : QD_FAIL(QD_NO_MEMORY, "no memory for %d actions", s->action_count);
+}
 
 static void add(total *row, const qd_report_event *e, double weight, int64_t world)
 {
@@ -30,9 +37,14 @@ static void add(total *row, const qd_report_event *e, double weight, int64_t wor
         row->bytes += weight * (double)e->bytes / (double)world;
 }
 
-/* Finds or adds the row of a pair of texts; pointers to rows are valid until the next call. */
-static qd_status find_row(totals *t, const char *first, const char *second, int32_t *number)
+/* Finds or adds the row of an action, by a pair of its texts; pointers to rows are valid until the
+ * next call. */
+static qd_status find_row(totals *t, int32_t action, const char *first, const char *second, int32_t *number)
 {
+    if (t->of[action] > 0) {
+        *number = t->of[action] - 1;
+        return QD_OK;
+    }
     char key[256];
     int32_t before = qd_intern_count(t->keys);
     size_t a = strlen(first) + 1, b = strlen(second) + 1;
@@ -41,6 +53,7 @@ static qd_status find_row(totals *t, const char *first, const char *second, int3
     memcpy(key, first, a);
     memcpy(key + a, second, b);
     QD_TRY(qd_intern_add(t->keys, key, a + b, number));
+    t->of[action] = *number + 1;
     if (*number < before)
         return QD_OK;
     if (*number >= t->capacity) {
@@ -78,17 +91,18 @@ static void free_totals(totals *t)
 {
     qd_intern_destroy(t->keys);
     free(t->rows);
+    free(t->of);
 }
 
 static qd_status put_names(qd_json_writer *w, const qd_sorted *s)
 {
-    totals t = {0};
+    totals t;
     qd_status status = QD_OK;
-    QD_TRY_DONE(qd_intern_create(&t.keys));
+    QD_TRY_DONE(create_totals(&t, s));
     for (int64_t i = 0; i < s->count; i++) {
         const qd_report_event *e = s->events[i].event;
         int32_t row;
-        QD_TRY_DONE(find_row(&t, e->name, "", &row));
+        QD_TRY_DONE(find_row(&t, s->events[i].action, e->name, "", &row));
         t.rows[row].name = e->name;
         t.rows[row].kind = e->kind;
         t.rows[row].group = e->group;
@@ -159,7 +173,7 @@ static qd_status find_rows(rank_work *r, totals *t)
         r->rows[i] = -1;
         if (!e->group)
             continue;
-        QD_TRY(find_row(t, e->group, e->kind, &r->rows[i]));
+        QD_TRY(find_row(t, r->events[i].action, e->group, e->kind, &r->rows[i]));
         total *row = &t->rows[r->rows[i]];
         row->group = e->group;
         row->kind = e->kind;
@@ -237,12 +251,13 @@ static qd_status put_ranks(qd_json_writer *w, const qd_sorted *s, rank_work *r, 
 
 qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *s)
 {
-    totals t = {0};
+    totals t;
     size_t room = (size_t)s->count + 1;
     rank_work r = {.sorted = s, .rows = malloc(room * sizeof *r.rows)};
     qd_span *spans = malloc(3 * room * sizeof *spans);
-    qd_status status = r.rows && spans ? qd_intern_create(&t.keys)
-                                       : QD_FAIL(QD_NO_MEMORY, "no memory for %lld events", (long long)s->count);
+    qd_status status = create_totals(&t, s);
+    if (status == QD_OK && (!r.rows || !spans))
+        status = QD_FAIL(QD_NO_MEMORY, "no memory for %lld events", (long long)s->count);
     if (status == QD_OK) {
         r.compute = spans;
         r.communication = spans + room;

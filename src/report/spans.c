@@ -11,8 +11,11 @@ static int by_begin(const void *a, const void *b)
 
 int64_t qd_spans_join(qd_span *spans, int64_t count)
 {
-    int64_t kept = 0;
-    qsort(spans, (size_t)count, sizeof *spans, by_begin);
+    int64_t kept = 0, sorted = 1;
+    while (sorted < count && spans[sorted - 1].begin <= spans[sorted].begin)
+        sorted++;
+    if (sorted < count) /* mostly they are in order */
+        qsort(spans, (size_t)count, sizeof *spans, by_begin);
     for (int64_t i = 0; i < count; i++) {
         if (!(spans[i].end > spans[i].begin))
             continue;

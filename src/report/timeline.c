@@ -1,6 +1,6 @@
 /* A timeline as the page reads it: a table of distinct actions, and columns with the times of each
  * event. */
-#include "report/intern.h"
+#include "base/intern.h"
 #include "report/report_impl.h"
 
 #include <math.h>
@@ -17,16 +17,13 @@ static int by_rank(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int by_place(const void *a, const void *b)
+/* Of one rank and stream. */
+static int by_begin(const void *a, const void *b)
 {
-    const qd_sorted_event *x = a, *y = b;
-    if (x->rank != y->rank)
-        return x->rank < y->rank ? -1 : 1;
-    if (x->event->stream != y->event->stream)
-        return x->event->stream < y->event->stream ? -1 : 1;
-    if (x->event->begin != y->event->begin)
-        return x->event->begin < y->event->begin ? -1 : 1;
-    return (x->event > y->event) - (x->event < y->event);
+    const qd_report_event *x = ((const qd_sorted_event *)a)->event, *y = ((const qd_sorted_event *)b)->event;
+    if (x->begin != y->begin)
+        return x->begin < y->begin ? -1 : 1;
+    return (x > y) - (x < y);
 }
 
 static qd_status check_event(const qd_report_timeline *t, const qd_report_event *e)
@@ -58,6 +55,38 @@ static qd_status place_events(const qd_report_timeline *t, const rank_index *ran
     return QD_OK;
 }
 
+/* Puts events in the order of rank, stream and begin. Most come in the order of begin, so that
+ * tracks rarely have to be sorted. */
+static qd_status order_events(const qd_report_timeline *t, qd_sorted *s)
+{
+    size_t tracks = (size_t)t->rank_count * (size_t)t->stream_count, n = (size_t)s->count;
+    int64_t *first = calloc(tracks + 2, sizeof *first);
+    qd_sorted_event *placed = malloc((n + 1) * sizeof *placed);
+    if (!first || !placed) {
+        free(first);
+        free(placed);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld events", (long long)s->count);
+    }
+    for (size_t i = 0; i < n; i++)
+        first[s->events[i].rank * t->stream_count + s->events[i].event->stream + 2]++;
+    for (size_t k = 2; k <= tracks + 1; k++)
+        first[k] += first[k - 1];
+    for (size_t i = 0; i < n; i++)
+        placed[first[s->events[i].rank * t->stream_count + s->events[i].event->stream + 1]++] = s->events[i];
+    for (size_t k = 0; k < tracks; k++) {
+        int64_t begin = first[k], end = first[k + 1];
+        bool sorted = true;
+        for (int64_t i = begin + 1; i < end && sorted; i++)
+            sorted = by_begin(&placed[i - 1], &placed[i]) <= 0;
+        if (!sorted)
+            qsort(placed + begin, (size_t)(end - begin), sizeof *placed, by_begin);
+    }
+    free(first);
+    free(s->events);
+    s->events = placed;
+    return QD_OK;
+}
+
 static int by_step(const void *a, const void *b)
 {
     int64_t x = ((const struct qd_step_span *)a)->step, y = ((const struct qd_step_span *)b)->step;
@@ -71,10 +100,11 @@ static qd_status find_steps(qd_sorted *s)
     int64_t capacity = 0;
     qd_status status = QD_OK;
     QD_TRY(qd_intern_create(&numbers));
+    int32_t at = -1;
     for (int64_t i = 0; i < s->count; i++) {
         const qd_report_event *e = s->events[i].event;
-        int32_t at;
-        QD_TRY_DONE(qd_intern_add(numbers, &e->step, sizeof e->step, &at));
+        if (at < 0 || s->steps[at].step != e->step)
+            QD_TRY_DONE(qd_intern_add(numbers, &e->step, sizeof e->step, &at));
         double begin = e->begin - s->origin, end = e->end - s->origin;
         if (at == s->step_count) {
             if (s->step_count == capacity) {
@@ -123,7 +153,9 @@ static qd_status sort_timeline(const qd_report_timeline *t, qd_sorted *s)
     if (status == QD_OK)
         status = place_events(t, ranks, s);
     if (status == QD_OK) {
-        qsort(s->events, (size_t)s->count, sizeof *s->events, by_place);
+        status = order_events(t, s);
+    }
+    if (status == QD_OK) {
         status = find_steps(s);
     }
     free(ranks);
@@ -134,28 +166,52 @@ static qd_status sort_timeline(const qd_report_timeline *t, qd_sorted *s)
 
 /* What events of one action have in common; compared bytewise, so it is zeroed first. */
 typedef struct action_key {
-    const char *name, *kind, *module, *group; /* interned: equal texts have equal addresses */
+    const char *name, *kind, *module, *group;
     int64_t bytes;
     double flops;
-    int32_t microbatch, pad;
 } action_key;
 
+/* Two tables: by the addresses of texts, which is quick, and by the texts, because equal texts may
+ * have several addresses. `actions` has the keys of the second. */
 static qd_status number_actions(qd_sorted *s, qd_intern *texts, qd_intern *actions)
 {
+    qd_intern *addresses = NULL;
+    int32_t *numbers = NULL, capacity = 0; /* by number in `addresses` */
+    qd_status status = QD_OK;
+    QD_TRY_DONE(qd_intern_create(&addresses));
     for (int64_t i = 0; i < s->count; i++) {
         const qd_report_event *e = s->events[i].event;
+        int32_t known = qd_intern_count(addresses), at;
         action_key key;
         memset(&key, 0, sizeof key);
-        QD_TRY(qd_intern_text(texts, e->name, &key.name));
-        QD_TRY(qd_intern_text(texts, e->kind, &key.kind));
-        QD_TRY(qd_intern_text(texts, e->module, &key.module));
-        QD_TRY(qd_intern_text(texts, e->group, &key.group));
+        key.name = e->name;
+        key.kind = e->kind;
+        key.module = e->module;
+        key.group = e->group;
         key.bytes = e->bytes;
         key.flops = e->flops;
-        key.microbatch = e->microbatch;
-        QD_TRY(qd_intern_add(actions, &key, sizeof key, &s->events[i].action));
+        QD_TRY_DONE(qd_intern_add(addresses, &key, sizeof key, &at));
+        if (at == known) {
+            if (at == capacity) {
+                capacity = capacity ? 2 * capacity : 256;
+                int32_t *grown = realloc(numbers, (size_t)capacity * sizeof *grown);
+                if (!grown)
+                    QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for %d actions", capacity));
+                numbers = grown;
+            }
+            QD_TRY_DONE(qd_intern_text(texts, e->name, &key.name));
+            QD_TRY_DONE(qd_intern_text(texts, e->kind, &key.kind));
+            QD_TRY_DONE(qd_intern_text(texts, e->module, &key.module));
+            QD_TRY_DONE(qd_intern_text(texts, e->group, &key.group));
+            QD_TRY_DONE(qd_intern_add(actions, &key, sizeof key, &numbers[at]));
+        }
+        s->events[i].action = numbers[at];
     }
-    return QD_OK;
+    s->action_count = qd_intern_count(actions);
+done:
+    qd_intern_destroy(addresses);
+    free(numbers);
+    return status;
 }
 
 static void put_actions(qd_json_writer *w, const qd_intern *actions)
@@ -170,8 +226,6 @@ static void put_actions(qd_json_writer *w, const qd_intern *actions)
             qd_json_put_string(w, "module", a->module);
         if (a->group)
             qd_json_put_string(w, "group", a->group);
-        if (a->microbatch >= 0)
-            qd_json_put_int(w, "microbatch", a->microbatch);
         if (a->bytes > 0)
             qd_json_put_int(w, "bytes", a->bytes);
         if (a->flops > 0)
@@ -181,17 +235,34 @@ static void put_actions(qd_json_writer *w, const qd_intern *actions)
     qd_json_end(w);
 }
 
-/* One value per event, in track order. */
+/* The index of an event's step. */
+static uint32_t step_index(const qd_sorted *s, int64_t step)
+{
+    int64_t at = 0, end = s->step_count; /* finds the last step that does not exceed the event's */
+    while (end - at > 1) {
+        int64_t middle = (at + end) / 2;
+        if (s->steps[middle].step <= step)
+            at = middle;
+        else
+            end = middle;
+    }
+    return (uint32_t)at;
+}
+
+/* One value per event, in track order. Columns in which all values are alike are left out: waits of
+ * 0, no micro-batch, the first step. */
 static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
 {
     size_t n = (size_t)s->count;
-    double *begin = malloc((n + 1) * sizeof *begin);
-    float *seconds = malloc((n + 1) * sizeof *seconds), *waited = malloc((n + 1) * sizeof *waited);
-    bool waits = false;
-    uint32_t *action = malloc((n + 1) * sizeof *action), *step = malloc((n + 1) * sizeof *step);
+    char *space = malloc((n + 1) * (sizeof(double) + 2 * sizeof(float) + 3 * sizeof(uint32_t)));
+    if (!space)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %zu events", n);
+    double *begin = (double *)(void *)space;
+    float *seconds = (float *)(begin + n), *waited = seconds + n;
+    uint32_t *action = (uint32_t *)(void *)(waited + n), *step = action + n;
+    int32_t *microbatch = (int32_t *)(step + n);
+    bool waits = false, batches = false;
     qd_status status = QD_OK;
-    if (!begin || !seconds || !waited || !action || !step)
-        QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for %zu events", n));
     for (size_t i = 0; i < n; i++) {
         const qd_report_event *e = s->events[i].event;
         begin[i] = e->begin - s->origin;
@@ -199,28 +270,21 @@ static qd_status put_columns(qd_json_writer *w, const qd_sorted *s)
         waited[i] = (float)e->waited;
         waits = waits || e->waited > 0.0;
         action[i] = (uint32_t)s->events[i].action;
-        int64_t at = 0, end = s->step_count; /* finds the last step that does not exceed the event's */
-        while (end - at > 1) {
-            int64_t middle = (at + end) / 2;
-            if (s->steps[middle].step <= e->step)
-                at = middle;
-            else
-                end = middle;
-        }
-        step[i] = (uint32_t)at;
+        step[i] = step_index(s, e->step);
+        microbatch[i] = e->microbatch < 0 ? -1 : e->microbatch;
+        batches = batches || e->microbatch >= 0;
     }
     QD_TRY_DONE(qd_report_put_column(w, "begin", begin, n * sizeof *begin));
     QD_TRY_DONE(qd_report_put_column(w, "seconds", seconds, n * sizeof *seconds));
     if (waits)
         QD_TRY_DONE(qd_report_put_column(w, "waited", waited, n * sizeof *waited));
     QD_TRY_DONE(qd_report_put_column(w, "action", action, n * sizeof *action));
-    QD_TRY_DONE(qd_report_put_column(w, "step", step, n * sizeof *step));
+    if (batches)
+        QD_TRY_DONE(qd_report_put_column(w, "microbatch", microbatch, n * sizeof *microbatch));
+    if (s->step_count > 1)
+        QD_TRY_DONE(qd_report_put_column(w, "step", step, n * sizeof *step));
 done:
-    free(begin);
-    free(seconds);
-    free(waited);
-    free(action);
-    free(step);
+    free(space);
     return status;
 }
 

@@ -1,7 +1,7 @@
 /* Reads trace.json. The file may be large, so events are parsed one at a time. */
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
-#include "report/intern.h"
+#include "base/intern.h"
 #include "report/report_impl.h"
 
 #include <ctype.h>

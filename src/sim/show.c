@@ -26,13 +26,27 @@ static void put_ops(qd_json_writer *w, const qd_simulation *s)
     double ops[QD_OP_KIND_COUNT] = {0}, actions[QD_ACTION_KIND_COUNT] = {0};
     qd_span spans[QD_GROUP_LIMIT];
     qd_step_spans(&s->step, stage, spans);
+    int *calls = calloc(QD_STEP_KEYS, sizeof *calls);
+    const qd_action **of = calloc(QD_STEP_KEYS, sizeof *of);
     for (int i = 0; i < stage->item_count; i++) {
         const qd_action *a = &p->actions[stage->action[i]];
-        if (qd_action_phases(a))
-            qd_cost_ops(s->step.cluster, p, spans, a, ops);
-        else
+        int key = qd_step_key(p, a);
+        if (key < 0)
             actions[a->kind] += stage->items[i].seconds;
+        else if (calls && of && calls[key]++ == 0)
+            of[key] = a;
     }
+    for (int key = 0; key < QD_STEP_KEYS && calls && of; key++) {
+        double once[QD_OP_KIND_COUNT] = {0};
+        if (calls[key] == 0)
+            continue;
+        qd_cost_ops(s->step.cluster, p, spans, of[key], once);
+        for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++)
+            ops[kind] += calls[key] * once[kind];
+    }
+    w->out->failed = w->out->failed || !calls || !of;
+    free(calls);
+    free(of);
     qd_json_object_begin(w, "ops");
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++)
         if (ops[kind] > 0.0)
@@ -119,71 +133,37 @@ static void put_fold(qd_json_writer *w, int process, int stage, int stages, int 
     qd_json_end(w);
 }
 
-/* State for the events of a stage: the placement of its groups, and a buffer for the exchanges of
- * one action. */
-typedef struct drawing {
-    const qd_step *step;
-    const qd_step_stage *stage;
-    qd_span spans[QD_GROUP_LIMIT];
-    qd_cost_exchange *exchanges;
-} drawing;
+typedef struct trace_output {
+    const qd_simulation *simulation;
+    qd_json_writer writer;
+} trace_output;
 
-static qd_status start_drawing(const qd_step *step, const qd_step_stage *stage, drawing *d)
+static qd_status put_event(void *context, const qd_sim_event *e)
 {
-    int most = 0;
-    *d = (drawing){.step = step, .stage = stage};
-    qd_step_spans(step, stage, d->spans);
-    for (int i = 0; i < stage->item_count; i++) {
-        const qd_action *a = &stage->program->actions[stage->action[i]];
-        int ops = qd_action_phases(a) ? qd_program_class(stage->program, a->module)->op_count : 0;
-        most = ops > most ? ops : most;
-    }
-    d->exchanges = calloc((size_t)most + 1, sizeof *d->exchanges);
-    return d->exchanges ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory for the exchanges inside modules");
-}
-
-/* An action and the exchanges inside it, stretched by the slowdown from concurrent work. */
-static void put_item(qd_json_writer *w, const drawing *d, int index, const qd_sim_times *t)
-{
-    const qd_step_stage *stage = d->stage;
-    int action = stage->action[index];
-    const qd_action *a = &stage->program->actions[action];
-    qd_action_trace_event(w, stage->program, stage->rank, action, 1, t->begin, t->end);
-    double alone = stage->items[index].seconds, stretch = alone > 0.0 ? (t->end - t->begin) / alone : 1.0;
-    int count = qd_cost_exchanges(d->step->cluster, stage->program, d->spans, a, d->exchanges);
-    for (int i = 0; i < count; i++) {
-        const qd_cost_exchange *x = &d->exchanges[i];
-        qd_exchange_trace_event(w, stage->program, stage->rank, action, x->op, 1, t->begin + stretch * x->begin,
-                                t->begin + stretch * x->end, t->begin + stretch * x->waited);
-    }
+    trace_output *out = context;
+    const qd_step_stage *stage = &out->simulation->step.stages[e->stage];
+    qd_trace_put_event(&out->writer, stage->program, stage->rank, e->action, e->op, 1, e->begin, e->end, e->waited);
+    return QD_OK;
 }
 
 qd_status qd_simulation_trace_text(const qd_simulation *s, qd_strbuf *out)
 {
-    qd_json_writer w = qd_json_writer_on(out);
-    qd_json_object_begin(&w, NULL);
-    qd_json_put_string(&w, "displayTimeUnit", "ms");
-    qd_json_list_begin(&w, "traceEvents");
-    qd_status status = QD_OK;
-    for (int i = 0; i < s->step.stage_count && status == QD_OK; i++) {
+    trace_output output = {.simulation = s, .writer = qd_json_writer_on(out)};
+    qd_json_writer *w = &output.writer;
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "displayTimeUnit", "ms");
+    qd_json_list_begin(w, "traceEvents");
+    for (int i = 0; i < s->step.stage_count; i++) {
         const qd_step_stage *stage = &s->step.stages[i];
-        const qd_sim_times *times = qd_sim_times_of(&s->step.result, i);
         char name[64];
         snprintf(name, sizeof name, "rank %d", stage->rank);
-        qd_trace_put_name(&w, "process_name", stage->rank, 0, name);
-        put_fold(&w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
-        qd_trace_put_tracks(&w, stage->program, stage->rank);
-        /* Memory that waits for the other stream before it is released is an item of the
-         * simulation, but not an event of the trace. */
-        drawing d;
-        status = start_drawing(&s->step, stage, &d);
-        for (int k = 0; k < stage->item_count && status == QD_OK; k++)
-            if (qd_step_takes_time(&stage->program->actions[stage->action[k]]))
-                put_item(&w, &d, k, &times[k]);
-        free(d.exchanges);
+        qd_trace_put_name(w, "process_name", stage->rank, 0, name);
+        put_fold(w, stage->rank, i, s->step.stage_count, s->config.world / s->step.stage_count);
+        qd_trace_put_tracks(w, stage->program, stage->rank);
     }
-    qd_json_end(&w);
-    qd_json_end(&w);
+    qd_status status = qd_simulation_events(s, put_event, &output);
+    qd_json_end(w);
+    qd_json_end(w);
     return status == QD_OK && out->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for a trace") : status;
 }
 

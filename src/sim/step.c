@@ -19,35 +19,38 @@ static qd_coll_kind collective_of(const qd_action *a)
     return qd_action_collective((qd_action_kind)a->kind);
 }
 
-/* Costs of a program's actions. Those of modules are shared by all modules of a class that
- * overwrite gradients, and by all that do not. */
+/* Costs of a program's actions; those of modules by qd_step_key(). */
 typedef struct pricer {
     const qd_cluster *cluster;
     const qd_program *program;
     qd_span spans[QD_GROUP_LIMIT];
-    qd_cost module[QD_ACTION_KIND_COUNT][QD_DECLARATIONS_MOST][QD_RECOMPUTE_COUNT][2];
-    bool known[QD_ACTION_KIND_COUNT][QD_DECLARATIONS_MOST][QD_RECOMPUTE_COUNT][2];
+    qd_cost module[QD_STEP_KEYS];
+    bool known[QD_STEP_KEYS];
 } pricer;
+
+/* All modules of a class that overwrite gradients share it, and all that do not. */
+int qd_step_key(const qd_program *p, const qd_action *a)
+{
+    if (qd_action_phases(a) == 0)
+        return -1;
+    int decl = p->ledger->modules[a->module].decl, recompute = qd_strategy_recompute(&p->strategy, p->ledger, a->module);
+    return ((a->kind * QD_DECLARATIONS_MOST + decl) * QD_RECOMPUTE_COUNT + recompute) * 2 + a->overwrite;
+}
 
 static qd_cost price(pricer *p, const qd_action *a)
 {
-    bool of_class = a->kind == QD_ACTION_FORWARD || a->kind == QD_ACTION_RECOMPUTE || a->kind == QD_ACTION_BACKWARD ||
-                    a->kind == QD_ACTION_BACKWARD_INPUT || a->kind == QD_ACTION_BACKWARD_WEIGHT;
-    if (!of_class) {
+    int key = qd_step_key(p->program, a);
+    if (key < 0) {
         qd_cost cost = qd_cost_action(p->cluster, p->program, p->spans, a);
         const qd_processor *own = &p->cluster->processor;
         if (own->cores > 0 && (a->kind == QD_ACTION_UPDATE || a->kind == QD_ACTION_SQUARES))
             cost.optimizer *= own->stream / own->update;
         return cost;
     }
-    const qd_ledger *l = p->program->ledger;
-    int decl = l->modules[a->module].decl, recompute = qd_strategy_recompute(&p->program->strategy, l, a->module);
-    qd_cost *cost = &p->module[a->kind][decl][recompute][a->overwrite];
-    bool *known = &p->known[a->kind][decl][recompute][a->overwrite];
-    if (!*known)
-        *cost = qd_cost_action(p->cluster, p->program, p->spans, a);
-    *known = true;
-    return *cost;
+    if (!p->known[key])
+        p->module[key] = qd_cost_action(p->cluster, p->program, p->spans, a);
+    p->known[key] = true;
+    return p->module[key];
 }
 
 /* The row sums of the norm are one number per rank in some software. */

@@ -54,6 +54,11 @@ qd_status qd_step_report(const qd_config *config, const qd_cluster *cluster, qd_
  * QD_GROUP_LIMIT entries. */
 void qd_step_spans(const qd_step *step, const qd_step_stage *stage, qd_span *spans);
 
+/* Actions of modules with the same key, below QD_STEP_KEYS, have the same costs and exchanges; -1:
+ * not an action of a module. */
+enum { QD_STEP_KEYS = QD_ACTION_KIND_COUNT * QD_DECLARATIONS_MOST * QD_RECOMPUTE_COUNT * 2 };
+int qd_step_key(const qd_program *program, const qd_action *action);
+
 /* Whether an action does more than allocate or free memory. */
 bool qd_step_takes_time(const qd_action *action);
 

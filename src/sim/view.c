@@ -1,6 +1,7 @@
 /* A simulated step as the description of a report: figures, memory and timeline. */
 #include "sim/simulate_impl.h"
 
+#include "base/arena.h"
 #include "base/text/text.h"
 
 #include <quadrille/report.h>
@@ -11,7 +12,8 @@ enum { FIGURES = 10, KINDS = QD_SIM_LINES };
 
 struct qd_simulation_view {
     qd_report report;
-    qd_report_trace *trace;
+    qd_report_timeline timeline;
+    qd_arena *arena; /* owns the timeline's contents */
     char values[FIGURES][96], remarks[FIGURES][160];
     qd_report_figure figures[FIGURES];
     int figure_count;
@@ -110,17 +112,12 @@ static void fill(qd_simulation_view *p, const qd_sim_report *r)
                           .notes = p->notes, .note_count = r->loss_count, .memory = &p->memory};
 }
 
-/* The timeline passes through the text of a trace: reports of measured runs use the same format. */
 static qd_status add_timeline(qd_simulation_view *v, const qd_simulation *simulation)
 {
-    qd_strbuf text = {0};
-    qd_status status = qd_simulation_trace_text(simulation, &text);
-    if (status == QD_OK)
-        status = qd_report_trace_load_text("the simulated step", text.data, "simulated", &v->trace);
-    if (status == QD_OK)
-        v->report.simulated = qd_report_trace_timeline(v->trace);
-    qd_strbuf_free(&text);
-    return status;
+    QD_TRY(qd_arena_create(&v->arena));
+    QD_TRY(qd_simulation_timeline(simulation, v->arena, &v->timeline));
+    v->report.simulated = &v->timeline;
+    return QD_OK;
 }
 
 qd_status qd_simulation_describe(const qd_simulation *simulation, bool timeline, qd_simulation_view **view)
@@ -148,6 +145,6 @@ void qd_simulation_view_destroy(qd_simulation_view *view)
 {
     if (!view)
         return;
-    qd_report_trace_destroy(view->trace);
+    qd_arena_destroy(view->arena);
     free(view);
 }

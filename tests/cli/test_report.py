@@ -37,12 +37,13 @@ def spans(timeline):
     """(rank, stream, name, step, micro-batch, bytes, axes, begin, seconds) of each event of a
     page's timeline."""
     begin, seconds = numbers(timeline["begin"], "d"), numbers(timeline["seconds"], "f")
-    action, step = numbers(timeline["action"], "I"), numbers(timeline["step"], "I")
+    action = numbers(timeline["action"], "I")
+    step, batch = (numbers(timeline[key], kind) if key in timeline else [fill] * len(action) for key, kind, fill in (("step", "I", 0), ("microbatch", "i", -1)))
     for track in timeline["tracks"]:
         rank = timeline["ranks"][track["rank"]]["rank"]
         for i in range(track["first"], track["first"] + track["count"]):
             a = timeline["actions"][action[i]]
-            yield (rank, track["stream"], a["name"], timeline["steps"][step[i]]["step"], a.get("microbatch"), a.get("bytes"),
+            yield (rank, track["stream"], a["name"], timeline["steps"][step[i]]["step"], batch[i] if batch[i] >= 0 else None, a.get("bytes"),
                    a.get("group"), begin[i], seconds[i])
 
 

@@ -13,6 +13,11 @@ qd_json_writer qd_json_writer_on(qd_strbuf *out)
     return (qd_json_writer){.out = out};
 }
 
+static bool needs_escape(unsigned char byte)
+{
+    return byte < 0x20 || byte == 0x7f || byte == '"' || byte == '\\';
+}
+
 static void put_quoted(qd_strbuf *out, const char *text, size_t length)
 {
     static const char letters[] = "btn?fr"; /* for \b to \r; \v has none */
@@ -21,15 +26,19 @@ static void put_quoted(qd_strbuf *out, const char *text, size_t length)
     while (at < length) {
         size_t end = at + qd_utf8_valid(text + at, length - at);
         for (; at < end; at++) {
+            size_t plain = at;
+            while (plain < end && !needs_escape((unsigned char)text[plain]))
+                plain++;
+            qd_strbuf_append(out, text + at, plain - at);
+            if ((at = plain) == end)
+                break;
             unsigned char byte = (unsigned char)text[at];
             if (byte == '"' || byte == '\\')
                 qd_strbuf_printf(out, "\\%c", byte);
             else if (byte >= '\b' && byte <= '\r' && byte != '\v')
                 qd_strbuf_printf(out, "\\%c", letters[byte - '\b']);
-            else if (byte < 0x20 || byte == 0x7f)
-                qd_strbuf_printf(out, "\\u%04x", byte);
             else
-                qd_strbuf_append(out, text + at, 1);
+                qd_strbuf_printf(out, "\\u%04x", byte);
         }
         if (at < length) {
             qd_strbuf_puts(out, "\xef\xbf\xbd");
@@ -93,6 +102,16 @@ void qd_json_put_bytes(qd_json_writer *writer, const char *key, const char *byte
 {
     before_value(writer, key);
     put_quoted(writer->out, bytes, length);
+}
+
+char *qd_json_put_plain(qd_json_writer *writer, const char *key, size_t length)
+{
+    before_value(writer, key);
+    qd_strbuf_puts(writer->out, "\"");
+    size_t at = writer->out->length;
+    char *text = qd_strbuf_extend(writer->out, length);
+    qd_strbuf_puts(writer->out, "\"");
+    return text && !writer->out->failed ? writer->out->data + at : NULL;
 }
 
 void qd_json_put_int(qd_json_writer *writer, const char *key, int64_t value)

@@ -41,6 +41,16 @@ void qd_strbuf_append(qd_strbuf *buffer, const char *text, size_t length)
     buffer->data[buffer->length] = '\0';
 }
 
+char *qd_strbuf_extend(qd_strbuf *buffer, size_t length)
+{
+    if (!reserve(buffer, length))
+        return NULL;
+    char *text = buffer->data + buffer->length;
+    buffer->length += length;
+    buffer->data[buffer->length] = '\0';
+    return text;
+}
+
 void qd_strbuf_append_utf8(qd_strbuf *buffer, const char *bytes, size_t length)
 {
     for (size_t at = 0; at < length;) {

@@ -6,6 +6,10 @@
 
 #include <quadrille/strbuf.h>
 
+/* Appends space for `length` bytes, which the caller fills before the next call. NULL: no
+ * memory. */
+char *qd_strbuf_extend(qd_strbuf *buffer, size_t length);
+
 /* Shortest decimal text that reads back to the same double, or 17 significant digits; '.' in any
  * locale. `text` has QD_DOUBLE_TEXT bytes. */
 enum { QD_DOUBLE_TEXT = 32 };

@@ -4,6 +4,8 @@
 /* Columns of little-endian numbers as typed arrays; every platform with a browser is
  * little-endian. */
 function column(text, Type) {
+  if (Uint8Array.fromBase64)
+    return new Type(Uint8Array.fromBase64(text).buffer);
   const binary = atob(text), bytes = new Uint8Array(binary.length);
   for (let i = 0; i < binary.length; i++)
     bytes[i] = binary.charCodeAt(i);
@@ -25,7 +27,8 @@ function readData(data) {
       timeline.seconds = column(timeline.seconds, Float32Array);
       timeline.waited = timeline.waited === undefined ? null : column(timeline.waited, Float32Array);
       timeline.action = column(timeline.action, Uint32Array);
-      timeline.step = column(timeline.step, Uint32Array);
+      timeline.microbatch = timeline.microbatch === undefined ? null : column(timeline.microbatch, Int32Array);
+      timeline.step = timeline.step === undefined ? new Uint32Array(timeline.action.length) : column(timeline.step, Uint32Array);
       for (const rank of timeline.ranks)
         rank.label = rank.label ?? `rank ${rank.rank}`;
     }

@@ -124,10 +124,12 @@ class Lane {
 function makeLanes(timeline, classes, track) {
   const ends = [], counts = [], lane = new Uint8Array(track.count), MOST = 6, slack = 1e-9;
   for (let i = 0; i < track.count; i++) {
-    const at = track.first + i, begin = timeline.begin[at];
-    let chosen = ends.findIndex(end => end <= begin + slack + Math.abs(begin) * 1e-7);
-    if (chosen < 0)
-      chosen = ends.length < MOST ? ends.length : ends.indexOf(Math.min(...ends));
+    const at = track.first + i, begin = timeline.begin[at], free = begin + slack + Math.abs(begin) * 1e-7;
+    let chosen = 0;
+    while (chosen < ends.length && ends[chosen] > free)
+      chosen++;
+    if (chosen === MOST)
+      chosen = ends.indexOf(Math.min(...ends));
     ends[chosen] = Math.max(ends[chosen] ?? 0, begin + timeline.seconds[at]);
     counts[chosen] = (counts[chosen] ?? 0) + 1;
     lane[i] = chosen;

@@ -167,27 +167,41 @@ class Planner {
     return lines.join("\n");
   }
 
-  /* After a pause in moving a slider. */
+  /* A control has been moved. While its predecessor is being answered, only the last change
+   * waits. */
   changed() {
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.simulate(), 40);
+    if (this.asking)
+      this.again = true;
+    else
+      this.simulate();
   }
 
-  /* Figures and memory first; the timeline, which may be large, when it is there. */
+  /* Figures and memory first; then the timeline, which may be large, unless there is a new
+   * change. */
   async simulate() {
     const began = performance.now();
-    this.abort?.abort();
+    this.abort?.abort(); /* the timeline of an earlier layout */
     const abort = this.abort = new AbortController(), body = this.request();
+    this.asking = true;
+    this.again = false;
     try {
       const step = await this.api.ask("step", { method: "POST", body, signal: abort.signal });
+      this.asking = false;
       this.draw(step, false);
       this.milliseconds = performance.now() - began;
+      if (this.again)
+        return this.simulate();
       const whole = await this.api.ask("step", { method: "POST", body: `${body}\ntimeline`, signal: abort.signal });
       this.draw(whole, true);
+      this.wholeMilliseconds = performance.now() - began;
       this.answers++;
     } catch (error) {
-      if (error.name !== "AbortError")
-        this.refused(error.message);
+      if (error.name === "AbortError")
+        return; /* by a newer call, which is asking now */
+      this.asking = false;
+      if (this.again)
+        return this.simulate();
+      this.refused(error.message);
     }
   }
 

@@ -11,8 +11,7 @@ class Model {
     for (const track of timeline.tracks)
       this.tracks[track.rank].push({ ...track, lanes: makeLanes(timeline, this.classes, track) });
     this.waits = timeline.waited ? timeline.ranks.map((_, rank) => waitsOf(timeline, this.tracks[rank])) : null;
-    const several = timeline.actions.some(action => action.microbatch > 0);
-    this.labels = timeline.actions.map(action => labelsOf(action, several));
+    this.several = timeline.microbatch?.some(microbatch => microbatch > 0) ?? false;
     this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
   }
@@ -25,22 +24,30 @@ class Model {
   }
 }
 
-/* Labels for an action's box, the longest first: "backward block.3 · 2", where 2 is the
+/* Labels for the box of an event, the longest first: "backward block.3 · 2", where 2 is the
  * micro-batch, down to "2". */
-function labelsOf(action, several) {
+function labelsOf(model, event) {
+  const { timeline } = model, action = timeline.actions[timeline.action[event]], microbatch = timeline.microbatch?.[event] ?? -1;
   const names = action.module === undefined ? [action.name] : [action.name, action.module];
-  return several && action.microbatch !== undefined ? [...names.map(name => `${name} · ${action.microbatch}`), String(action.microbatch)] : names;
+  return model.several && microbatch >= 0 ? [...names.map(name => `${name} · ${microbatch}`), String(microbatch)] : names;
 }
 
 /* When a rank's computation waited for exchanges inside its actions: [begin, end, begin, end, …] in
  * order. */
 function waitsOf(timeline, tracks) {
   const list = [];
+  let ordered = true;
   for (const track of tracks)
     for (let i = track.first; i < track.first + track.count; i++)
-      if (timeline.waited[i] > 0)
-        list.push([timeline.begin[i] + timeline.seconds[i] - timeline.waited[i], timeline.begin[i] + timeline.seconds[i]]);
-  return Float64Array.from(list.sort((a, b) => a[0] - b[0]).flat());
+      if (timeline.waited[i] > 0) {
+        const end = timeline.begin[i] + timeline.seconds[i], begin = end - timeline.waited[i];
+        ordered = ordered && !(begin < list[list.length - 2]);
+        list.push(begin, end);
+      }
+  if (ordered)
+    return Float64Array.from(list);
+  const order = Uint32Array.from({ length: list.length / 2 }, (_, i) => i).sort((a, b) => list[2 * a] - list[2 * b]);
+  return Float64Array.from(list, (_, i) => list[2 * order[i >> 1] + (i & 1)]);
 }
 
 class TimelineView {
@@ -350,7 +357,7 @@ class TimelineView {
 
   drawRow(g, row, y) {
     const { lane, model } = row, origin = model.origin, scale = this.plot / (this.t1 - this.t0), left = GUTTER - this.t0 * scale;
-    const { action } = model.timeline, pick = this.hover;
+    const { action, actions, microbatch } = model.timeline, pick = this.hover;
     let past = -1; /* blocks narrower than a pixel are drawn once per pixel */
     g.font = "11px system-ui, sans-serif";
     g.textBaseline = "middle";
@@ -358,11 +365,11 @@ class TimelineView {
       const from = Math.max(GUTTER - 2, left + (begin - origin) * scale), to = Math.min(this.width, left + (end - origin) * scale);
       const kind = lane.classAt(i), id = action[lane.events[i]];
       const width = Math.max(1, to - from - (to - from > 4 ? 0.7 : 0));
-      const picked = pick && pick.name === model.timeline.actions[id].name && pick.microbatch === model.timeline.actions[id].microbatch;
+      const picked = pick && pick.name === actions[id].name && pick.microbatch === (microbatch?.[lane.events[i]] ?? -1);
       g.fillStyle = this.paint[kind];
       g.globalAlpha = pick && !picked ? 0.38 : 1;
       g.fillRect(from, y, width, row.height);
-      const text = width > 11 && row.height >= 12 ? model.labels[id].find(label => this.textWidth(g, label) <= width - 5) : undefined;
+      const text = width > 11 && row.height >= 12 ? labelsOf(model, lane.events[i]).find(label => this.textWidth(g, label) <= width - 5) : undefined;
       if (text) {
         g.fillStyle = this.ink[kind];
         g.fillText(text, from + 3, y + row.height / 2 + 0.5);
@@ -522,9 +529,10 @@ class TimelineView {
 
   tip(found, event) {
     const box = document.getElementById("tip");
-    const action = found ? found.row.model.timeline.actions[found.row.model.timeline.action[found.id]] : null;
-    if (action !== this.hover) {
-      this.hover = action;
+    const t = found?.row.model.timeline;
+    const hover = found ? { name: t.actions[t.action[found.id]].name, microbatch: t.microbatch?.[found.id] ?? -1 } : null;
+    if (hover?.name !== this.hover?.name || hover?.microbatch !== this.hover?.microbatch) {
+      this.hover = hover;
       this.request();
     }
     box.hidden = !found;
@@ -544,7 +552,7 @@ function eventText(model, track, id) {
     ["rank", [rank.label, rank.place, rank.stands_for > 1 ? `represents ${rank.stands_for.toLocaleString("en-US")}` : ""].filter(Boolean).join(", ")],
     ["stream", t.streams[track.stream]],
     ["step", `${step.step}, ${secondsText(Math.max(0, t.begin[id] - step.begin))} after it began`],
-    ["micro-batch", action.microbatch],
+    ["micro-batch", t.microbatch?.[id] >= 0 ? t.microbatch[id] : undefined],
     ["took", secondsText(seconds)],
     ["waited for", t.waited?.[id] > 0 ? secondsText(t.waited[id]) : undefined],
     ["axes", action.group],

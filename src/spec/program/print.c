@@ -157,48 +157,45 @@ void qd_program_print(const qd_program *p, FILE *out)
 
 /* Traces, measured and simulated. */
 
-/* "forward block.3"; an action without a module is named after its buffer: "reduce gradients". */
-static void event_name(const qd_program *p, const qd_action *a, char *text, size_t size)
+/* The track names of streams. */
+static const char *const tracks[QD_STREAM_COUNT] = {"compute", "communication", "copies in", "copies out"};
+
+int qd_trace_tracks(const qd_program *p, const char *const **names)
 {
-    const char *of = a->module >= 0   ? p->ledger->modules[a->module].name
-                     : a->buffer >= 0 ? qd_buffer_kind_name(p->buffers[a->buffer].kind)
-                                      : "";
-    snprintf(text, size, "%s%s%s", qd_action_name((qd_action_kind)a->kind), of[0] ? " " : "", of);
+    *names = tracks;
+    return p->strategy.offload ? QD_STREAM_COUNT : QD_STREAM_IN;
 }
 
-/* Begins an event and writes the arguments that all events have; the caller adds more and ends both
- * objects. */
-static void begin_event(qd_json_writer *w, const qd_program *p, int rank, int action, const char *name, const char *kind, int track,
-                        int64_t step, double begin, double end)
+static qd_trace_event describe_action(const qd_program *p, const qd_action *a)
+{
+    bool talks = qd_action_communicates(a);
+    return (qd_trace_event){
+        .what = qd_action_name((qd_action_kind)a->kind),
+        .of = a->module >= 0   ? p->ledger->modules[a->module].name
+              : a->buffer >= 0 ? qd_buffer_kind_name(p->buffers[a->buffer].kind)
+                               : "",
+        .group = talks ? &p->groups[a->group] : NULL,
+        .track = talks ? QD_STREAM_COMM : (int)a->stream,
+        .elements = a->count,
+        .bytes = a->bytes,
+        .flops = a->flops,
+    };
+}
+
+static qd_trace_event describe_exchange(const qd_program *p, const qd_action *a, int op)
+{
+    const qd_op *o = &qd_program_class(p, a->module)->ops[op];
+    return (qd_trace_event){.what = qd_op_name(o->kind), .of = p->ledger->modules[a->module].name, .group = &o->exchange.group,
+                            .track = QD_STREAM_COMM, .elements = o->exchange.count, .bytes = o->exchange.bytes};
+}
+
+qd_trace_event qd_trace_describe(const qd_program *p, int action, int op)
 {
     const qd_action *a = &p->actions[action];
-    qd_json_object_begin(w, NULL);
-    qd_json_put_string(w, "ph", "X");
-    qd_json_put_string(w, "name", name);
-    qd_json_put_string(w, "cat", kind);
-    qd_json_put_int(w, "pid", rank);
-    qd_json_put_int(w, "tid", track);
-    /* Microseconds, to the nanosecond. */
-    qd_json_put_double(w, "ts", round(begin * 1e9) / 1e3);
-    qd_json_put_double(w, "dur", round((end - begin) * 1e9) / 1e3);
-    qd_json_object_begin(w, "args");
-    qd_json_put_int(w, "step", step);
-    qd_json_put_int(w, "action", action);
-    if (a->module >= 0)
-        qd_json_put_string(w, "module", p->ledger->modules[a->module].name);
-    if (a->microbatch >= 0)
-        qd_json_put_int(w, "microbatch", a->microbatch);
-}
-
-/* Adds the arguments of communication to an event. */
-static void put_traffic(qd_json_writer *w, const qd_program *p, qd_group group, int64_t elements, int64_t bytes)
-{
-    char name[48];
-    qd_group_name(&p->ledger->mesh, group, name, sizeof name);
-    qd_json_put_string(w, "axes", name);
-    qd_json_put_int(w, "elements", elements);
-    if (bytes > 0)
-        qd_json_put_int(w, "bytes", bytes);
+    qd_trace_event e = op < 0 ? describe_action(p, a) : describe_exchange(p, a, op);
+    e.module = a->module >= 0 ? p->ledger->modules[a->module].name : NULL;
+    e.microbatch = a->microbatch;
+    return e;
 }
 
 void qd_trace_put_name(qd_json_writer *w, const char *what, int rank, int track, const char *name)
@@ -216,40 +213,52 @@ void qd_trace_put_name(qd_json_writer *w, const char *what, int rank, int track,
 
 void qd_trace_put_tracks(qd_json_writer *w, const qd_program *p, int rank)
 {
-    static const char *const tracks[QD_STREAM_COUNT] = {"compute", "communication", "copies in", "copies out"};
-    for (int track = 0; track < (p->strategy.offload ? QD_STREAM_COUNT : QD_STREAM_IN); track++)
-        qd_trace_put_name(w, "thread_name", rank, track, tracks[track]);
+    const char *const *names;
+    int count = qd_trace_tracks(p, &names);
+    for (int track = 0; track < count; track++)
+        qd_trace_put_name(w, "thread_name", rank, track, names[track]);
 }
 
-void qd_action_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int64_t step, double begin, double end)
+/* Microseconds, to the nanosecond. */
+static double microseconds(double seconds)
 {
-    const qd_action *a = &p->actions[action];
-    char name[128];
-    event_name(p, a, name, sizeof name);
-    begin_event(w, p, rank, action, name, qd_action_name((qd_action_kind)a->kind),
-                qd_action_communicates(a) ? QD_STREAM_COMM : (int)a->stream, step, begin, end);
-    if (qd_action_communicates(a))
-        put_traffic(w, p, p->groups[a->group], a->count, a->bytes);
-    else if (a->bytes > 0)
-        qd_json_put_int(w, "bytes", a->bytes);
-    if (a->flops > 0)
-        qd_json_put_double(w, "flops", a->flops);
-    qd_json_end(w);
-    qd_json_end(w);
+    return round(seconds * 1e9) / 1e3;
 }
 
-void qd_exchange_trace_event(qd_json_writer *w, const qd_program *p, int rank, int action, int op, int64_t step, double begin, double end,
-                             double waited)
+void qd_trace_put_event(qd_json_writer *w, const qd_program *p, int rank, int action, int op, int64_t step, double begin, double end,
+                        double waited)
 {
-    const qd_action *a = &p->actions[action];
-    const qd_op *o = &qd_program_class(p, a->module)->ops[op];
-    char name[128];
-    snprintf(name, sizeof name, "%s %s", qd_op_name(o->kind), p->ledger->modules[a->module].name);
-    begin_event(w, p, rank, action, name, qd_op_name(o->kind), QD_STREAM_COMM, step, begin, end);
-    qd_json_put_int(w, "op", op);
-    put_traffic(w, p, o->exchange.group, o->exchange.count, o->exchange.bytes);
-    /* How long the computation waited for it, at its end. */
-    qd_json_put_double(w, "waited", round(fmax(0.0, end - fmax(begin, waited)) * 1e9) / 1e3);
+    qd_trace_event e = qd_trace_describe(p, action, op);
+    char name[128], group[48];
+    snprintf(name, sizeof name, "%s%s%s", e.what, e.of[0] ? " " : "", e.of);
+    qd_json_object_begin(w, NULL);
+    qd_json_put_string(w, "ph", "X");
+    qd_json_put_string(w, "name", name);
+    qd_json_put_string(w, "cat", e.what);
+    qd_json_put_int(w, "pid", rank);
+    qd_json_put_int(w, "tid", e.track);
+    qd_json_put_double(w, "ts", microseconds(begin));
+    qd_json_put_double(w, "dur", microseconds(end - begin));
+    qd_json_object_begin(w, "args");
+    qd_json_put_int(w, "step", step);
+    qd_json_put_int(w, "action", action);
+    if (e.module)
+        qd_json_put_string(w, "module", e.module);
+    if (e.microbatch >= 0)
+        qd_json_put_int(w, "microbatch", e.microbatch);
+    if (op >= 0)
+        qd_json_put_int(w, "op", op);
+    if (e.group) {
+        qd_group_name(&p->ledger->mesh, *e.group, group, sizeof group);
+        qd_json_put_string(w, "axes", group);
+        qd_json_put_int(w, "elements", e.elements);
+    }
+    if (e.bytes > 0)
+        qd_json_put_int(w, "bytes", e.bytes);
+    if (e.flops > 0)
+        qd_json_put_double(w, "flops", e.flops);
+    if (op >= 0)
+        qd_json_put_double(w, "waited", microseconds(qd_trace_waited(begin, end, waited)));
     qd_json_end(w);
     qd_json_end(w);
 }

@@ -370,17 +370,35 @@ double qd_program_recompute_flops(const qd_program *program);
 void qd_action_describe(const qd_program *program, int action, char *text, size_t size);
 void qd_program_print(const qd_program *program, FILE *out);
 
-/* Traces in Perfetto's format, measured and simulated. The name of a process (a rank) or of one of
- * its tracks; what: "process_name" or "thread_name". */
+/* What a trace, measured or simulated, shows of an action, or of an exchange inside it. */
+typedef struct qd_trace_event {
+    const char *what, *of; /* kind and object, both in its name: "forward", "block.3"; of: "" if there is none */
+    const char *module;    /* NULL: none */
+    const qd_group *group; /* of communication; NULL: it computes */
+    int track;             /* a stream */
+    int microbatch;        /* -1: none */
+    int64_t elements, bytes;
+    double flops;
+} qd_trace_event;
+/* op: of an exchange, in the list of the action's module; -1: the action itself. */
+qd_trace_event qd_trace_describe(const qd_program *program, int action, int op);
+/* The number of tracks of a program, and their names. Static. */
+int qd_trace_tracks(const qd_program *program, const char *const **names);
+/* Seconds at the end of an exchange in which the computation waited. waited: when it started to. */
+static inline double qd_trace_waited(double begin, double end, double waited)
+{
+    double from = begin > waited ? begin : waited;
+    return end > from ? end - from : 0.0;
+}
+
+/* Traces in Perfetto's format. The name of a process (a rank) or of one of its tracks; what:
+ * "process_name" or "thread_name". */
 void qd_trace_put_name(qd_json_writer *writer, const char *what, int rank, int track, const char *name);
-/* The track names of a program's streams. */
+/* The names of a program's tracks. */
 void qd_trace_put_tracks(qd_json_writer *writer, const qd_program *program, int rank);
-/* One event, begin and end in seconds. */
-void qd_action_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int64_t step, double begin, double end);
-/* The same for an exchange inside a module, op `op` of its list: "all_reduce block.3". waited: when
- * the rank started to wait for it. */
-void qd_exchange_trace_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int op, int64_t step, double begin,
-                             double end, double waited);
+/* One event, times in seconds; `waited` is read for exchanges only. */
+void qd_trace_put_event(qd_json_writer *writer, const qd_program *program, int rank, int action, int op, int64_t step, double begin,
+                        double end, double waited);
 
 /* Proves that the communication of all ranks matches: programs[rank] for each rank of the mesh (the
  * same pointer if shared). Every collective must be reached by all ranks of its group in the same

@@ -120,10 +120,7 @@ static qd_status format_events(const qd_trace *t, const qd_program *p, int rank,
     qd_trace_put_tracks(&w, p, rank);
     for (size_t i = 0; i < t->count; i++) {
         const event *e = &t->events[i];
-        if (e->op < 0)
-            qd_action_trace_event(&w, p, rank, e->action, e->step, e->begin - origin, e->end - origin);
-        else
-            qd_exchange_trace_event(&w, p, rank, e->action, e->op, e->step, e->begin - origin, e->end - origin, e->waited - origin);
+        qd_trace_put_event(&w, p, rank, e->action, e->op, e->step, e->begin - origin, e->end - origin, e->waited - origin);
     }
     if (t->dropped > 0) {
         snprintf(name, sizeof name, "%lld dropped", (long long)t->dropped);

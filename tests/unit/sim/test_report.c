@@ -1,5 +1,5 @@
 /* The report's arithmetic and the contents of its page. */
-#include "report/intern.h"
+#include "base/intern.h"
 #include "report/report_impl.h"
 
 #include <setjmp.h>

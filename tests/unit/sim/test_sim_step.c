@@ -3,6 +3,7 @@
 #include "sim/step.h"
 
 #include <math.h>
+#include <quadrille/report.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -297,10 +298,60 @@ static void processors_need_all_figures(void **state)
     qd_options_destroy(o);
 }
 
+/* The timeline of a report has the events of the trace. */
+static void timeline_is_the_trace(void **state)
+{
+    (void)state;
+    static const char *const cases[] = {
+        "model.preset=llama-small parallel.ranks=8 parallel.tp=2 parallel.pp=2 data.seq=128 train.global_batch=8 train.micro_batch=1",
+        "model.preset=llama-small parallel.ranks=4 parallel.zero=3 train.offload=optimizer data.seq=128 train.global_batch=8",
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        qd_options *o = simulated_options("h100", cases[c]);
+        qd_simulation *s;
+        qd_simulation_view *view;
+        qd_report_trace *trace;
+        qd_strbuf text = {0};
+        ok(qd_simulate(o, &s));
+        ok(qd_simulation_describe(s, true, &view));
+        ok(qd_simulation_trace_text(s, &text));
+        ok(qd_report_trace_load_text("trace", text.data, "simulated", &trace));
+        const qd_report_timeline *a = qd_simulation_view_report(view)->simulated, *b = qd_report_trace_timeline(trace);
+        assert_int_equal(a->rank_count, b->rank_count);
+        assert_int_equal(a->stream_count, b->stream_count);
+        for (int i = 0; i < a->stream_count; i++)
+            assert_string_equal(a->streams[i], b->streams[i]);
+        for (int i = 0; i < a->rank_count; i++) {
+            assert_int_equal(a->ranks[i].rank, b->ranks[i].rank);
+            assert_int_equal(a->ranks[i].stands_for, b->ranks[i].stands_for);
+            assert_string_equal(a->ranks[i].label, b->ranks[i].label);
+            assert_string_equal(a->ranks[i].place, b->ranks[i].place);
+        }
+        assert_true(a->event_count > 100);
+        assert_int_equal(a->event_count, b->event_count);
+        for (int64_t i = 0; i < a->event_count; i++) {
+            const qd_report_event *x = &a->events[i], *y = &b->events[i];
+            assert_string_equal(x->name, y->name);
+            assert_string_equal(x->kind, y->kind);
+            assert_string_equal(x->module ? x->module : "-", y->module ? y->module : "-");
+            assert_string_equal(x->group ? x->group : "-", y->group ? y->group : "-");
+            assert_true(x->rank == y->rank && x->stream == y->stream && x->step == y->step && x->microbatch == y->microbatch &&
+                        x->bytes == y->bytes && x->flops == y->flops);
+            assert_true(fabs(x->begin - y->begin) < 1e-9 && fabs(x->end - y->end) < 2e-9 && fabs(x->waited - y->waited) < 1e-9);
+        }
+        qd_strbuf_free(&text);
+        qd_report_trace_destroy(trace);
+        qd_simulation_view_destroy(view);
+        qd_simulation_destroy(s);
+        qd_options_destroy(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(h200),
+        cmocka_unit_test(timeline_is_the_trace),
         cmocka_unit_test(processors),
         cmocka_unit_test(processors_are_uneven),
         cmocka_unit_test(exchanges_slow_computation),

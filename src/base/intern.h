@@ -1,6 +1,6 @@
 /* Interning: keeps each distinct key once, numbered in the order of first occurrence. */
-#ifndef QD_REPORT_INTERN_H
-#define QD_REPORT_INTERN_H
+#ifndef QD_BASE_INTERN_H
+#define QD_BASE_INTERN_H
 
 #include <quadrille/status.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* A hash table that numbers distinct keys in the order of their first occurrence. */
-#include "report/intern.h"
+#include "base/intern.h"
 
 #include "base/arena.h"
 
@@ -43,13 +43,17 @@ void qd_intern_destroy(qd_intern *t)
     free(t);
 }
 
-/* FNV-1a */
+/* Eight bytes at a time, mixed by multiplication. */
 static uint64_t hash_of(const void *key, size_t length)
 {
     const unsigned char *bytes = key;
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < length; i++)
-        hash = (hash ^ bytes[i]) * 0x100000001b3u;
+    uint64_t hash = 0xcbf29ce484222325u ^ length;
+    for (size_t i = 0; i < length; i += 8) {
+        uint64_t word = 0;
+        memcpy(&word, bytes + i, length - i < 8 ? length - i : 8);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+        hash ^= hash >> 32;
+    }
     return hash;
 }
 
