@@ -156,7 +156,7 @@ static qd_status send_step(const request *q, answer *a)
 {
     const char *text;
     QD_TRY(read_body(q, &text));
-    return qd_planner_step(text, &a->text);
+    return qd_planner_step(q->server->planner, text, &a->text);
 }
 
 static qd_status start_search(const request *q, answer *a)
@@ -200,9 +200,9 @@ static void respond(const request *q, const struct route *route, answer *a)
         status = QD_FAIL(QD_NO_MEMORY, "no memory for the answer");
     if (status == QD_OK)
         return;
-    refuse(a, status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT || status == QD_NO_MEMORY ? CANNOT_ANSWER
-                                                                                     : MHD_HTTP_INTERNAL_SERVER_ERROR,
-           qd_error_message());
+    bool wrong = status == QD_USAGE || status == QD_UNSUPPORTED || status == QD_CORRUPT || status == QD_NO_MEMORY;
+    unsigned code = wrong ? CANNOT_ANSWER : status == QD_BUSY ? MHD_HTTP_SERVICE_UNAVAILABLE : MHD_HTTP_INTERNAL_SERVER_ERROR;
+    refuse(a, code, qd_error_message());
     qd_error_clear();
 }
 

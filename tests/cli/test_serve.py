@@ -283,6 +283,33 @@ class Planner(program.ProgramTest):
             self.assertEqual(s.ask("/api/search", method="POST", body=self.body(["model.preset=llama3-70b", "parallel.ranks=1"]))[0], 200)
             self.assertIn("no layout fits", wait(s)["error"])
 
+    def test_searches_replace_each_other(self):
+        """A new search does not wait for the end of the one before, and only the last is shown."""
+        os.makedirs(self.path("runs"))
+        large = ["model.preset=deepseek-v3", "parallel.ranks=2048", "data.seq=4096", "train.global_batch=8192", "train.precision=bf16"]
+        small = ["model.preset=llama-small", "parallel.ranks=8", "train.global_batch=32", "data.seq=1024"]
+        with server.Server(self.folder) as s:
+            for run in (large, large, small, large, large, large, large):
+                begin = time.monotonic()
+                self.assertIn(s.ask("/api/search", method="POST", body=self.body(run))[0], (200, 503))
+                self.assertLess(time.monotonic() - begin, 1.0)
+            self.assertTrue(program.wait_until(lambda: s.ask("/api/search", method="POST", body=self.body(small))[0] == 200, 30))
+            self.assertTrue(program.wait_until(lambda: s.get("/api/search")["phase"] == "done", 30))
+            self.assertEqual(s.get("/api/search")["plan"]["model"], "llama-small")
+
+    def test_one_step_twice(self):
+        """The timeline, which follows the figures, belongs to the same step, whoever else asks."""
+        os.makedirs(self.path("runs"))
+        run, layouts = ["model.preset=llama-tiny", "parallel.ranks=4", "train.global_batch=8", "data.seq=64"], (["parallel.pp=2"], ["parallel.tp=2"])
+        with server.Server(self.folder) as s:
+            for order in ((0, 0), (0, 1), (1, 0)):
+                for layout in order:
+                    self.assertEqual(self.step(s, run, layouts[layout])[0], 200)
+                for layout in order:
+                    status, answer = self.step(s, run, layouts[layout], more=["timeline"])
+                    self.assertEqual((status, len(answer["report"]["simulated"]["ranks"])), (200, 2 - layout))
+            self.assertEqual(self.step(s, run, more=["timeline", "junk"])[0], 422)
+
     def test_refused(self):
         """Keys that could name files, unknown clusters and presets, and junk."""
         os.makedirs(self.path("runs"))
