@@ -6,7 +6,7 @@
 #include "device/ceiling.h"
 #include "train/ranks/common.h"
 #include "train/run/footprint.h"
-#include "train/run/leftovers.h"
+#include "train/ranks/leftovers.h"
 #include "train/ranks/long_work.h"
 #include "train/run/run_machine.h"
 #include "train/run/run_memory.h"

@@ -5,7 +5,7 @@
 #include "base/text/strbuf.h"
 #include "train/ranks/common.h"
 #include "train/record/starts.h"
-#include "train/run/leftovers.h"
+#include "train/ranks/leftovers.h"
 #include "train/run/run_data.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* Finds the shared memory of an MPI library in this process's mappings, stores its names in the run
  * folder, and removes it after a kill. */
-#include "train/run/leftovers.h"
+#include "train/ranks/leftovers.h"
 
 #include "base/text/json.h"
 #include "base/text/strbuf.h"

@@ -4,8 +4,8 @@
  * mpirun dies it kills the ranks, and the files stay and occupy memory. So a run writes their names
  * into its folder, and the next start in that folder, which holds the lock and therefore knows that
  * the run is dead, removes them. Files of other programs are never touched. */
-#ifndef QD_TRAIN_RUN_LEFTOVERS_H
-#define QD_TRAIN_RUN_LEFTOVERS_H
+#ifndef QD_TRAIN_RANKS_LEFTOVERS_H
+#define QD_TRAIN_RANKS_LEFTOVERS_H
 
 #include <quadrille/comm.h>
 
