@@ -207,6 +207,16 @@ typedef struct qd_relay_keep_args {
     int64_t n;
 } qd_relay_keep_args;
 
+/* gate: y = each row of x times the sigmoid of its gate. gate_backward: from dy, that of y, the
+ * gradients dx of x and d_gate (rows) of the gates; dx may equal dy. */
+typedef struct qd_gate_args {
+    const void *x, *dy;
+    const float *gate; /* (rows) */
+    void *y, *dx, *d_gate;
+    int64_t rows, cols;
+    qd_dtype dtype;
+} qd_gate_args;
+
 #define QD_EXPERT_KERNEL_TABLE(X)                                                                           \
     X(head_norm, qd_head_norm_args)                                                                         \
     X(head_norm_backward, qd_head_norm_args)                                                                \
@@ -221,5 +231,7 @@ typedef struct qd_relay_keep_args {
     X(node_plan, qd_node_plan_args)                                                                         \
     X(node_weights, qd_node_weights_args)                                                                   \
     X(relay_plan, qd_relay_plan_args)                                                                       \
-    X(relay_keep, qd_relay_keep_args)
+    X(relay_keep, qd_relay_keep_args)                                                                       \
+    X(gate, qd_gate_args)                                                                                   \
+    X(gate_backward, qd_gate_args)
 #endif

@@ -207,6 +207,16 @@ static qd_val grouped_linear(qd_layer *b, qd_val x, qd_val route, const char *co
     return qd_declare_op(b, op, name, count * out);
 }
 
+/* The result of the shared experts, times a gate that each row of x computes. */
+static qd_val gated(qd_layer *b, qd_val x, qd_val shared)
+{
+    const qd_model *m = b->model;
+    qd_val gate = qd_linear(b, x, &(qd_linear_part){"mlp.shared_gate", 1, QD_SPLIT_NORM}, 1, false, m->init_std, "shared_gate");
+    if (gate >= 0)
+        b->values[gate].fp32 = true;
+    return qd_declare_op(b, (qd_decl_op){QD_DECL_GATE, .x = shared, .y = gate}, "shared_gated", m->hidden);
+}
+
 qd_val qd_mlp_experts(qd_layer *b, qd_val x)
 {
     static const char *const gate_up[] = {"gate", "up"}, *const down[] = {"down"};
@@ -226,7 +236,9 @@ qd_val qd_mlp_experts(qd_layer *b, qd_val x)
     qd_val r = qd_declare_op(b, route, "choice", e->per_token), shared = -1;
     qd_val rows = qd_declare_op(b, (qd_decl_op){QD_DECL_SEND, .x = x, .y = r}, "rows by expert", m->hidden);
     if (e->shared > 0) /* overlaps with the dispatch of rows */
-        shared = mlp(b, x, "mlp.shared", e->shared * e->ffn, QD_SPLIT_NORM, QD_SPLIT_NORM, shared_names);
+        shared = mlp(b, x, "mlp.shared", qd_moe_shared_width(e), QD_SPLIT_NORM, QD_SPLIT_NORM, shared_names);
+    if (e->shared > 0 && e->shared_gate)
+        shared = gated(b, x, shared);
     rows = grouped_linear(b, rows, r, gate_up, 2, e->ffn, m->hidden, 0, m->init_std, "expert_up");
     rows = qd_declare_op(b, (qd_decl_op){QD_DECL_GROUPED_ACTIVATION, .x = rows, .y = r}, "expert_active", e->ffn);
     rows = grouped_linear(b, rows, r, down, 1, m->hidden, e->ffn, 1, qd_residual_std(m), "expert_out");

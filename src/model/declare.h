@@ -59,6 +59,7 @@ typedef struct qd_weight {
     X(SCALE)              /* out = x times a factor */                                                                                     \
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
     X(ADD)                /* out = x + y */                                                                                                \
+    X(GATE)               /* out (T, d) = each row of x times the sigmoid of that row's y (T, 1) */                                        \
     X(ROUTE)              /* out: experts and weights chosen for each token from logits x; weight: bias of the choice */                   \
     X(SEND)               /* out (A, d): copies of the rows of x, sorted by the expert that routing y chose */                             \
     X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert */                                                  \

@@ -131,9 +131,13 @@
       "experts that each token chooses") \
     F(SIZE, ffn, "expert_ffn", "0", QD_RANGE(0, 1e7), "moe_ffn", NULL, EXPERTS, \
       "inner width of an expert; 0: model.ffn") \
-    /* Together they are one MLP of width shared x ffn. */ \
+    /* Together they are one MLP. */ \
     F(INT, shared, "shared_experts", "0", QD_RANGE(0, 1024), NULL, NULL, EXPERTS, \
       "experts that every token uses, in addition to the chosen ones") \
+    F(SIZE, shared_ffn, "shared_ffn", "0", QD_RANGE(0, 1e7), "shared_expert_ffn", NULL, SHARED, \
+      "shared_experts: inner width of all of them together; 0: shared_experts x expert_ffn") \
+    F(FLAG, shared_gate, "shared_gate", "false", QD_ANY, NULL, NULL, SHARED, \
+      "shared_experts: each token multiplies their result by a gate of its own, between 0 and 1 (Qwen2-MoE)") \
     F(INT, first_dense, "first_dense", "0", QD_RANGE(0, 100000), "dense_layers", NULL, EXPERTS, \
       "dense blocks before the first with experts") \
     F(ENUM(qd_router_kind), router, "router", "softmax", QD_WORDS("softmax|sigmoid"), NULL, NULL, EXPERTS, \

@@ -81,7 +81,8 @@ static int64_t matrix_weights(const qd_model *m, int experts)
     for (int layer = 0; layer < m->layers; layer++) {
         total += m->hidden * (q + 2 * kv) + q * m->hidden;
         if (qd_model_has_experts(m, layer))
-            total += m->hidden * m->moe.experts + matrices * m->hidden * m->moe.ffn * (experts + m->moe.shared);
+            total += m->hidden * (m->moe.experts + (m->moe.shared > 0 && m->moe.shared_gate)) +
+                     matrices * m->hidden * (m->moe.ffn * experts + qd_moe_shared_width(&m->moe));
         else
             total += matrices * m->hidden * m->ffn;
     }

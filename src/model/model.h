@@ -100,6 +100,11 @@ static inline bool qd_model_norms_behind(const qd_model *model)
  * score of a group. */
 qd_status qd_moe_validate(const qd_model *model);
 int qd_moe_group_best(const qd_moe *moe);
+/* Inner width of the shared experts together. */
+static inline int64_t qd_moe_shared_width(const qd_moe *moe)
+{
+    return moe->shared_ffn > 0 && moe->shared > 0 ? moe->shared_ffn : moe->shared * moe->ffn;
+}
 
 /* Model FLOPs per token of one training step: 6 per matrix element (the token table counts if it is
  * the head, not as a lookup; of experts only those that a token uses), and 12·L·T·d for non-causal

@@ -13,7 +13,9 @@ qd_status qd_moe_validate(const qd_model *m)
     if (e->shared < 0 || e->first_dense < 0 || e->first_dense > m->layers)
         return QD_FAIL(QD_USAGE, "model.shared_experts must not be negative, model.first_dense must be from 0 to model.layers (%d)",
                        m->layers);
-    if ((double)m->layers * e->experts * (double)e->ffn * (double)m->hidden > 1e15)
+    if (e->shared == 0 && (e->shared_gate || e->shared_ffn > 0))
+        return QD_FAIL(QD_USAGE, "model.shared_gate and model.shared_ffn are of shared experts: set model.shared_experts");
+    if ((double)m->layers * ((double)e->experts * (double)e->ffn + (double)qd_moe_shared_width(e)) * (double)m->hidden > 1e15)
         return QD_FAIL(QD_USAGE,
                        "model.experts, expert_ffn, hidden and layers make more than 10^15 parameters together: lower one of them");
     if (e->groups < 1 || e->experts % e->groups != 0)

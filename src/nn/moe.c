@@ -214,3 +214,17 @@ qd_status qd_run_expert_activation_grad(const qd_op_call *c)
         .dx = c->at[QD_EXPERT_ACTIVATION_GRAD_DX], .y = c->at[QD_EXPERT_ACTIVATION_GRAD_Y], .rows = rows, .cols = c->op->n,
         .dtype = call_dtype(c, QD_EXPERT_ACTIVATION_GRAD_X)});
 }
+
+qd_status qd_run_gate(const qd_op_call *c)
+{
+    return c->frame->kernels->gate(c->frame->stream, &(qd_gate_args){
+        .x = c->at[QD_GATE_X], .gate = c->at[QD_GATE_GATE], .y = c->at[QD_GATE_Y], .rows = c->op->m, .cols = c->op->n,
+        .dtype = call_dtype(c, QD_GATE_X)});
+}
+
+qd_status qd_run_gate_grad(const qd_op_call *c)
+{
+    return c->frame->kernels->gate_backward(c->frame->stream, &(qd_gate_args){
+        .x = c->at[QD_GATE_GRAD_X], .dy = c->at[QD_GATE_GRAD_DY], .gate = c->at[QD_GATE_GRAD_GATE], .dx = c->at[QD_GATE_GRAD_DX],
+        .d_gate = c->at[QD_GATE_GRAD_D_GATE], .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_GATE_GRAD_X)});
+}

@@ -114,6 +114,8 @@ qd_status qd_run_route_grad(const qd_op_call *c);
 qd_status qd_run_route_load(const qd_op_call *c);
 qd_status qd_run_permute(const qd_op_call *c);
 qd_status qd_run_combine(const qd_op_call *c);
+qd_status qd_run_gate(const qd_op_call *c);
+qd_status qd_run_gate_grad(const qd_op_call *c);
 qd_status qd_run_combine_grad(const qd_op_call *c);
 qd_status qd_run_experts(const qd_op_call *c);
 qd_status qd_run_experts_dx(const qd_op_call *c);

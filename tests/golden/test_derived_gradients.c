@@ -75,6 +75,9 @@ static const struct {
     {EXPERTS "model.experts=6 model.experts_per_token=2 model.expert_ffn=8 model.shared_experts=1 model.router=sigmoid "
              "model.router_normalised=false ",
      NULL, false, false},
+    {EXPERTS "model.experts=6 model.experts_per_token=2 model.expert_ffn=8 model.shared_experts=1 model.shared_ffn=11 "
+             "model.shared_gate=true model.router_normalised=false model.qkv_bias=true ",
+     NULL, true, false},
     {OLMO2, NULL, false, false},
     {OLMO2 "model.heads=2 model.kv_heads=2 model.tied=true model.qkv_bias=true model.dropout=0.1 ", NULL, true, false},
     {LLAMA "model.qk_norm=true model.qk_norm_over=width ", NULL, false, false},

@@ -1,4 +1,5 @@
-/* Grouped GEMMs over experts, with SwiGLU and sums of squares, and norms of queries and keys.
+/* Grouped GEMMs over experts, with SwiGLU and sums of squares, gates of shared experts, and norms
+ * of queries and keys.
  * ctest: processors 2 */
 #include "support/ops.h"
 
@@ -14,15 +15,18 @@ typedef struct head_case {
     int heads, kv_heads, head_dim;
     qd_dtype dtype;
     bool overwrite; /* backward: gradients of gammas */
+    bool plus_one;
 } head_case;
-static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false},
-                                       {7, 12, 4, 2, 6, QD_F32, false},
-                                       {33, 128, 4, 2, 64, QD_F32, false},
-                                       {5, 3, 2, 1, 130, QD_F32, false},
-                                       {19, 64, 8, 1, 64, QD_BF16, false}};
+static const head_case head_cases[] = {{1, 0, 1, 1, 2, QD_F32, false, false},
+                                       {7, 12, 4, 2, 6, QD_F32, false, false},
+                                       {33, 128, 4, 2, 64, QD_F32, false, false},
+                                       {5, 3, 2, 1, 130, QD_F32, false, false},
+                                       {19, 64, 8, 1, 64, QD_BF16, false, false},
+                                       {7, 12, 4, 2, 6, QD_F32, false, true},
+                                       {9, 4, 2, 1, 20, QD_BF16, true, true}};
 /* Without numerical gradients: more rows than an accelerator has blocks, head sizes of models. */
 static const head_case head_long_cases[] = {
-    {700, 256, 4, 2, 128, QD_BF16, false}, {601, 6, 3, 1, 36, QD_F32, true}, {40, 9, 2, 1, 33, QD_BF16, true}};
+    {700, 256, 4, 2, 128, QD_BF16, false, true}, {601, 6, 3, 1, 36, QD_F32, true, false}, {40, 9, 2, 1, 33, QD_BF16, true, false}};
 enum { HX, HQ, HK, HD, HY, HR, HDX, HDQ, HDK, HEAD_TENSORS };
 
 static int64_t head_stride(const head_case *c)
@@ -33,8 +37,8 @@ static int64_t head_stride(const head_case *c)
 static void head_describe(const void *p, char *text, size_t size)
 {
     const head_case *c = p;
-    snprintf(text, size, "%lld rows, %d+%d heads of %d, %s", (long long)c->rows, c->heads, c->kv_heads, c->head_dim,
-             qd_dtype_name(c->dtype));
+    snprintf(text, size, "%lld rows, %d+%d heads of %d, %s%s", (long long)c->rows, c->heads, c->kv_heads, c->head_dim,
+             qd_dtype_name(c->dtype), c->plus_one ? ", 1 + gamma" : "");
 }
 
 static int head_tensors(const head_case *c, ops_tensor *t, bool backward)
@@ -81,7 +85,7 @@ static double head_y(const head_case *c, double *const *v, int64_t row, int64_t 
     int64_t head = col / c->head_dim, at = row * head_stride(c) + col;
     if (head >= c->heads + c->kv_heads)
         return v[HX][at];
-    return v[HX][at] * head_rstd(c, v, row, (int)head) * v[head < c->heads ? HQ : HK][col % c->head_dim];
+    return v[HX][at] * head_rstd(c, v, row, (int)head) * (v[head < c->heads ? HQ : HK][col % c->head_dim] + c->plus_one);
 }
 
 static void head_forward_reference(const void *p, double *const *v)
@@ -124,11 +128,11 @@ static void head_backward_reference(const void *p, double *const *v)
             double rstd = head_rstd(c, v, r, h), mean = 0, *gamma = v[h < c->heads ? HQ : HK], *grad = v[h < c->heads ? HDQ : HDK];
             int64_t at = (int64_t)h * c->head_dim;
             for (int i = 0; i < c->head_dim; i++) {
-                mean += dy[at + i] * gamma[i] * x[at + i] * rstd / c->head_dim;
+                mean += dy[at + i] * (gamma[i] + c->plus_one) * x[at + i] * rstd / c->head_dim;
                 grad[i] += dy[at + i] * x[at + i] * rstd;
             }
             for (int i = 0; i < c->head_dim; i++)
-                dx[at + i] = rstd * (dy[at + i] * gamma[i] - x[at + i] * rstd * mean);
+                dx[at + i] = rstd * (dy[at + i] * (gamma[i] + c->plus_one) - x[at + i] * rstd * mean);
         }
         for (int64_t i = (int64_t)(c->heads + c->kv_heads) * c->head_dim; i < head_stride(c); i++)
             dx[i] = dy[i];
@@ -139,8 +143,8 @@ static qd_head_norm_args head_arguments(const head_case *c, void *const *t)
 {
     return (qd_head_norm_args){.x = t[HX], .q_gamma = t[HQ], .k_gamma = t[HK], .y = t[HY], .rstd = t[HR], .rows = c->rows,
                                .row_stride = head_stride(c), .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim,
-                               .eps = 1e-5f, .dtype = c->dtype, .param_dtype = c->dtype, .d = t[HDX], .q_grad = t[HDQ], .k_grad = t[HDK],
-                               .accumulate = !c->overwrite, .grad_dtype = QD_F32};
+                               .eps = 1e-5f, .plus_one = c->plus_one, .dtype = c->dtype, .param_dtype = c->dtype, .d = t[HDX],
+                               .q_grad = t[HDQ], .k_grad = t[HDK], .accumulate = !c->overwrite, .grad_dtype = QD_F32};
 }
 
 static qd_status head_forward_run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)
@@ -153,6 +157,95 @@ static qd_status head_backward_run(const qd_kernels *k, qd_stream *stream, const
 {
     qd_head_norm_args a = head_arguments(c, t);
     return k->head_norm_backward(stream, &a);
+}
+
+typedef struct gate_case {
+    int64_t rows, cols;
+    qd_dtype dtype;
+    bool over; /* backward: dx replaces dy */
+} gate_case;
+static const gate_case gate_cases[] = {{1, 1, QD_F32, false}, {7, 33, QD_F32, true}, {130, 48, QD_F32, false}, {33, 64, QD_BF16, true},
+                                       {5, 21, QD_BF16, false}};
+enum { TX, TG, TD, TY, TDX, TDG, GATE_TENSORS };
+
+static void gate_describe(const void *p, char *text, size_t size)
+{
+    const gate_case *c = p;
+    snprintf(text, size, "%lld x %lld, %s%s", (long long)c->rows, (long long)c->cols, qd_dtype_name(c->dtype), c->over ? ", over dy" : "");
+}
+
+static int gate_tensors(const gate_case *c, ops_tensor *t, bool backward)
+{
+    t[TX] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[TG] = (ops_tensor){.name = "gate", .role = OPS_IN, .dtype = QD_F32, .cols = c->rows, .scale = 2};
+    t[TD] = (ops_tensor){.name = "dy", .role = backward ? OPS_IN : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[TY] = (ops_tensor){.name = "y", .role = backward ? OPS_ABSENT : OPS_OUT, .dtype = c->dtype, .rows = c->rows, .cols = c->cols};
+    t[TDX] = (ops_tensor){.name = "dx", .role = backward ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows, .cols = c->cols,
+                          .shares = c->over ? 1 + TD : 0};
+    t[TDG] = (ops_tensor){.name = "d_gate", .role = backward ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .cols = c->rows};
+    return GATE_TENSORS;
+}
+
+static int gate_forward_tensors(const void *c, ops_tensor *t)
+{
+    return gate_tensors(c, t, false);
+}
+
+static int gate_backward_tensors(const void *c, ops_tensor *t)
+{
+    return gate_tensors(c, t, true);
+}
+
+static double opened(double *const *v, int64_t row)
+{
+    return 1 / (1 + exp(-v[TG][row]));
+}
+
+static void gate_forward_reference(const void *p, double *const *v)
+{
+    const gate_case *c = p;
+    for (int64_t i = 0; i < c->rows * c->cols; i++)
+        v[TY][i] = v[TX][i] * opened(v, i / c->cols);
+}
+
+static void gate_backward_reference(const void *p, double *const *v)
+{
+    const gate_case *c = p;
+    for (int64_t r = 0; r < c->rows; r++) {
+        double open = opened(v, r), dot = 0;
+        for (int64_t i = r * c->cols; i < (r + 1) * c->cols; i++) {
+            dot += v[TD][i] * v[TX][i];
+            v[TDX][i] = v[TD][i] * open;
+        }
+        v[TDG][r] = dot * open * (1 - open);
+    }
+}
+
+static double gate_loss(const void *p, double *const *v)
+{
+    const gate_case *c = p;
+    double sum = 0;
+    for (int64_t i = 0; i < c->rows * c->cols; i++)
+        sum += v[TD][i] * v[TX][i] * opened(v, i / c->cols);
+    return sum;
+}
+
+static qd_gate_args gate_arguments(const gate_case *c, void *const *t)
+{
+    return (qd_gate_args){.x = t[TX], .gate = t[TG], .dy = t[TDX] && c->over ? t[TDX] : t[TD], .y = t[TY], .dx = t[TDX], .d_gate = t[TDG],
+                          .rows = c->rows, .cols = c->cols, .dtype = c->dtype};
+}
+
+static qd_status gate_forward_run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)
+{
+    qd_gate_args a = gate_arguments(c, t);
+    return k->gate(stream, &a);
+}
+
+static qd_status gate_backward_run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)
+{
+    qd_gate_args a = gate_arguments(c, t);
+    return k->gate_backward(stream, &a);
 }
 
 /* By experts. OVERWRITE: earlier contents of b are ignored; SQUARES: sums of squares of b's rows
@@ -488,6 +581,11 @@ int main(int argc, char **argv)
         {.kernel = "head_norm_backward", CASES(head_cases), HEAD_BACKWARD, .loss = head_loss,
          .gradients = {{HX, HDX}, {HQ, HDQ}, {HK, HDK}}, .gradient_count = 3},
         {.kernel = "head_norm_backward", CASES(head_long_cases), HEAD_BACKWARD},
+        {.kernel = "gate", CASES(gate_cases), .describe = gate_describe, .tensors = gate_forward_tensors,
+         .reference = gate_forward_reference, .run = gate_forward_run},
+        {.kernel = "gate_backward", CASES(gate_cases), .describe = gate_describe, .tensors = gate_backward_tensors,
+         .reference = gate_backward_reference, .run = gate_backward_run, .loss = gate_loss, .gradients = {{TX, TDX}, {TG, TDG}},
+         .gradient_count = 2},
         {.kernel = "grouped", .cases = grouped_cases, .case_size = sizeof *grouped_cases, .case_count = COUNT(grouped_cases),
          .describe = grouped_describe, .tensors = grouped_tensors, .derive = grouped_derive, .reference = grouped_reference,
          .run = grouped_run},

@@ -32,6 +32,9 @@ const layout_model layout_families[] = {
     {SIZES "model.kv_heads=2 model.qk_norm=true model.qk_norm_over=width model.clip_qkv=0.5 data.seq=13 model.experts=8 "
            "model.experts_per_token=2 model.expert_ffn=24 model.router_normalised=false ",
      4, 8}, /* OLMoE */
+    {SIZES "model.kv_heads=2 model.qkv_bias=true data.seq=15 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 "
+           "model.router_normalised=false model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.first_dense=1 ",
+     4, 8}, /* Qwen2-MoE */
     {SIZES "model.arch=olmo model.kv_heads=2 model.clip_qkv=0.05 model.head_dim=6 model.tied=true data.seq=15 ", 4, 0}, /* OLMo */
     {SIZES "model.arch=gemma2 model.kv_heads=2 model.head_dim=6 model.logit_softcap=3 model.window=4 model.full_every=2 "
            "model.score_softcap=2 data.seq=15 " SLOW,

@@ -48,7 +48,7 @@ QD_CPU_TABLE(qd_cpu_qk_norm_ops, qd_cpu_qk_norm_ops)
 
 typedef struct qd_cpu_expert_rows_ops {
     qd_pool_body permute; /* places */
-    qd_pool_body combine; /* rows */
+    qd_pool_body combine, gate, gate_backward; /* rows */
 } qd_cpu_expert_rows_ops;
 QD_CPU_TABLE(qd_cpu_expert_rows_ops, qd_cpu_expert_rows_ops)
 

@@ -297,6 +297,8 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         m->ffn = qd_activation_is_gated(m->activation) ? (m->hidden * 8 / 3 + 31) / 32 * 32 : 4 * m->hidden;
     if (m->moe.ffn == 0)
         m->moe.ffn = m->ffn;
+    if (m->moe.shared_ffn == m->moe.shared * m->moe.ffn)
+        m->moe.shared_ffn = 0; /* it follows from the others */
     if (m->position == QD_POSITION_LEARNED && m->max_seq == 0)
         m->max_seq = seq;
     if (m->position == QD_POSITION_LEARNED && seq > m->max_seq)

@@ -46,6 +46,8 @@ static qd_status read_preset(const qd_json *d, const qd_json_node *preset, const
     snprintf(m->name, sizeof m->name, "%s", name);
     QD_TRY(qd_model_read(d, preset, m));
     m->moe.bias = m->moe.bias || m->moe.bias_rate > 0.0;
+    if (m->moe.shared_ffn == m->moe.shared * m->moe.ffn)
+        m->moe.shared_ffn = 0; /* follows model.expert_ffn if the user sets it */
     return QD_OK;
 }
 

@@ -40,6 +40,8 @@
     OP(CLIP, "clip", r(X), w(Y))                        /* y = x between -clip_qkv and clip_qkv */                            \
     OP(CLIP_GRAD, "clip.grad", r(X), r(DY), w(DX))      /* dx = dy where x is within the limits, else 0 */                    \
     OP(ADD, "add", r(A), r(B), w(Y))                                                                                          \
+    OP(GATE, "gate", r(X), r(GATE), w(Y))               /* y = each row of x times the sigmoid of its gate */                 \
+    OP(GATE_GRAD, "gate.grad", r(DY), r(X), r(GATE), w(DX), w(D_GATE))                                                        \
     OP(SCALE, "scale", r(X), w(Y))                      /* y = x times `scale`; so is the gradient */                         \
     OP(DROPOUT, "dropout", r(X), w(Y))                  /* the backward pass is the same op on the gradient */                \
     /* logits and losses are buffers that the pass `place` adds; dx and weight_grad: only in \

@@ -110,6 +110,11 @@ static void add(lowering *l, const qd_decl_op *d)
     QD_CLASS_OP(l->w, ADD, (A, l->slot[d->x]), (B, l->slot[d->y]), (Y, l->slot[d->out]));
 }
 
+static void gate(lowering *l, const qd_decl_op *d)
+{
+    QD_CLASS_OP(l->w, GATE, (X, l->slot[d->x]), (GATE, l->slot[d->y]), (Y, l->slot[d->out]));
+}
+
 static void route(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->w;
@@ -188,6 +193,7 @@ static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) =
     [QD_DECL_SCALE] = scale,
     [QD_DECL_DROPOUT] = dropout,
     [QD_DECL_ADD] = add,
+    [QD_DECL_GATE] = gate,
     [QD_DECL_ROUTE] = route,
     [QD_DECL_SEND] = send,
     [QD_DECL_GROUPED_LINEAR] = grouped_linear,

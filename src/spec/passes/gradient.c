@@ -58,6 +58,8 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
     [QD_OP_ATTENTION] = {RULE(ALWAYS, INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
                               (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA))},
     [QD_OP_ACTIVATION] = {RULE(ALWAYS, INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
+    [QD_OP_GATE] = {RULE(ALWAYS, INPUT, GATE_GRAD, (DY, d(GATE_Y)), (X, v(GATE_X)), (GATE, v(GATE_GATE)), (DX, d(GATE_X)),
+                         (D_GATE, d(GATE_GATE)))},
     [QD_OP_SCALE] = {RULE(ALWAYS, INPUT, SCALE, (X, d(SCALE_Y)), (Y, d(SCALE_X)))},
     [QD_OP_DROPOUT] = {RULE(ALWAYS, INPUT, DROPOUT, (X, d(DROPOUT_Y)), (Y, d(DROPOUT_X)))}, /* with the same mask */
     [QD_OP_ADD] = {SAME(d(ADD_A), d(ADD_Y)), SAME(d(ADD_B), d(ADD_Y))},

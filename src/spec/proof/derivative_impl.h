@@ -25,6 +25,7 @@ typedef enum fact_kind {
     FACT_QK_NORM,
     FACT_CLIP,
     FACT_SCALE,
+    FACT_GATE,
     FACT_ROPE,
     FACT_ATTENTION,
     FACT_ROUTE,

@@ -181,6 +181,22 @@ static qd_status scale(derivation *d)
                       : forward_unary(d, FACT_SCALE, (uint64_t)llround(d->w->op->scale * 1024.0), X, Y);
 }
 
+static qd_status gate(derivation *d)
+{
+    uint64_t x = qd_known_at(d, X).value, by = qd_known_at(d, COMBINE_WEIGHT).value, y = number(FACT_GATE, x, by, 0);
+    if (d->w->op->kind == QD_OP_GATE) {
+        qd_known_set_value(d, Y, y);
+        return qd_derivation_note(d, (fact){.kind = FACT_GATE, .key = y, .x = x, .weight = by, .y = y});
+    }
+    const fact *f = qd_derivation_find(d, FACT_GATE, y);
+    if (!f)
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, DY, y));
+    qd_known_set(d, DX, qd_known_gradient(x, y));
+    qd_known_set(d, D_COMBINE_WEIGHT, qd_known_gradient(by, y));
+    return QD_OK;
+}
+
 static qd_status activation_grad(derivation *d)
 {
     const fact *f = qd_derivation_find(d, FACT_ACT, qd_known_at(d, X).value);
@@ -526,6 +542,9 @@ qd_status qd_derivation_op(derivation *d)
         return add(d);
     case QD_OP_SCALE:
         return scale(d);
+    case QD_OP_GATE:
+    case QD_OP_GATE_GRAD:
+        return gate(d);
     case QD_OP_DROPOUT:
         return qd_known_at(d, X).gradient ? backward_unary(d, qd_derivation_find(d, FACT_DROP, (uint64_t)op->site), X, Y)
                                           : forward_unary(d, FACT_DROP, (uint64_t)op->site, X, Y);

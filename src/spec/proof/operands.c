@@ -29,6 +29,8 @@ static const uint8_t operands[QD_OP_KIND_COUNT][QD_OP_SLOTS] = {
     ROW(CLIP_GRAD, (X, X), (DY, D_QKV), (DX, DX)),
     ROW(ADD, (A, X), (B, ADD), (Y, Y)),
     ROW(SCALE, (X, X), (Y, Y)),
+    ROW(GATE, (X, X), (GATE, COMBINE_WEIGHT), (Y, Y)),
+    ROW(GATE_GRAD, (DY, DY), (X, X), (GATE, COMBINE_WEIGHT), (DX, DX), (D_GATE, D_COMBINE_WEIGHT)),
     ROW(DROPOUT, (X, X), (Y, Y)),
     ROW(HEAD_LOSS, (X, X), (WEIGHT, WEIGHT), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, WEIGHT_GRAD), (LOSS, LOSS), (LOGITS, LOGITS),
         (LOSSES, LOSSES)),

@@ -303,6 +303,8 @@ qd_status qd_proof_rule_activation(proof_walk *w);
 qd_status qd_proof_rule_activation_grad(proof_walk *w);
 qd_status qd_proof_rule_add(proof_walk *w);
 qd_status qd_proof_rule_dropout(proof_walk *w);
+qd_status qd_proof_rule_gate(proof_walk *w);
+qd_status qd_proof_rule_gate_grad(proof_walk *w);
 qd_status qd_proof_rule_head_loss(proof_walk *w);
 qd_status qd_proof_rule_head_logits(proof_walk *w);
 qd_status qd_proof_rule_loss_max(proof_walk *w);

@@ -359,6 +359,39 @@ qd_status qd_proof_rule_activation_grad(proof_walk *w)
     return qd_proof_write(w, DX, &dy);
 }
 
+/* Rows times a number each. Both must be whole. */
+static qd_status rows_and_gates(proof_walk *w, proof_value *x)
+{
+    proof_value gate;
+    QD_TRY(qd_proof_read(w, X, x));
+    QD_TRY(qd_proof_is_gradient(w, X, x, false));
+    QD_TRY(qd_proof_no_sum(w, X, x));
+    QD_TRY(whole_columns(w, X, x));
+    QD_TRY(qd_proof_read(w, COMBINE_WEIGHT, &gate));
+    QD_TRY(qd_proof_is_gradient(w, COMBINE_WEIGHT, &gate, false));
+    QD_TRY(qd_proof_no_sum(w, COMBINE_WEIGHT, &gate));
+    return qd_proof_same_place(w, COMBINE_WEIGHT, &gate, X, x);
+}
+
+qd_status qd_proof_rule_gate(proof_walk *w)
+{
+    proof_value x;
+    QD_TRY(rows_and_gates(w, &x));
+    return qd_proof_write(w, Y, &x);
+}
+
+qd_status qd_proof_rule_gate_grad(proof_walk *w)
+{
+    proof_value x, dy;
+    QD_TRY(rows_and_gates(w, &x));
+    QD_TRY(qd_proof_read(w, DY, &dy));
+    QD_TRY(qd_proof_is_gradient(w, DY, &dy, true));
+    QD_TRY(qd_proof_no_sum(w, DY, &dy));
+    QD_TRY(qd_proof_same_place(w, DY, &dy, X, &x));
+    QD_TRY(qd_proof_write(w, D_COMBINE_WEIGHT, &dy));
+    return qd_proof_write(w, DX, &dy);
+}
+
 /* Sums of values placed alike; for gradients of a ring, adds those of one more rank. */
 qd_status qd_proof_rule_add(proof_walk *w)
 {

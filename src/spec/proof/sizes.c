@@ -51,6 +51,8 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(CLIP_GRAD, (X, 'm', 'n'), (DY, 'm', 'n'), (DX, 'm', 'n')),
     ROW(ADD, (A, 'm', 'n'), (B, 'm', 'n'), (Y, 'm', 'n')),
     ROW(SCALE, (X, 'm', 'n'), (Y, 'm', 'n')),
+    ROW(GATE, (X, 'm', 'n'), (GATE, 'm', '1'), (Y, 'm', 'n')),
+    ROW(GATE_GRAD, (DY, 'm', 'n'), (X, 'm', 'n'), (GATE, 'm', '1'), (DX, 'm', 'n'), (D_GATE, 'm', '1')),
     ROW(DROPOUT, (X, 'm', 'n'), (Y, 'm', 'n')),
     ROW(HEAD_LOSS, (X, 'm', 'k'), (WEIGHT, 'n', 'k'), (DX, 'm', 'k'), (WEIGHT_GRAD, 'n', 'k'), (LOGITS, 'l', '>'), (LOSSES, 'm', '1')),
     ROW(HEAD_LOGITS, (X, '*', 'k'), (WEIGHT, 'n', 'k'), (LOGITS, '1', 'n')),

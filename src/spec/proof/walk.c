@@ -48,6 +48,10 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_clip_grad;
     case QD_OP_ADD:
         return qd_proof_rule_add;
+    case QD_OP_GATE:
+        return qd_proof_rule_gate;
+    case QD_OP_GATE_GRAD:
+        return qd_proof_rule_gate_grad;
     case QD_OP_SCALE:
     case QD_OP_DROPOUT:
         return qd_proof_rule_dropout;

@@ -226,6 +226,13 @@ static void add(evaluation *e, const qd_decl_op *op, const double *x, double *y)
         y[i] = x[i] + e->value[op->y][i];
 }
 
+static void gate(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+{
+    int64_t d = width(e, op->x);
+    for (int64_t i = 0; i < e->rows * d; i++)
+        y[i] = x[i] / (1 + exp(-e->value[op->y][i / d]));
+}
+
 /* How many of value[begin .. end) rank above one of them. */
 static int better(const double *value, int begin, int end, int index)
 {
@@ -369,6 +376,7 @@ static void evaluate_op(evaluation *e, const qd_decl_op *op)
     case QD_DECL_SCALE: scale(e, op, x, y); break;
     case QD_DECL_DROPOUT: dropout(e, op, x, y); break;
     case QD_DECL_ADD: add(e, op, x, y); break;
+    case QD_DECL_GATE: gate(e, op, x, y); break;
     case QD_DECL_ROUTE: route(e, op, x); break;
     case QD_DECL_SEND: send(e, op, x, y); break;
     case QD_DECL_GROUPED_LINEAR: grouped_linear(e, op, x, y); break;

@@ -52,6 +52,8 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_CLIP_GRAD] = GRADIENT,
     [QD_OP_ADD] = FORWARD,
     [QD_OP_SCALE] = FORWARD,
+    [QD_OP_GATE] = FORWARD,
+    [QD_OP_GATE_GRAD] = GRADIENT,
     [QD_OP_DROPOUT] = FORWARD,
     [QD_OP_HEAD_LOSS] = FORWARD,
     [QD_OP_HEAD_LOGITS] = GENERATION,
@@ -182,6 +184,8 @@ static const struct {
     {OLMO2, "cpu", true, false},
     {LLAMA "model.arch=gemma2 model.logit_softcap=5 ", "cpu", true, false},
     {LLAMA "model.arch=olmo model.clip_qkv=0.5 ", "cpu", true, false},
+    {LLAMA "model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.shared_experts=1 model.shared_gate=true ", "cpu", true,
+     false},
     {OLMO2 "parallel.ranks=4 parallel.tp=4 ", "cpu", false, false},
 };
 

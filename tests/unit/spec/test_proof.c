@@ -30,6 +30,7 @@
 #define GEMMA3 SIZES "model.arch=gemma3 model.kv_heads=2 model.window=3 model.full_every=2 model.rope_local_base=100 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
+#define QWEN2_MOE MOE "model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.qkv_bias=true "
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
 #define PLAIN "parallel.sp=false parallel.overlap=false "
 #define EP2 "parallel.ranks=4 parallel.ep=2 "
@@ -417,6 +418,7 @@ static void everything_is_needed(void **state)
         OLMO "parallel.ranks=4 parallel.tp=4 ",
         GEMMA2 TP2,
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
+        QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -499,6 +501,7 @@ static void operands_are_the_right_ones(void **state)
         OLMO TP2,
         GEMMA2 TP2,
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
+        QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {

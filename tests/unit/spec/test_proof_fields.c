@@ -41,6 +41,7 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=2 parallel.cp=2 model.window=4 model.window_from=1 ",
     LLAMA "model.arch=olmo2 parallel.ranks=4 parallel.tp=4 ",
     LLAMA "model.arch=olmo model.clip_qkv=0.5 parallel.ranks=4 parallel.tp=4 ",
+    MOE "model.shared_experts=1 model.shared_gate=true parallel.ranks=2 parallel.tp=2 ",
     LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 parallel.tp=2 ",
     LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 ",
 };
@@ -65,6 +66,8 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_SCALE] = "mno",
     [QD_OP_CLIP] = "mn",
     [QD_OP_CLIP_GRAD] = "mn",
+    [QD_OP_GATE] = "mn",
+    [QD_OP_GATE_GRAD] = "mn",
     [QD_OP_QK_SQUARES] = "mnkhv",
     [QD_OP_QK_NORM] = "mnhv",
     [QD_OP_QK_DOTS] = "mnhv",

@@ -1,4 +1,5 @@
-/* Kernels on rows of experts: permute, grouped GEMM, combine; and the update of expert biases. */
+/* Kernels on rows of experts: permute, grouped GEMM, combine, gates of shared experts; and the
+ * update of expert biases. */
 #include "device/cpu/kernels_impl.h"
 
 #include "base/half.h"
@@ -26,6 +27,20 @@ qd_status qd_cpu_combine(qd_stream *stream, const qd_combine_args *a)
 {
     QD_TRY(qd_check_float("combine", "x", a->dtype));
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols * a->per_token), qd_cpu_expert_rows_ops_for(qd_cpu_of(stream))->combine, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_gate(qd_stream *stream, const qd_gate_args *a)
+{
+    QD_TRY(qd_check_float("gate", "x", a->dtype));
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_expert_rows_ops_for(qd_cpu_of(stream))->gate, a);
+    return QD_OK;
+}
+
+qd_status qd_cpu_gate_backward(qd_stream *stream, const qd_gate_args *a)
+{
+    QD_TRY(qd_check_float("gate_backward", "x", a->dtype));
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_expert_rows_ops_for(qd_cpu_of(stream))->gate_backward, a);
     return QD_OK;
 }
 

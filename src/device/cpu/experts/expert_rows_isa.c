@@ -1,4 +1,4 @@
-/* Row copies of permute and combine, vectorized. */
+/* Row copies of permute and combine, and gates of rows, vectorized. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -54,4 +54,40 @@ static void combine(void *context, int64_t begin, int64_t end, int thread)
     }
 }
 
-const qd_cpu_expert_rows_ops QD_ISA_NAME(qd_cpu_expert_rows_ops) = {.permute = permute, .combine = combine};
+/* The sigmoid of a row's gate, and 1 minus it, in every lane. */
+static vf gate_of(const qd_gate_args *a, int64_t row, vf *complement)
+{
+    return vec_logistic(vf_set(a->gate[row]), complement);
+}
+
+static void gate(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_gate_args *a = context;
+    for (int64_t row = begin; row < end; row++) {
+        const void *x = qd_cpu_at(a->x, row * a->cols, a->dtype);
+        void *y = qd_cpu_at_mut(a->y, row * a->cols, a->dtype);
+        vf rest, open = gate_of(a, row, &rest);
+        QD_FOR_VECTORS(i, n, a->cols, { vec_store(y, i, vec_load(x, i, n, a->dtype) * open, n, a->dtype); });
+    }
+}
+
+static void gate_backward(void *context, int64_t begin, int64_t end, int thread)
+{
+    (void)thread;
+    const qd_gate_args *a = context;
+    for (int64_t row = begin; row < end; row++) {
+        const void *x = qd_cpu_at(a->x, row * a->cols, a->dtype), *dy = qd_cpu_at(a->dy, row * a->cols, a->dtype);
+        void *dx = qd_cpu_at_mut(a->dx, row * a->cols, a->dtype);
+        vf rest, open = gate_of(a, row, &rest), dot = {0};
+        QD_FOR_VECTORS(i, n, a->cols, {
+            vf d = vec_load(dy, i, n, a->dtype);
+            dot += vec_first(d * vec_load(x, i, n, a->dtype), n, 0.0f);
+            vec_store(dx, i, d * open, n, a->dtype);
+        });
+        vec_store(qd_cpu_at_mut(a->d_gate, row, a->dtype), 0, vf_sum(dot) * (open * rest), 1, a->dtype);
+    }
+}
+
+const qd_cpu_expert_rows_ops QD_ISA_NAME(qd_cpu_expert_rows_ops) = {
+    .permute = permute, .combine = combine, .gate = gate, .gate_backward = gate_backward};

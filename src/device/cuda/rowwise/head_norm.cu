@@ -10,6 +10,7 @@ template <typename T, typename P, int N> static __global__ void __launch_bounds_
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, normed = a.heads + a.kv_heads;
     const int64_t row = blockIdx.x;
+    const float more = a.plus_one ? 1.0f : 0.0f;
     const T *x = (const T *)a.x + row * a.row_stride;
     T *y = (T *)a.y + row * a.row_stride;
     for (int h = warp; h < normed; h += WARPS) {
@@ -30,7 +31,7 @@ template <typename T, typename P, int N> static __global__ void __launch_bounds_
             load<N>(gamma + i, g);
 #pragma unroll
             for (int e = 0; e < N; e++)
-                v[e] = v[e] * rstd * g[e];
+                v[e] = v[e] * rstd * (g[e] + more);
             store<N>(y + at + i, v);
         }
     }
@@ -48,6 +49,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_a
     extern __shared__ __align__(16) float sums[];
     const int warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32, normed = a.heads + a.kv_heads,
               width = 2 * a.head_dim;
+    const float more = a.plus_one ? 1.0f : 0.0f;
     for (int i = threadIdx.x; i < warps * width; i += blockDim.x)
         sums[i] = 0.0f;
     __syncthreads();
@@ -69,7 +71,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_a
 #pragma unroll
                 for (int e = 0; e < N; e++) {
                     const float hat = v[e] * rstd;
-                    total = fmaf(dy[e] * g[e], hat, total);
+                    total = fmaf(dy[e] * (g[e] + more), hat, total);
                     s[e] = fmaf(dy[e], hat, s[e]);
                 }
                 store<N>(sum + i, s);
@@ -81,7 +83,7 @@ static __global__ void __launch_bounds__(THREADS) backward_kernel(qd_head_norm_a
                 load<N>(gamma + i, g);
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    dy[e] = (dy[e] * g[e] - v[e] * rstd * mean) * rstd;
+                    dy[e] = (dy[e] * (g[e] + more) - v[e] * rstd * mean) * rstd;
                 store<N>(d + i, dy);
             }
         }
