@@ -52,13 +52,6 @@ qd_status qd_check_scores(const char *kernel, int64_t window, float softcap)
     return QD_OK;
 }
 
-qd_status qd_refuse_scores(const char *kernel, int64_t window, float softcap)
-{
-    if (window != 0 || softcap != 0)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: windows and soft-caps are not implemented on this device", kernel);
-    return QD_OK;
-}
-
 qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t rows,
                             int64_t positions)
 {

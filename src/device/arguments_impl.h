@@ -16,9 +16,6 @@ qd_status qd_matmul_check(const qd_matmul_args *a);
 /* QD_USAGE unless window and soft-cap are at least 0. */
 qd_status qd_check_scores(const char *kernel, int64_t window, float softcap);
 
-/* QD_UNSUPPORTED if attention has a window or a soft-cap, on devices without them. */
-qd_status qd_refuse_scores(const char *kernel, int64_t window, float softcap);
-
 /* QD_USAGE unless the runs are within the part's rows and within `positions`, cover each row at
  * most once and are in ascending order of position. */
 qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_run *runs, int count, int64_t rows,

@@ -319,6 +319,14 @@ static const attention_case long_score_cases[] = {
     {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 50, 20, 0},
     {1, 200, 8, 1, 256, QD_F32, true, false, 0, 120, 0, 0},
     {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0},
+    /* shapes of models, around the tiles of the accelerator's kernels: with and without documents */
+    {2, 384, 4, 2, 128, QD_BF16, false, true, 0, 100, 0, 0},
+    {1, 320, 4, 4, 64, QD_BF16, false, true, 0, 0, 5, 0},
+    {1, 500, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},
+    {2, 256, 2, 1, 256, QD_BF16, false, false, 0, 0, 0, 0},
+    {1, 300, 4, 2, 256, QD_BF16, true, true, 0, 70, 8, 0.1},
+    {1, 200, 2, 1, 192, QD_BF16, true, false, 0, 0, 0, 0},
+    {1, 333, 2, 1, 96, QD_BF16, true, true, 0, 33, 0, 0.2},
 };
 static const attention_case speed_cases[] = {
     {4, 1024, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0},
@@ -327,6 +335,8 @@ static const attention_case speed_cases[] = {
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 0, 0},
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 512, 0, 0},
     {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 50, 0},
+    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 0, 0, 0},
+    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 1024, 50, 0},
 };
 
 /* A score beyond the largest number must show in the result, so that divergence is detected. */
@@ -405,11 +415,11 @@ static const ops_op ops[] = {
      .speed_count = COUNT_OF(speed_cases), .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
     {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
-    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true},
-    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true, .loss = loss,
+    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases)},
+    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .loss = loss,
      .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
-    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
-    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
+    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases)},
+    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases)},
 };
 
 int main(int argc, char **argv)

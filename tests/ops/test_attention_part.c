@@ -368,6 +368,8 @@ static const part_case long_score_cases[] = {
     {1, 1001, 4, 1, 1, 1, 32, QD_F32, false, false, 0, 60, 0},
     {1, 700, 2, 0, 2, 1, 64, QD_F32, true, false, 0, 250, 10},
     {2, 577, 3, 1, 2, 1, 48, QD_F32, true, true, 0, 33, 0},
+    {1, 400, 2, 1, 4, 2, 128, QD_BF16, false, false, 0, 100, 0},
+    {1, 300, 2, 0, 2, 1, 256, QD_BF16, true, true, 0, 90, 8},
 };
 static const part_case speed_cases[] = {
     {1, 4096, 2, 0, 8, 2, 64, QD_F32, false, false, 0, 0, 0},
@@ -468,11 +470,11 @@ static const ops_op ops[] = {
      .flops = flops_backward, .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
     {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
-    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true},
-    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .cpu_only = true, .loss = loss,
+    {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases)},
+    {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .loss = loss,
      .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
-    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
-    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases), .cpu_only = true},
+    {FORWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases)},
+    {BACKWARD, .cases = long_score_cases, .case_count = COUNT_OF(long_score_cases)},
 };
 
 int main(int argc, char **argv)

@@ -23,9 +23,12 @@ static qd_attention_args shape(int64_t batch, int64_t seq, int heads, int kv_hea
 static void accepts_graphs(void **state)
 {
     (void)state;
-    const qd_attention_args shapes[] = {
-        shape(64, 1024, 12, 12, 64), shape(4, 4096, 32, 8, 128), shape(2, 384, 8, 1, 96), shape(3, 200, 4, 2, 40),
+    qd_attention_args shapes[] = {
+        shape(64, 1024, 12, 12, 64), shape(4, 4096, 32, 8, 128), shape(2, 384, 8, 1, 96),  shape(3, 200, 4, 2, 40),
+        shape(1, 8192, 8, 4, 256),   shape(2, 4096, 32, 8, 128), shape(1, 8192, 8, 4, 256),
     };
+    shapes[5].window = shapes[6].window = 1024;
+    shapes[4].softcap = shapes[6].softcap = 50;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int pass = 0; pass < 3; pass++) {
             if (qd_cuda_attention_graph_check(&shapes[i], pass > 0, pass == 2) != QD_OK)

@@ -68,10 +68,6 @@ qd_status qd_cuda_fail_at(const char *file, int line, const char *function, cons
 QD_KERNEL_TABLE(QD_CUDA_KERNEL)
 #undef QD_CUDA_KERNEL
 
-/* Attention with our own kernels (attention*.cu): everything that the CPU device supports. */
-qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a);
-qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a);
-
 /* bf16 numbers in [-1, 1), for benchmarks. */
 qd_status qd_cuda_fill_random(qd_stream *stream, void *to, int64_t n);
 

@@ -1,6 +1,7 @@
 /* Causal attention: checks, and the choice between cuDNN and our own kernels. */
 #include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/cuda_impl.h"
+#include "device/cuda/gemm/search.h"
 #include "device/arguments_impl.h"
 
 #define MOST_SEQ (INT32_MAX - QD_CUDA_HEAD_MOST) /* kernels use int for rows and positions, up to a tile beyond the last */
@@ -23,7 +24,7 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads", kernel,
                        (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride, (long long)a->o_stride,
                        a->heads, a->kv_heads);
-    return qd_refuse_scores(kernel, a->window, a->softcap);
+    return qd_check_scores(kernel, a->window, a->softcap);
 }
 
 /* Tensor-core kernels read 16 bytes per access; the others have no alignment requirements. */
@@ -50,6 +51,12 @@ static qd_status run_backward(qd_stream *stream, const qd_cuda_attention_job *j)
     return can_use_tensor_cores(j) ? qd_cuda_attention_backward_tensor(stream, j) : qd_cuda_attention_backward_plain(stream, j);
 }
 
+/* A window as long as the positions go is none. */
+static int window_of(int64_t window, int64_t positions)
+{
+    return window < positions ? (int)window : 0;
+}
+
 /* Every row of a sequence, in order. */
 static qd_cuda_attention_job whole(const qd_attention_args *a)
 {
@@ -58,8 +65,8 @@ static qd_cuda_attention_job whole(const qd_attention_args *a)
         .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
         .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride,
         .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
-        .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
-        .half = a->dtype == QD_BF16, .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
+        .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+        .window = window_of(a->window, a->seq), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16, .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
     };
 }
 
@@ -131,8 +138,8 @@ static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd
         .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
         .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
         .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride, .dk_stride = a->dk_stride,
-        .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale,
-        .half = a->dtype == QD_BF16, .part = true,
+        .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+        .window = window_of(a->window, MOST_SEQ), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16, .part = true,
     };
     if (a->batch == 0)
         return QD_OK;

@@ -8,7 +8,13 @@
 
 enum { THREADS = 128, WARPS = THREADS / 32, PER_LANE = QD_CUDA_HEAD_MOST / 32, STRETCH_LEAST = 64 };
 
-/* Stores the new rows in both caches: rows past .. past + rows - 1. Items: (row, column). */
+/* Where a cache keeps a position: with a window it is a ring. */
+static __device__ __forceinline__ int64_t cache_row(const qd_attention_cached_args &a, int64_t position)
+{
+    return a.window ? position % a.context : position;
+}
+
+/* Stores the new rows in both caches: positions past .. past + rows - 1. Items: (row, column). */
 static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention_cached_args a, int64_t cols, bool half)
 {
     int64_t item = (int64_t)blockIdx.x * THREADS + threadIdx.x, row, col;
@@ -17,9 +23,10 @@ static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention
     split_index(item, cols, row, col);
     float v[1];
     load_as<1>(a.k, row * a.k_stride + col, half, v);
-    store_as<1>(a.k_cache, (a.past + row) * cols + col, half, v);
+    const int64_t to = cache_row(a, a.past + row) * cols + col;
+    store_as<1>(a.k_cache, to, half, v);
     load_as<1>(a.v, row * a.v_stride + col, half, v);
-    store_as<1>(a.v_cache, (a.past + row) * cols + col, half, v);
+    store_as<1>(a.v_cache, to, half, v);
 }
 
 /* Partial result of a stretch: maximum and sum of exponentials. Its head_dim weighted values are
@@ -37,7 +44,8 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ float values[WARPS][QD_CUDA_HEAD_MOST];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, d = a.head_dim;
     const int64_t row = blockIdx.z, cols = (int64_t)a.kv_heads * d, from = (int64_t)(head / (a.heads / a.kv_heads)) * d;
-    const int64_t begin = blockIdx.x * keys_each, keys = a.past + row + 1, end = begin + keys_each < keys ? begin + keys_each : keys;
+    const int64_t keys = a.past + row + 1, first = a.window && keys > a.window ? keys - a.window : 0;
+    const int64_t begin = first + blockIdx.x * keys_each, end = begin + keys_each < keys ? begin + keys_each : keys;
     float q[PER_LANE], o[PER_LANE], most = -INFINITY, total = 0.0f;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
@@ -48,18 +56,21 @@ static __global__ void __launch_bounds__(THREADS)
         o[i] = 0.0f;
     }
     for (int64_t key = begin + warp; key < end; key += WARPS) {
+        const int64_t at = cache_row(a, key) * cols + from;
         float score = 0.0f, v[PER_LANE];
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             float k[1] = {0.0f}, value[1] = {0.0f};
             if (lane + 32 * i < d) {
-                load_as<1>(a.k_cache, key * cols + from + lane + 32 * i, half, k);
-                load_as<1>(a.v_cache, key * cols + from + lane + 32 * i, half, value);
+                load_as<1>(a.k_cache, at + lane + 32 * i, half, k);
+                load_as<1>(a.v_cache, at + lane + 32 * i, half, value);
             }
             score = fmaf(q[i], k[0], score);
             v[i] = value[0];
         }
         score = warp_sum(score);
+        if (a.softcap != 0.0f)
+            score = a.softcap * tanhf(score / a.softcap);
         const float top = fmaxf(most, score), shift = top == -INFINITY ? 0.0f : top;
         const float shrink = expf(most - shift), weight = expf(score - shift);
         total = total * shrink + weight;
@@ -127,8 +138,9 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attention_cached_args *a)
 {
     QD_TRY(qd_check_float("attention_cached", "q", a->dtype));
-    QD_TRY(qd_refuse_scores("attention_cached", a->window, a->softcap));
-    if (a->past < 0 || a->rows < 0 || a->past + a->rows > a->context)
+    QD_TRY(qd_check_scores("attention_cached", a->window, a->softcap));
+    const bool ring = a->window > 0 && a->window + a->rows - 1 <= a->context;
+    if (a->past < 0 || a->rows < 0 || (a->past + a->rows > a->context && !ring))
         return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit in a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);
     if (a->head_dim > QD_CUDA_HEAD_MOST || a->heads % a->kv_heads != 0)
@@ -148,7 +160,7 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
         part.past = a->past + first;
         part.q = (const char *)a->q + first * a->q_stride * (half ? 2 : 4);
         part.o = (char *)a->o + first * a->o_stride * (half ? 2 : 4);
-        const int64_t keys = part.past + part.rows, pairs = part.rows * a->heads;
+        const int64_t all = part.past + part.rows, keys = a->window && a->window < all ? a->window : all, pairs = part.rows * a->heads;
         int64_t stretches = divide_up(4 * l.multiprocessors, pairs), most = divide_up(keys, STRETCH_LEAST);
         stretches = stretches < most ? stretches : most;
         const int64_t each = divide_up(keys, stretches);

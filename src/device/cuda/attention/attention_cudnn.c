@@ -14,7 +14,6 @@
 
 enum {
     REPEATS = 5,
-    MOST_HEAD_DIM = 128,
     WHOLE_TILES_ONLY = 91600, /* before this version the backward pass needs sequences of whole tiles, or a padding mask */
 };
 static const int64_t most_workspace = (int64_t)8 << 30; /* the deterministic backward pass needs seq² per head */
@@ -67,7 +66,7 @@ static bool same_shape(const qd_attention_shape *x, const qd_attention_shape *y)
     return x->batch == y->batch && x->seq == y->seq && x->heads == y->heads && x->kv_heads == y->kv_heads &&
            x->head_dim == y->head_dim && x->q_stride == y->q_stride && x->k_stride == y->k_stride &&
            x->v_stride == y->v_stride && x->o_stride == y->o_stride && x->backward == y->backward &&
-           x->deterministic == y->deterministic;
+           x->deterministic == y->deterministic && x->window == y->window && x->capped == y->capped;
 }
 
 static qd_status find_entry(qd_cuda_attention *attention, const qd_attention_shape *shape, entry **found)
@@ -96,10 +95,16 @@ static bool aligned(const void *address)
     return (uintptr_t)address % 16 == 0;
 }
 
+/* Hopper has engines for larger heads; on other GPUs their backward pass is missing. */
+static int most_head_dim(const qd_cuda *cuda)
+{
+    return cuda->properties.major == 9 ? 256 : 128;
+}
+
 /* What engines can support at all, checked without asking cuDNN. */
 static bool takes(const qd_cuda *cuda, const qd_attention_args *a, bool backward)
 {
-    if (a->dtype != QD_BF16 || a->doc_start || a->head_dim % 8 || a->head_dim > MOST_HEAD_DIM || a->head_dim < 8 ||
+    if (a->dtype != QD_BF16 || a->doc_start || a->head_dim % 8 || a->head_dim > most_head_dim(cuda) || a->head_dim < 8 ||
         a->seq < 2 || a->batch < 1 || a->kv_heads < 1 || a->heads % a->kv_heads || cuda->properties.major < 8)
         return false;
     if (a->q_stride % 8 || a->k_stride % 8 || a->v_stride % 8 || a->o_stride % 8)
@@ -123,6 +128,7 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
                          const qd_attention_args *a)
 {
     static const float masked = -INFINITY, one = 1;
+    const float window = (float)a->window;
     qd_cuda *cuda = qd_cuda_of(stream);
     int64_t sum_bytes = dq_sum_bytes(shape);
     void *workspace;
@@ -139,6 +145,10 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
     GIVE(QD_CUDNN_LSE, a->lse);
     GIVE(QD_CUDNN_SCALE, &a->scale);
     GIVE(QD_CUDNN_MASKED, &masked);
+    if (shape->window)
+        GIVE(QD_CUDNN_WINDOW, &window);
+    if (shape->capped)
+        GIVE(QD_CUDNN_CAP, &a->softcap);
     if (shape->backward) {
         GIVE(QD_CUDNN_ONE, &one);
         GIVE(QD_CUDNN_D_O, a->d_o);
@@ -270,7 +280,8 @@ static qd_attention_shape shape_of(const qd_attention_args *a, bool backward, bo
     return (qd_attention_shape){
         .batch = a->batch, .seq = a->seq, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
         .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
-        .backward = backward, .deterministic = backward && deterministic,
+        .window = a->window < a->seq ? a->window : 0, .capped = a->softcap != 0, .backward = backward,
+        .deterministic = backward && deterministic,
     };
 }
 
@@ -306,7 +317,8 @@ qd_status qd_cuda_attention_backward_cudnn(qd_stream *stream, const qd_attention
     return run(stream, a, true);
 }
 
-/* attention forward 64 1024 12 12 64 strides 2304 2304 2304 768 us 812.5 engine 2 knobs 24=7 */
+/* attention forward 64 1024 12 12 64 strides 2304 2304 2304 768 window 0 capped 0 us 812.5 engine 2
+ * knobs 24=7 */
 
 void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text)
 {
@@ -315,26 +327,27 @@ void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text)
         const qd_attention_shape *s = &e->shape;
         const char *name = e->usable ? e->plan.name : e->wanted;
         if (*name && (e->usable || !e->tried))
-            qd_strbuf_printf(text, "attention %s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld us %.1f %s\n",
+            qd_strbuf_printf(text, "attention %s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %d us %.1f %s\n",
                              s->backward ? "backward" : "forward", (long long)s->batch, (long long)s->seq,
                              (long long)s->heads, (long long)s->kv_heads, (long long)s->head_dim, (long long)s->q_stride,
-                             (long long)s->k_stride, (long long)s->v_stride, (long long)s->o_stride, e->seconds * 1e6, name);
+                             (long long)s->k_stride, (long long)s->v_stride, (long long)s->o_stride, (long long)s->window, s->capped,
+                             e->seconds * 1e6, name);
     }
 }
 
 qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line)
 {
     char pass[16];
-    long long v[9];
+    long long v[11];
     double us;
     int used = 0;
-    if (sscanf(line, "attention %15s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld us %lf %n", pass, &v[0], &v[1],
-               &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &us, &used) != 11 || !used)
+    if (sscanf(line, "attention %15s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %lld us %lf %n", pass, &v[0],
+               &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &us, &used) != 13 || !used)
         return QD_FAIL(QD_CORRUPT, "tuning text: not a valid attention line: %.80s", line);
     bool backward = strcmp(pass, "backward") == 0;
     qd_attention_shape shape = {
         .batch = v[0], .seq = v[1], .heads = v[2], .kv_heads = v[3], .head_dim = v[4],
-        .q_stride = v[5], .k_stride = v[6], .v_stride = v[7], .o_stride = v[8],
+        .q_stride = v[5], .k_stride = v[6], .v_stride = v[7], .o_stride = v[8], .window = v[9], .capped = v[10] != 0,
         .backward = backward, .deterministic = backward && cuda->deterministic,
     };
     entry *e;

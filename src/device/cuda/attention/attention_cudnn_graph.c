@@ -130,6 +130,7 @@ typedef struct pointwise_args {
     cudnnDataType_t compute;
     int64_t axis;
     descriptor x, b, t, y;
+    descriptor dy, dx; /* of modes that are gradients, instead of y */
 } pointwise_args;
 
 static void pointwise(qd_cudnn_graph *g, pointwise_args a)
@@ -146,6 +147,8 @@ static void pointwise(qd_cudnn_graph *g, pointwise_args a)
     link(g, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, a.y);
     link(g, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, a.b);
     link(g, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, a.t);
+    link(g, d, CUDNN_ATTR_OPERATION_POINTWISE_DYDESC, a.dy);
+    link(g, d, CUDNN_ATTR_OPERATION_POINTWISE_DXDESC, a.dx);
     add_operation(g, d);
 }
 
@@ -201,16 +204,47 @@ static descriptor scores(qd_cudnn_graph *g, const qd_attention_shape *s)
     return inside(g, CUDNN_DATA_FLOAT, packed(s, s->seq));
 }
 
-/* scores where column <= row, -infinity elsewhere */
-static descriptor mask_causal(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x)
+/* x where `larger` (row or column) is >= or > `smaller`, -infinity elsewhere */
+static descriptor mask_where(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, cudnnPointwiseMode_t compare,
+                             descriptor larger, descriptor smaller)
 {
-    descriptor row = inside(g, CUDNN_DATA_INT32, packed(s, s->seq)), column = inside(g, CUDNN_DATA_INT32, packed(s, s->seq));
     descriptor visible = inside(g, CUDNN_DATA_BOOLEAN, packed(s, s->seq)), y = scores(g, s);
-    pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_GEN_INDEX, .compute = CUDNN_DATA_FLOAT, .axis = 2, .x = x, .y = row});
-    pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_GEN_INDEX, .compute = CUDNN_DATA_FLOAT, .axis = 3, .x = x, .y = column});
-    pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_CMP_GE, .compute = CUDNN_DATA_BOOLEAN, .x = row, .b = column, .y = visible});
+    pointwise(g, (pointwise_args){.mode = compare, .compute = CUDNN_DATA_BOOLEAN, .x = larger, .b = smaller, .y = visible});
     pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_BINARY_SELECT, .compute = CUDNN_DATA_FLOAT, .x = x,
                                   .b = scalar(g, QD_CUDNN_MASKED), .t = visible, .y = y});
+    return y;
+}
+
+/* The row (axis 2) or column (axis 3) of each score. */
+static descriptor index_of(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, int64_t axis)
+{
+    descriptor y = inside(g, CUDNN_DATA_INT32, packed(s, s->seq));
+    pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_GEN_INDEX, .compute = CUDNN_DATA_FLOAT, .axis = axis, .x = x, .y = y});
+    return y;
+}
+
+/* scores where column <= row and, with a window, column + window > row; -infinity elsewhere. Two
+ * masks, because engines recognize this form and skip tiles outside. */
+static descriptor mask(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x)
+{
+    descriptor y = mask_where(g, s, x, CUDNN_POINTWISE_CMP_GE, index_of(g, s, x, 2), index_of(g, s, x, 3));
+    if (s->window == 0)
+        return y;
+    descriptor row = index_of(g, s, y, 2), column = index_of(g, s, y, 3), end = scores(g, s);
+    map(g, CUDNN_POINTWISE_ADD, column, scalar(g, QD_CUDNN_WINDOW), end);
+    return mask_where(g, s, y, CUDNN_POINTWISE_CMP_GT, end, row);
+}
+
+/* cap · tanh(x / cap); *ratio = x / cap, for the backward pass. Without a soft-cap: x. */
+static descriptor soften(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor *ratio)
+{
+    if (!s->capped)
+        return x;
+    descriptor cap = scalar(g, QD_CUDNN_CAP), bounded = scores(g, s), y = scores(g, s);
+    *ratio = scores(g, s);
+    map(g, CUDNN_POINTWISE_DIV, x, cap, *ratio);
+    map(g, CUDNN_POINTWISE_TANH_FWD, *ratio, NULL, bounded);
+    map(g, CUDNN_POINTWISE_MUL, bounded, cap, y);
     return y;
 }
 
@@ -226,7 +260,7 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor raw = scores(g, s), scaled = scores(g, s);
     gemm(g, q, kt, raw);
     map(g, CUDNN_POINTWISE_MUL, raw, scalar(g, QD_CUDNN_SCALE), scaled);
-    descriptor masked = mask_causal(g, s, scaled);
+    descriptor ratio = NULL, masked = mask(g, s, soften(g, s, scaled, &ratio));
 
     descriptor most = inside(g, full, packed(s, 1)), sum = inside(g, full, packed(s, 1)), log = inside(g, full, packed(s, 1));
     descriptor less = scores(g, s), e = scores(g, s), p = inside(g, half, packed(s, s->seq));
@@ -279,8 +313,9 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor raw = scores(g, s), scaled = scores(g, s), less = scores(g, s), p = scores(g, s);
     gemm(g, q, kt, raw);
     map(g, CUDNN_POINTWISE_MUL, raw, scale, scaled);
-    map(g, CUDNN_POINTWISE_SUB, scaled, lse, less);
-    descriptor masked = mask_causal(g, s, less);
+    descriptor ratio = NULL, softened = soften(g, s, scaled, &ratio);
+    map(g, CUDNN_POINTWISE_SUB, softened, lse, less);
+    descriptor masked = mask(g, s, less);
     map(g, CUDNN_POINTWISE_EXP, masked, NULL, p);
     descriptor pt = inside(g, half, across);
     reshape(g, p, pt);
@@ -291,6 +326,11 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     gemm(g, d_o, vt, dp);
     map(g, CUDNN_POINTWISE_SUB, dp, delta, centred);
     map(g, CUDNN_POINTWISE_MUL, centred, p, by_p);
+    if (s->capped) {
+        descriptor through = scores(g, s); /* times 1 - tanh² */
+        pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_TANH_BWD, .compute = full, .x = ratio, .dy = by_p, .dx = through});
+        by_p = through;
+    }
     map(g, CUDNN_POINTWISE_MUL, by_p, scale, ds);
     descriptor dst = inside(g, half, across);
     reshape(g, ds, dst);

@@ -14,6 +14,8 @@
 typedef struct qd_attention_shape {
     int64_t batch, seq, heads, kv_heads, head_dim;
     int64_t q_stride, k_stride, v_stride, o_stride;
+    int64_t window; /* 0: none */
+    bool capped;    /* scores have a soft-cap */
     bool backward;
     bool deterministic; /* backward: dq without atomics, in a workspace of (batch, heads, seq, seq) */
 } qd_attention_shape;
@@ -28,6 +30,8 @@ enum {
     QD_CUDNN_LSE,
     QD_CUDNN_SCALE,    /* host scalars from here … */
     QD_CUDNN_MASKED,   /* value of masked scores: -infinity */
+    QD_CUDNN_WINDOW,
+    QD_CUDNN_CAP,
     QD_CUDNN_ONE,      /* … to here */
     QD_CUDNN_D_O,
     QD_CUDNN_DELTA,    /* (batch, heads, seq): row sums of d_o * o */
@@ -38,7 +42,7 @@ enum {
     QD_CUDNN_VIRTUAL,
 };
 
-enum { QD_CUDNN_DESCRIPTORS = 96, QD_CUDNN_OPERATIONS = 32, QD_CUDNN_CANDIDATES = 8 };
+enum { QD_CUDNN_DESCRIPTORS = 160, QD_CUDNN_OPERATIONS = 48, QD_CUDNN_CANDIDATES = 8 };
 
 /* An operation graph and all its descriptors. */
 typedef struct qd_cudnn_graph {

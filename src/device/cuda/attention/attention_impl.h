@@ -12,7 +12,7 @@ extern "C" {
 #include "device/device.h"
 
 #define QD_CUDA_HEAD_MOST 256
-#define QD_CUDA_TENSOR_HEAD_MOST 128
+#define QD_CUDA_TENSOR_HEAD_MOST 256
 #define QD_CUDA_RUNS_MOST 16 /* most runs of queries, and of keys, per launch */
 
 /* A qd_row_run with the integer type of the kernels. */
@@ -30,7 +30,8 @@ typedef struct qd_cuda_attention_job {
     const int32_t *doc_start;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
     int heads, kv_heads, head_dim;
-    float scale;
+    int window; /* 0: none */
+    float scale, softcap; /* softcap 0: none */
     bool half;  /* q, k, v and d_o are bf16 */
     bool part;  /* o and gradients are fp32, gradients are accumulated; else both have q's type and are overwritten */
     bool merge; /* forward: merge into the existing o and lse */

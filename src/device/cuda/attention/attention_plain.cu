@@ -153,7 +153,7 @@ static __device__ __forceinline__ void store_rows(const result &to, const span &
 template <typename S> static __device__ __forceinline__ int block_first_key(const job &a, int64_t batch, const span &q, int *scratch)
 {
     if (!a.doc_start)
-        return 0;
+        return first_key(a, batch, q, 0);
     if (threadIdx.x == 0)
         *scratch = NO_KEY;
     __syncthreads();
@@ -161,6 +161,18 @@ template <typename S> static __device__ __forceinline__ int block_first_key(cons
         atomicMin(scratch, first_key(a, batch, q, (int)threadIdx.x));
     __syncthreads();
     return *scratch;
+}
+
+/* The score of a product of query and key, and the derivative of the soft-cap there. */
+static __device__ __forceinline__ float score_of(const job &a, float product, float &slope)
+{
+    const float score = product * a.scale;
+    slope = 1.0f;
+    if (a.softcap == 0.0f)
+        return score;
+    const float t = tanhf(score / a.softcap);
+    slope = 1.0f - t * t;
+    return a.softcap * t;
 }
 
 /* Grids: x = tiles of rows (last first, because they attend to the most keys), y = head, z =
@@ -210,7 +222,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
 #pragma unroll
             for (int j = 0; j < S::M; j++) {
                 const int col = x + SIDE * j, key = k.position + col;
-                scores[i][j] = col < k.rows && key <= position && key >= low[i] ? scores[i][j] * a.scale : -INFINITY;
+                float slope;
+                scores[i][j] = col < k.rows && key <= position && key >= low[i] ? score_of(a, scores[i][j], slope) : -INFINITY;
                 top = fmaxf(top, scores[i][j]);
             }
 #pragma unroll
@@ -265,8 +278,9 @@ static __device__ __forceinline__ void score_gradients(const job &a, int64_t bat
         for (int j = 0; j < S::M; j++) {
             const int col = x + SIDE * j, key = k.position + col;
             const bool seen = col < k.rows && key <= position && key >= low;
-            scores[i][j] = seen ? expf(scores[i][j] * a.scale - row_lse) : 0.0f;
-            dp[i][j] = seen ? scores[i][j] * (dp[i][j] - row_delta) * a.scale : 0.0f;
+            float slope;
+            scores[i][j] = seen ? expf(score_of(a, scores[i][j], slope) - row_lse) : 0.0f;
+            dp[i][j] = seen ? scores[i][j] * (dp[i][j] - row_delta) * slope * a.scale : 0.0f;
         }
     }
 }

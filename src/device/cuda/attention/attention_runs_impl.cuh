@@ -49,12 +49,19 @@ static inline int64_t tile_count(const qd_cuda_run *runs, int count, int rows)
     return tiles;
 }
 
+/* The first position that the window of a query leaves visible; may be negative. */
+static __device__ __forceinline__ int window_start(const job &a, int position)
+{
+    return a.window ? position - a.window + 1 : 0;
+}
+
 /* The first position that row `i` of a span of queries attends to; NO_KEY beyond its end. */
 static __device__ __forceinline__ int first_key(const job &a, int64_t batch, const span &q, int i)
 {
     if (i >= q.rows)
         return NO_KEY;
-    return a.doc_start ? larger(a.doc_start[batch * a.q_seq + q.row + i], 0) : 0;
+    const int low = larger(window_start(a, q.position + i), 0);
+    return a.doc_start ? larger(a.doc_start[batch * a.q_seq + q.row + i], low) : low;
 }
 
 /* Iterates over the keys that a span of queries attends to, positions [low, end), in tiles of B. */
@@ -93,7 +100,7 @@ template <int B> static __device__ __forceinline__ key_walk next_keys(const job 
 }
 
 /* Iterates over the queries of the heads before end_head that are at or after the first key of a
- * tile, in tiles of B rows. */
+ * tile, and not a window after its last, in tiles of B rows. */
 struct query_walk {
     int head, run, at;
 };
@@ -110,7 +117,8 @@ static __device__ __forceinline__ query_walk settle_queries(const job &a, const 
     while (w.head < end_head) {
         if (w.run >= a.q_run_count)
             w = query_walk{w.head + 1, 0, first_query(a, k, 0)};
-        else if (w.at >= a.q_runs[w.run].count)
+        else if (w.at >= a.q_runs[w.run].count ||
+                 (a.window && a.q_runs[w.run].position + w.at - (k.position + k.rows - 1) >= a.window))
             w = query_walk{w.head, w.run + 1, first_query(a, k, w.run + 1)};
         else
             break;

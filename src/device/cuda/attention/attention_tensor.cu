@@ -23,6 +23,33 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* Scores in units of log 2, so that the exponential is 2^x. Without a soft-cap: product · scale. */
+struct scoring {
+    float scale; /* of a product, or of the argument of tanh in units of log 2 / 2 */
+    float cap;   /* 0: none */
+};
+
+static __device__ __forceinline__ scoring scoring_of(const job &a)
+{
+    if (a.softcap == 0.0f)
+        return scoring{a.scale * LOG2_E, 0.0f};
+    return scoring{2.0f * LOG2_E * a.scale / a.softcap, a.softcap * LOG2_E};
+}
+
+/* tanh through e^2x: an absolute error of some 1e-7, which the soft-cap multiplies. e^2x may
+ * overflow to infinity. */
+static __device__ __forceinline__ float score_of(const scoring &how, float product, float &slope)
+{
+    slope = 1.0f;
+    if (how.cap == 0.0f)
+        return product * how.scale;
+    float part;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(part) : "f"(1.0f + exp2_fast(product * how.scale)));
+    const float t = fmaf(-2.0f, part, 1.0f);
+    slope = fmaf(-t, t, 1.0f);
+    return how.cap * t;
+}
+
 template <int D> struct row_of {
     enum { STRIDE = D + 8 };
 };
@@ -82,9 +109,9 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[N][4], const bf1
     }
 }
 
-/* sum (16 x D) += w (16 x 8 N), rounded to bf16, times the tile (8 N x D). */
-template <int D, int N>
-static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], const float (&w)[N][4], const bf16 *tile)
+/* sum (16 x W) += w (16 x 8 N), rounded to bf16, times W columns of the tile (8 N x D). */
+template <int D, int N, int W = D>
+static __device__ __forceinline__ void add_weighted(float (&sum)[W / 8][4], const float (&w)[N][4], const bf16 *tile)
 {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -92,7 +119,7 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], cons
         const uint32_t a[4] = {pack(w[2 * k][0], w[2 * k][1]), pack(w[2 * k][2], w[2 * k][3]),
                                pack(w[2 * k + 1][0], w[2 * k + 1][1]), pack(w[2 * k + 1][2], w[2 * k + 1][3])};
 #pragma unroll
-        for (int n = 0; n < D / 16; n++) {
+        for (int n = 0; n < W / 16; n++) {
             uint32_t b[4];
             load_transposed(b, tile + (k * 16 + lane % 16) * row_of<D>::STRIDE + n * 16 + lane / 16 * 8);
             multiply_add(sum[2 * n], a, b[0], b[1]);
@@ -142,7 +169,7 @@ static __device__ __forceinline__ void store_rows(void *to, int64_t origin, int6
 static __device__ __forceinline__ int lowest_key(const job &a, int64_t batch, const span &q)
 {
     if (!a.doc_start)
-        return 0;
+        return first_key(a, batch, q, 0);
     int low = NO_KEY;
     for (int i = threadIdx.x % 32; i < q.rows; i += 32)
         low = smaller(low, first_key(a, batch, q, i));
@@ -200,14 +227,15 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
     const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* longest first */
     const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
-    const float scale = a.scale * LOG2_E;
+    const scoring how = scoring_of(a);
     const int end = own.position + own.rows, least = lowest_key(a, batch, own);
     key_walk now = first_keys<KEYS>(a, least, end);
     if (a.merge && !has_keys(a, now))
         return; /* the running result stays */
     int stage = 0;
     float o[D / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
-    uint32_t left[D / 16][4];
+    constexpr bool HELD = D <= 128; /* the queries stay in registers */
+    uint32_t left[HELD ? D / 16 : 1][4];
 
     auto fetch = [&](key_walk at, int to) {
         const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
@@ -237,9 +265,10 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
     }
     copies_wait<1>();
     __syncthreads();
+    if constexpr (HELD)
 #pragma unroll
-    for (int k = 0; k < D / 16; k++)
-        load_left<D>(left[k], q + warp * 16 * STRIDE, k);
+        for (int k = 0; k < D / 16; k++)
+            load_left<D>(left[k], q + warp * 16 * STRIDE, k);
     while (has_keys(a, now)) {
         const key_walk next = next_keys<KEYS>(a, least, end, now);
         if (has_keys(a, next))
@@ -250,19 +279,24 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         float s[N][4];
         clear(s);
 #pragma unroll
-        for (int k = 0; k < D / 16; k++)
-            multiply_step<D, N>(s, left[k], keys + stage * TILE, k);
+        for (int k = 0; k < D / 16; k++) {
+            if constexpr (!HELD)
+                load_left<D>(left[0], q + warp * 16 * STRIDE, k);
+            multiply_step<D, N>(s, left[HELD ? k : 0], keys + stage * TILE, k);
+        }
         const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
         const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
-        const bool masked = a.doc_start || k.rows < KEYS || k.position + KEYS - 1 > own.position + warp * 16;
+        const bool masked = a.doc_start || k.rows < KEYS || k.position + KEYS - 1 > own.position + warp * 16 ||
+                            k.position < window_start(a, own.position + warp * 16 + 15);
         float top0 = most0, top1 = most1;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int col = n * 8 + lane % 4 * 2 + i;
-                s[n][i] *= scale;
-                s[n][2 + i] *= scale;
+                float slope;
+                s[n][i] = score_of(how, s[n][i], slope);
+                s[n][2 + i] = score_of(how, s[n][2 + i], slope);
                 if (masked) {
                     s[n][i] = sees(seen0, col) ? s[n][i] : -INFINITY;
                     s[n][2 + i] = sees(seen1, col) ? s[n][2 + i] : -INFINITY;
@@ -325,7 +359,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
     const bool is0 = row < own.rows, is1 = row + 8 < own.rows;
     const float lse0 = is0 ? w.lse[own.row + row] * LOG2_E : 0.0f, lse1 = is1 ? w.lse[own.row + row + 8] * LOG2_E : 0.0f;
     const float delta0 = is0 ? w.delta[own.row + row] : 0.0f, delta1 = is1 ? w.delta[own.row + row + 8] : 0.0f;
-    const float scale = a.scale * LOG2_E;
+    const scoring how = scoring_of(a);
     const int end = own.position + own.rows, least = lowest_key(a, batch, own);
     key_walk now = first_keys<KEYS>(a, least, end);
     if (a.part && !has_keys(a, now))
@@ -362,10 +396,12 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int col = n * 8 + lane % 4 * 2 + i;
-                const float p0 = sees(seen0, col) ? exp2_fast(s[n][i] * scale - lse0) : 0.0f;
-                const float p1 = sees(seen1, col) ? exp2_fast(s[n][2 + i] * scale - lse1) : 0.0f;
-                s[n][i] = p0 * (t[n][i] - delta0);
-                s[n][2 + i] = p1 * (t[n][2 + i] - delta1);
+                float slope0, slope1;
+                const float score0 = score_of(how, s[n][i], slope0), score1 = score_of(how, s[n][2 + i], slope1);
+                const float p0 = sees(seen0, col) ? exp2_fast(score0 - lse0) : 0.0f;
+                const float p1 = sees(seen1, col) ? exp2_fast(score1 - lse1) : 0.0f;
+                s[n][i] = p0 * (t[n][i] - delta0) * slope0;
+                s[n][2 + i] = p1 * (t[n][2 + i] - delta1) * slope1;
             }
         add_weighted<D, N>(dq, s, keys + stage * TILE);
         __syncthreads();
@@ -389,21 +425,25 @@ static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t 
     }
 }
 
-template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
+/* y = key head times PARTS: a block computes one of PARTS ranges of the columns of dk and dv,
+ * because all of them do not fit in the registers of large heads. */
+template <int D, int QUERIES, int PARTS>
+static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
-    enum { STRIDE = row_of<D>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE };
+    enum { STRIDE = row_of<D>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE, W = D / PARTS };
     extern __shared__ __align__(16) bf16 memory[];
     __shared__ float lse[2][QUERIES], delta[2][QUERIES];
     __shared__ int low[2][QUERIES];
     bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * STRIDE, *d_os = queries + 2 * TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
-    const int64_t batch = blockIdx.z, k_col = (int64_t)kv_head * a.head_dim;
+    const int kv_head = blockIdx.y / PARTS, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
+    const int first_col = blockIdx.y % PARTS * W;
+    const int64_t batch = blockIdx.z, out_col = (int64_t)kv_head * a.head_dim + first_col;
     const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
     const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 positions later */
-    const float scale = a.scale * LOG2_E;
+    const scoring how = scoring_of(a);
     const views w0 = view(a, batch, kv_head * group, kv_head);
-    float dk[D / 8][4], dv[D / 8][4];
+    float dk[W / 8][4], dv[W / 8][4];
     clear(dk);
     clear(dv);
 
@@ -448,23 +488,26 @@ template <int D, int QUERIES> static __global__ void __launch_bounds__(THREADS) 
                 const int col = n * 8 + lane % 4 * 2 + i, query = first + col;
                 const float shift = lse[stage][col], row_delta = delta[stage][col];
                 const int from = low[stage][col];
-                const float p0 = position <= query && position >= from ? exp2_fast(s[n][i] * scale - shift) : 0.0f;
-                const float p1 = position + 8 <= query && position + 8 >= from ? exp2_fast(s[n][2 + i] * scale - shift) : 0.0f;
+                float slope0, slope1;
+                const float score0 = score_of(how, s[n][i], slope0), score1 = score_of(how, s[n][2 + i], slope1);
+                const float p0 = position <= query && position >= from ? exp2_fast(score0 - shift) : 0.0f;
+                const float p1 = position + 8 <= query && position + 8 >= from ? exp2_fast(score1 - shift) : 0.0f;
                 s[n][i] = p0;
                 s[n][2 + i] = p1;
-                t[n][i] = p0 * (t[n][i] - row_delta);
-                t[n][2 + i] = p1 * (t[n][2 + i] - row_delta);
+                t[n][i] = p0 * (t[n][i] - row_delta) * slope0;
+                t[n][2 + i] = p1 * (t[n][2 + i] - row_delta) * slope1;
             }
-        add_weighted<D, N>(dv, s, d_o);
-        add_weighted<D, N>(dk, t, q);
+        add_weighted<D, N, W>(dv, s, d_o + first_col);
+        add_weighted<D, N, W>(dk, t, q + first_col);
         __syncthreads();
         stage ^= 1;
         at = next;
     }
     copies_wait<0>();
     const int64_t key0 = batch * a.k_seq;
-    store_rows<D>(a.dk, key0 * a.dk_stride + k_col, a.dk_stride, own, a.head_dim, dk, a.scale, a.scale, a.part, a.part);
-    store_rows<D>(a.dv, key0 * a.dv_stride + k_col, a.dv_stride, own, a.head_dim, dv, 1.0f, 1.0f, a.part, a.part);
+    const int cols = a.head_dim - first_col;
+    store_rows<W>(a.dk, key0 * a.dk_stride + out_col, a.dk_stride, own, cols, dk, a.scale, a.scale, a.part, a.part);
+    store_rows<W>(a.dv, key0 * a.dv_stride + out_col, a.dv_stride, own, cols, dv, 1.0f, 1.0f, a.part, a.part);
 }
 
 /* One block per tile of the runs and head. Shared memory: own_tiles tiles of ROWS rows and two
@@ -485,24 +528,33 @@ static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles
 
 template <int D> static qd_status forward(qd_stream *stream, const job *a)
 {
-    return launch<D>(stream, a, forward_kernel<D, 64>, 1, 64, a->q_runs, a->q_run_count, a->heads);
+    constexpr int OTHER = D <= 128 ? 64 : 32;
+    return launch<D>(stream, a, forward_kernel<D, OTHER>, 1, OTHER, a->q_runs, a->q_run_count, a->heads);
 }
 
 /* Tiles of 32 rows for the other side where the accumulators of larger heads need the registers. */
 template <int D> static qd_status backward(qd_stream *stream, const job *a)
 {
-    constexpr int OTHER = D <= 64 ? 64 : 32;
-    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER>, 2, OTHER, a->k_runs, a->k_run_count, a->kv_heads)));
+    constexpr int OTHER = D <= 64 ? 64 : 32, PARTS = D <= 128 ? 1 : 2;
+    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER, PARTS>, 2, OTHER, a->k_runs, a->k_run_count, PARTS * a->kv_heads)));
     QD_TRY((launch<D>(stream, a, backward_dq_kernel<D, OTHER>, 2, OTHER, a->q_runs, a->q_run_count, a->heads)));
     return QD_OK;
 }
 
 extern "C" qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const job *a)
 {
-    return a->head_dim <= 64 ? forward<64>(stream, a) : a->head_dim <= 96 ? forward<96>(stream, a) : forward<128>(stream, a);
+    const int d = a->head_dim;
+    return d <= 64    ? forward<64>(stream, a)
+           : d <= 96  ? forward<96>(stream, a)
+           : d <= 128 ? forward<128>(stream, a)
+                      : forward<256>(stream, a);
 }
 
 extern "C" qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const job *a)
 {
-    return a->head_dim <= 64 ? backward<64>(stream, a) : a->head_dim <= 96 ? backward<96>(stream, a) : backward<128>(stream, a);
+    const int d = a->head_dim;
+    return d <= 64    ? backward<64>(stream, a)
+           : d <= 96  ? backward<96>(stream, a)
+           : d <= 128 ? backward<128>(stream, a)
+                      : backward<256>(stream, a);
 }

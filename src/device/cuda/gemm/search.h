@@ -33,4 +33,8 @@ qd_status qd_cuda_search(qd_device *device, const qd_matmul_args *call, qd_searc
  * library accepts it. */
 qd_status qd_cuda_attention_graph_check(const qd_attention_args *a, bool backward, bool deterministic);
 
+/* Attention with our own kernels (attention*.cu): everything that the CPU device supports. */
+qd_status qd_cuda_attention_forward_own(qd_stream *stream, const qd_attention_args *a);
+qd_status qd_cuda_attention_backward_own(qd_stream *stream, const qd_attention_args *a);
+
 #endif
