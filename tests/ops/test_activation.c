@@ -1,4 +1,4 @@
-/* GELU and SwiGLU, forward and backward, against double precision.
+/* GELU, SwiGLU and GELU as a gate, forward and backward, against double precision.
  * ctest: processors 2 */
 #include "support/ops.h"
 
@@ -23,6 +23,8 @@ static const act_case cases[] = {
     KIND_CASES(QD_ACT_GELU_TANH),
     KIND_CASES(QD_ACT_GELU),
     KIND_CASES(QD_ACT_SWIGLU),
+    KIND_CASES(QD_ACT_GEGLU_TANH),
+    KIND_CASES(QD_ACT_GEGLU),
     {QD_ACT_GELU_TANH, 21, 1001, OVER_DY, QD_F32},
     {QD_ACT_GELU, 21, 1001, OVER_DY, QD_BF16},
 };
@@ -33,11 +35,18 @@ static const act_case speed[] = {
     {QD_ACT_SWIGLU, 4096, 3072, APART, QD_F32},
     {QD_ACT_GELU_TANH, 4096, 3072, APART, QD_BF16},
     {QD_ACT_SWIGLU, 4096, 3072, APART, QD_BF16},
+    {QD_ACT_GEGLU_TANH, 4096, 3072, APART, QD_BF16},
 };
 
 static const char *kind_name(qd_activation kind)
 {
-    return kind == QD_ACT_GELU_TANH ? "gelu_tanh" : kind == QD_ACT_GELU ? "gelu" : "swiglu";
+    switch (kind) {
+    case QD_ACT_GELU_TANH: return "gelu_tanh";
+    case QD_ACT_GELU: return "gelu";
+    case QD_ACT_GEGLU_TANH: return "geglu_tanh";
+    case QD_ACT_GEGLU: return "geglu";
+    default: return "swiglu";
+    }
 }
 
 static void describe(const void *p, char *text, size_t size)
@@ -56,11 +65,11 @@ static double logistic(double x)
 static double value(qd_activation kind, double x, double *slope)
 {
     double b = sqrt(2 / M_PI), k = 0.044715, f, d;
-    if (kind == QD_ACT_GELU_TANH) {
+    if (kind == QD_ACT_GELU_TANH || kind == QD_ACT_GEGLU_TANH) {
         double u = b * (x + k * x * x * x);
         f = logistic(2 * u);
         d = f + x * 2 * b * (1 + 3 * k * x * x) * f * logistic(-2 * u);
-    } else if (kind == QD_ACT_GELU) {
+    } else if (kind == QD_ACT_GELU || kind == QD_ACT_GEGLU) {
         f = 0.5 * erfc(-x * M_SQRT1_2);
         d = f + x * exp(-0.5 * x * x) / sqrt(2 * M_PI);
     } else {
@@ -75,7 +84,7 @@ enum { X, DY, Y, DX, TENSORS };
 
 static int64_t x_cols(const act_case *c)
 {
-    return c->kind == QD_ACT_SWIGLU ? 2 * c->cols : c->cols;
+    return qd_activation_is_gated(c->kind) ? 2 * c->cols : c->cols;
 }
 
 static int tensors(const act_case *c, ops_tensor *t, bool backward)
@@ -120,7 +129,7 @@ static void derive(const void *p, double *const *v)
 static double output(const act_case *c, double *const *v, int64_t r, int64_t i)
 {
     double unused, f = value(c->kind, v[X][r * x_cols(c) + i], &unused);
-    return c->kind == QD_ACT_SWIGLU ? f * v[X][r * x_cols(c) + c->cols + i] : f;
+    return qd_activation_is_gated(c->kind) ? f * v[X][r * x_cols(c) + c->cols + i] : f;
 }
 
 static void forward_reference(const void *p, double *const *v)
@@ -149,7 +158,7 @@ static void backward_reference(const void *p, double *const *v)
             int64_t at = r * x_cols(c) + i;
             double slope, dy = v[DY][r * c->cols + i], f = value(c->kind, v[X][at], &slope);
             v[DX][at] = dy * slope;
-            if (c->kind == QD_ACT_SWIGLU) {
+            if (qd_activation_is_gated(c->kind)) {
                 v[DX][at] *= v[X][at + c->cols];
                 v[DX][at + c->cols] = dy * f;
             }

@@ -319,7 +319,7 @@ static const attention_case long_score_cases[] = {
     {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 50, 20, 0},
     {1, 200, 8, 1, 256, QD_F32, true, false, 0, 120, 0, 0},
     {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0},
-    /* shapes of models, around the tiles of the accelerator's kernels: with and without documents */
+    /* shapes of models, around the tiles of the accelerator's kernels; some with documents */
     {2, 384, 4, 2, 128, QD_BF16, false, true, 0, 100, 0, 0},
     {1, 320, 4, 4, 64, QD_BF16, false, true, 0, 0, 5, 0},
     {1, 500, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},

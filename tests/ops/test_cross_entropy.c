@@ -12,26 +12,31 @@ typedef struct loss_case {
     int64_t rows, vocab, ld;
     bool grad;
     qd_dtype dtype;
+    double cap; /* 0: none */
 } loss_case;
 
 static const loss_case cases[] = {
-    {1, 1, 1, true, QD_F32},         {3, 7, 7, false, QD_F32},        {40, 7, 16, true, QD_F32},
-    {37, 1000, 1000, true, QD_F32},  {9, 4097, 4160, true, QD_F32},   {9, 4097, 4160, false, QD_F32},
-    {5, 50257, 50304, true, QD_F32}, {37, 1000, 1024, true, QD_BF16}, {9, 4097, 4097, false, QD_BF16},
-    {5, 50257, 50257, true, QD_BF16}, {5, 50257, 50304, true, QD_BF16}, {4, 50304, 50304, true, QD_BF16},
-    {3, 128251, 128256, true, QD_BF16}, {2, 65537, 65540, true, QD_F32}, {1, 530001, 530001, true, QD_F32},
+    {1, 1, 1, true, QD_F32, 0},         {3, 7, 7, false, QD_F32, 0},        {40, 7, 16, true, QD_F32, 0},
+    {37, 1000, 1000, true, QD_F32, 0},  {9, 4097, 4160, true, QD_F32, 0},   {9, 4097, 4160, false, QD_F32, 0},
+    {5, 50257, 50304, true, QD_F32, 0}, {37, 1000, 1024, true, QD_BF16, 0}, {9, 4097, 4097, false, QD_BF16, 0},
+    {5, 50257, 50257, true, QD_BF16, 0}, {5, 50257, 50304, true, QD_BF16, 0}, {4, 50304, 50304, true, QD_BF16, 0},
+    {3, 128251, 128256, true, QD_BF16, 0}, {2, 65537, 65540, true, QD_F32, 0}, {1, 530001, 530001, true, QD_F32, 0},
+    {40, 7, 16, true, QD_F32, 5}, {37, 1000, 1000, false, QD_F32, 30}, {9, 4097, 4160, true, QD_F32, 2},
+    {37, 1000, 1024, true, QD_BF16, 30}, {5, 50257, 50257, true, QD_BF16, 5}, {3, 256000, 256000, true, QD_BF16, 30},
 };
 static const loss_case speed[] = {
-    {512, 50257, 50304, false, QD_F32},
-    {512, 50257, 50304, true, QD_F32},
-    {512, 50257, 50304, true, QD_BF16},
+    {512, 256000, 256000, true, QD_BF16, 0},
+    {512, 256000, 256000, true, QD_BF16, 30},
+    {512, 50257, 50304, false, QD_F32, 0},
+    {512, 50257, 50304, true, QD_F32, 0},
+    {512, 50257, 50304, true, QD_BF16, 0},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const loss_case *c = p;
-    snprintf(text, size, "%lld rows, vocabulary %lld, stride %lld, %s%s", (long long)c->rows, (long long)c->vocab,
-             (long long)c->ld, qd_dtype_name(c->dtype), c->grad ? ", gradient" : "");
+    snprintf(text, size, "%lld rows, vocabulary %lld, stride %lld, %s%s, cap %g", (long long)c->rows, (long long)c->vocab,
+             (long long)c->ld, qd_dtype_name(c->dtype), c->grad ? ", gradient" : "", c->cap);
 }
 
 /* The tensor's columns are ld, because the gradient clears the padding beyond the vocabulary. */
@@ -49,7 +54,8 @@ static int tensors(const void *p, ops_tensor *t)
     return TENSORS;
 }
 
-/* Some targets are ignored, and rows have logits of very different magnitude. */
+/* Some targets are ignored, and rows have logits of very different magnitude (which a cap would
+ * make equal). */
 static void derive(const void *p, double *const *v)
 {
     const loss_case *c = p;
@@ -57,8 +63,20 @@ static void derive(const void *p, double *const *v)
         if (r % 5 == 2)
             v[TARGETS][r] = -1 - (double)(r % 100);
         for (int64_t i = 0; i < c->vocab; i++)
-            v[LOGITS][r * c->ld + i] += r % 4 == 1 ? 300 : r % 4 == 2 ? -300 : 0;
+            v[LOGITS][r * c->ld + i] += c->cap > 0 ? 0 : r % 4 == 1 ? 300 : r % 4 == 2 ? -300 : 0;
     }
+}
+
+/* What a logit stands for. */
+static double capped(double x, double cap)
+{
+    return cap > 0 ? cap * tanh(x / cap) : x;
+}
+
+/* Its derivative. */
+static double slope(double x, double cap)
+{
+    return cap > 0 ? 1 - pow(tanh(x / cap), 2) : 1;
 }
 
 static double row_loss(const loss_case *c, const double *x, int64_t target, double *top, double *sum)
@@ -66,10 +84,10 @@ static double row_loss(const loss_case *c, const double *x, int64_t target, doub
     *top = -INFINITY;
     *sum = 0;
     for (int64_t i = 0; i < c->vocab; i++)
-        *top = fmax(*top, x[i]);
+        *top = fmax(*top, capped(x[i], c->cap));
     for (int64_t i = 0; i < c->vocab; i++)
-        *sum += exp(x[i] - *top);
-    return log(*sum) + *top - x[target];
+        *sum += exp(capped(x[i], c->cap) - *top);
+    return log(*sum) + *top - capped(x[target], c->cap);
 }
 
 static void reference(const void *p, double *const *v)
@@ -80,7 +98,9 @@ static void reference(const void *p, double *const *v)
         int64_t target = (int64_t)v[TARGETS][r];
         v[LOSSES][r] = target < 0 ? 0 : row_loss(c, x, target, &top, &sum);
         for (int64_t i = 0; i < c->ld && c->grad; i++)
-            x[i] = target < 0 || i >= c->vocab ? 0 : (exp(x[i] - top) / sum - (i == target)) * SCALE;
+            x[i] = target < 0 || i >= c->vocab
+                       ? 0
+                       : (exp(capped(x[i], c->cap) - top) / sum - (i == target)) * SCALE * slope(x[i], c->cap);
     }
 }
 
@@ -89,8 +109,8 @@ static qd_status run(const qd_kernels *k, qd_stream *stream, const void *p, void
     const loss_case *c = p;
     return k->cross_entropy(stream, &(qd_cross_entropy_args){.logits = t[LOGITS], .targets = t[TARGETS],
                                                              .losses = t[LOSSES], .rows = c->rows, .vocab = c->vocab,
-                                                             .ld = c->ld, .scale = (float)SCALE, .grad = c->grad,
-                                                             .dtype = c->dtype});
+                                                             .ld = c->ld, .scale = (float)SCALE, .cap = (float)c->cap,
+                                                             .grad = c->grad, .dtype = c->dtype});
 }
 
 static double bytes(const void *p)
@@ -104,18 +124,24 @@ typedef struct part_case {
     int64_t rows, vocab, ld, first, all;
     bool grad;
     qd_dtype dtype;
+    double cap; /* 0: none */
 } part_case;
 
 static const part_case parts[] = {
-    {QD_CROSS_ENTROPY_MAX, 3, 7, 7, 0, 14, true, QD_F32},
-    {QD_CROSS_ENTROPY_MAX, 37, 1009, 1024, 1009, 2018, true, QD_BF16},
-    {QD_CROSS_ENTROPY_SUM, 40, 7, 16, 7, 14, true, QD_F32},
-    {QD_CROSS_ENTROPY_SUM, 9, 12565, 12565, 25129, 50257, true, QD_F32},
-    {QD_CROSS_ENTROPY_SUM, 37, 1000, 1024, 0, 1009, true, QD_BF16},
-    {QD_CROSS_ENTROPY_GRAD, 40, 7, 16, 0, 14, true, QD_F32},
-    {QD_CROSS_ENTROPY_GRAD, 40, 253, 253, 253, 1009, false, QD_F32},
-    {QD_CROSS_ENTROPY_GRAD, 9, 12565, 12600, 25129, 50257, true, QD_F32},
-    {QD_CROSS_ENTROPY_GRAD, 37, 1000, 1024, 500, 2000, true, QD_BF16},
+    {QD_CROSS_ENTROPY_MAX, 3, 7, 7, 0, 14, true, QD_F32, 0},
+    {QD_CROSS_ENTROPY_MAX, 37, 1009, 1024, 1009, 2018, true, QD_BF16, 0},
+    {QD_CROSS_ENTROPY_SUM, 40, 7, 16, 7, 14, true, QD_F32, 0},
+    {QD_CROSS_ENTROPY_SUM, 9, 12565, 12565, 25129, 50257, true, QD_F32, 0},
+    {QD_CROSS_ENTROPY_SUM, 37, 1000, 1024, 0, 1009, true, QD_BF16, 0},
+    {QD_CROSS_ENTROPY_GRAD, 40, 7, 16, 0, 14, true, QD_F32, 0},
+    {QD_CROSS_ENTROPY_GRAD, 40, 253, 253, 253, 1009, false, QD_F32, 0},
+    {QD_CROSS_ENTROPY_GRAD, 9, 12565, 12600, 25129, 50257, true, QD_F32, 0},
+    {QD_CROSS_ENTROPY_GRAD, 37, 1000, 1024, 500, 2000, true, QD_BF16, 0},
+    {QD_CROSS_ENTROPY_MAX, 9, 100, 100, 0, 200, true, QD_F32, 4},
+    {QD_CROSS_ENTROPY_SUM, 40, 253, 256, 253, 1009, true, QD_F32, 4},
+    {QD_CROSS_ENTROPY_SUM, 37, 1000, 1024, 0, 1009, true, QD_BF16, 30},
+    {QD_CROSS_ENTROPY_GRAD, 40, 253, 256, 253, 1009, true, QD_F32, 4},
+    {QD_CROSS_ENTROPY_GRAD, 37, 1000, 1024, 500, 2000, true, QD_BF16, 30},
 };
 
 enum { PART_LOGITS, PART_TARGETS, PART_TOP, PART_SUMS, PART_LOSSES, PART_TENSORS };
@@ -123,9 +149,9 @@ enum { PART_LOGITS, PART_TARGETS, PART_TOP, PART_SUMS, PART_LOSSES, PART_TENSORS
 static void describe_part(const void *p, char *text, size_t size)
 {
     const part_case *c = p;
-    snprintf(text, size, "stage %d, %lld rows, tokens %lld to %lld of %lld, stride %lld, %s%s", (int)c->stage, (long long)c->rows,
+    snprintf(text, size, "stage %d, %lld rows, tokens %lld to %lld of %lld, stride %lld, %s%s, cap %g", (int)c->stage, (long long)c->rows,
              (long long)c->first, (long long)(c->first + c->vocab - 1), (long long)c->all, (long long)c->ld, qd_dtype_name(c->dtype),
-             c->grad ? ", gradient" : "");
+             c->grad ? ", gradient" : "", c->cap);
 }
 
 static int part_tensors(const void *p, ops_tensor *t)
@@ -152,14 +178,15 @@ static void derive_part(const void *p, double *const *v)
         if (r % 5 == 2)
             v[PART_TARGETS][r] = -1;
         for (int64_t i = 0; i < c->vocab; i++)
-            top = fmax(top, x[i]);
+            top = fmax(top, capped(x[i], c->cap));
         v[PART_TOP][r] = (double)(float)(top + (r % 3 ? 0.5 : 0));
         for (int64_t i = 0; i < c->vocab; i++)
-            sum += exp(x[i] - v[PART_TOP][r]);
+            sum += exp(capped(x[i], c->cap) - v[PART_TOP][r]);
         int64_t target = (int64_t)v[PART_TARGETS][r] - c->first;
         if (c->stage == QD_CROSS_ENTROPY_GRAD) {
             v[PART_SUMS][2 * r] = (double)(float)(sum + 1.5);
-            v[PART_SUMS][2 * r + 1] = target >= 0 && target < c->vocab ? (double)(float)(x[target] - v[PART_TOP][r]) : -0.75;
+            bool here = target >= 0 && target < c->vocab;
+            v[PART_SUMS][2 * r + 1] = here ? (double)(float)(capped(x[target], c->cap) - v[PART_TOP][r]) : -0.75;
         }
     }
 }
@@ -170,22 +197,24 @@ static void part_reference(const void *p, double *const *v)
     for (int64_t r = 0; r < c->rows; r++) {
         double *x = v[PART_LOGITS] + r * c->ld, most = -INFINITY, sum = 0;
         for (int64_t i = 0; i < c->vocab; i++)
-            most = fmax(most, x[i]);
+            most = fmax(most, capped(x[i], c->cap));
         if (c->stage == QD_CROSS_ENTROPY_MAX) {
             v[PART_TOP][r] = most;
             continue;
         }
         int64_t target = (int64_t)v[PART_TARGETS][r], here = target - c->first;
         for (int64_t i = 0; i < c->vocab; i++)
-            sum += exp(x[i] - v[PART_TOP][r]);
+            sum += exp(capped(x[i], c->cap) - v[PART_TOP][r]);
         if (c->stage == QD_CROSS_ENTROPY_SUM) {
             v[PART_SUMS][2 * r] = sum;
-            v[PART_SUMS][2 * r + 1] = target >= 0 && here >= 0 && here < c->vocab ? x[here] - v[PART_TOP][r] : 0;
+            v[PART_SUMS][2 * r + 1] = target >= 0 && here >= 0 && here < c->vocab ? capped(x[here], c->cap) - v[PART_TOP][r] : 0;
             continue;
         }
         v[PART_LOSSES][r] = target < 0 ? 0 : log(v[PART_SUMS][2 * r]) - v[PART_SUMS][2 * r + 1];
         for (int64_t i = 0; i < c->ld && c->grad; i++)
-            x[i] = target < 0 || i >= c->vocab ? 0 : (exp(x[i] - v[PART_TOP][r]) / v[PART_SUMS][2 * r] - (i == here)) * SCALE;
+            x[i] = target < 0 || i >= c->vocab ? 0
+                                               : (exp(capped(x[i], c->cap) - v[PART_TOP][r]) / v[PART_SUMS][2 * r] - (i == here)) *
+                                                     SCALE * slope(x[i], c->cap);
     }
 }
 
@@ -195,7 +224,7 @@ static qd_status part_run(const qd_kernels *k, qd_stream *stream, const void *p,
     return k->cross_entropy_part(stream, &(qd_cross_entropy_part_args){
         .stage = c->stage, .logits = t[PART_LOGITS], .targets = t[PART_TARGETS], .top = t[PART_TOP], .sums = t[PART_SUMS],
         .losses = t[PART_LOSSES], .rows = c->rows, .vocab = c->vocab, .ld = c->ld, .first = c->first, .all = c->all,
-        .scale = (float)SCALE, .grad = c->grad, .dtype = c->dtype});
+        .scale = (float)SCALE, .cap = (float)c->cap, .grad = c->grad, .dtype = c->dtype});
 }
 
 /* The gradient that replaces the logits is the numerical derivative of scale * sum of losses. */
@@ -203,7 +232,7 @@ static void gradient_is_the_derivative(void **state)
 {
     (void)state;
     enum { ROWS = 4, VOCAB = 33 };
-    loss_case c = {ROWS, VOCAB, VOCAB, true, QD_F32};
+    loss_case c = {ROWS, VOCAB, VOCAB, true, QD_F32, 0};
     float x[ROWS * VOCAB], losses[ROWS];
     double exact[ROWS * VOCAB];
     int32_t targets[ROWS] = {0, 32, -1, 7};
@@ -214,15 +243,15 @@ static void gradient_is_the_derivative(void **state)
     ops_assert_ok(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t));
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < VOCAB; i++) {
-            double slope = 0, top, sum, *at = &exact[r * VOCAB + i];
+            double change = 0, top, sum, *at = &exact[r * VOCAB + i];
             if (targets[r] >= 0) {
                 *at += 1e-5;
                 double up = row_loss(&c, exact + r * VOCAB, targets[r], &top, &sum);
                 *at -= 2e-5;
-                slope = SCALE * (up - row_loss(&c, exact + r * VOCAB, targets[r], &top, &sum)) / 2e-5;
+                change = SCALE * (up - row_loss(&c, exact + r * VOCAB, targets[r], &top, &sum)) / 2e-5;
                 *at += 1e-5;
             }
-            assert_true(fabs(slope - (double)x[r * VOCAB + i]) < 1e-7);
+            assert_true(fabs(change - (double)x[r * VOCAB + i]) < 1e-7);
         }
 }
 
@@ -232,7 +261,7 @@ static void not_finite_stays_visible(void **state)
     enum { VOCAB = 70 };
     static const float odd[] = {NAN, INFINITY};
     qd_device *device = ops_device(NULL, 1);
-    loss_case c = {2, VOCAB, VOCAB, true, QD_F32};
+    loss_case c = {2, VOCAB, VOCAB, true, QD_F32, 0};
     for (int o = 0; o < COUNT(odd); o++)
         for (int at = 0; at < VOCAB; at++) {
             float x[2 * VOCAB] = {0}, losses[2];
@@ -258,7 +287,7 @@ static void maximum_comes_late(void **state)
     enum { VOCAB = 20000, OPEN = 9000, LAST = VOCAB - 1 };
     static float x[VOCAB];
     qd_device *device = ops_device(NULL, 1);
-    loss_case c = {1, VOCAB, VOCAB, true, QD_F32};
+    loss_case c = {1, VOCAB, VOCAB, true, QD_F32, 0};
     const float rise[] = {3, 300};
     for (int k = 0; k < COUNT(rise); k++) {
         float losses[1];
@@ -280,7 +309,7 @@ static void target_out_of_range(void **state)
     (void)state;
     float x[6] = {0}, losses[2];
     qd_device *device = ops_device(NULL, 1);
-    loss_case c = {2, 3, 3, true, QD_F32};
+    loss_case c = {2, 3, 3, true, QD_F32, 0};
     void *t[TENSORS] = {x, (int32_t[]){2, 3}, losses};
     ops_assert_fails(run(qd_device_kernels(device), qd_device_compute_stream(device), &c, t), QD_USAGE,
                      "row 1 has target 3");

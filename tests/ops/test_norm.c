@@ -16,56 +16,81 @@ typedef struct norm_case {
     qd_dtype dtype, param_dtype, grad_dtype;
     bool overwrite; /* backward: gradients of parameters */
     bool branches;  /* backward: sums of add and dx too */
+    enum { GAMMA, ONE_PLUS, NONE } factor;
 } norm_case;
 
 static const norm_case cases[] = {
-    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
-    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false},
-    {9, 200, false, true, true, false, QD_F32, QD_F32, QD_F32, true, true},
-    {9, 37, true, false, false, false, QD_BF16, QD_F32, QD_F32, true, false},
-    {70, 256, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, true, true},
-    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
-    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32, false, false},
-    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32, false, true},
-    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
-    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false, false},
-    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32, false, true},
-    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32, false, true},
-    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
-    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
-    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
-    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32, false, false},
-    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32, false, false},
-    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false, false},
+    {1, 1, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {5, 1, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {9, 200, false, true, true, false, QD_F32, QD_F32, QD_F32, true, true, GAMMA},
+    {9, 37, true, false, false, false, QD_BF16, QD_F32, QD_F32, true, false, GAMMA},
+    {70, 256, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, true, true, GAMMA},
+    {3, 7, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {67, 7, true, false, false, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {65, 16, false, true, true, true, QD_F32, QD_F32, QD_F32, false, true, GAMMA},
+    {33, 1000, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {130, 768, true, false, true, true, QD_F32, QD_F32, QD_F32, false, true, GAMMA},
+    {9, 4097, false, true, true, false, QD_F32, QD_F32, QD_F32, false, true, GAMMA},
+    {9, 4097, true, true, false, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {2, 65536, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {33, 1000, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true, GAMMA},
+    {40, 7, true, false, true, false, QD_BF16, QD_BF16, QD_F32, false, false, GAMMA},
+    {9, 4097, false, true, false, false, QD_BF16, QD_F32, QD_F32, false, false, GAMMA},
+    {9, 4097, true, false, true, false, QD_F32, QD_BF16, QD_BF16, false, false, GAMMA},
 };
 
 /* Row lengths of models, as the accelerator's kernels distribute them over threads; enough rows
  * that each thread has several. Without numerical gradients, which would take too long. */
 static const norm_case wide[] = {
-    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true},
-    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false},
-    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, true},
-    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false, false},
-    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32, false, false},
-    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, false, false},
-    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32, false, false},
-    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16, false, false},
+    {2500, 768, false, true, true, true, QD_BF16, QD_BF16, QD_BF16, false, true, GAMMA},
+    {300, 1024, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false, GAMMA},
+    {700, 1600, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, true, GAMMA},
+    {600, 2048, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false, false, GAMMA},
+    {300, 4096, true, false, true, false, QD_BF16, QD_F32, QD_F32, false, false, GAMMA},
+    {150, 8192, false, true, false, false, QD_BF16, QD_BF16, QD_BF16, false, false, GAMMA},
+    {300, 1600, true, false, true, true, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {8, 16384, true, false, true, false, QD_BF16, QD_BF16, QD_BF16, false, false, GAMMA},
+};
+
+/* Factors of 1 + gamma, and none. */
+static const norm_case factors[] = {
+    {9, 37, true, false, false, false, QD_F32, QD_F32, QD_F32, false, false, ONE_PLUS},
+    {67, 64, true, false, true, true, QD_F32, QD_F32, QD_F32, true, false, ONE_PLUS},
+    {33, 256, true, false, false, false, QD_BF16, QD_BF16, QD_F32, false, false, ONE_PLUS},
+    {40, 7, true, false, true, false, QD_BF16, QD_F32, QD_F32, false, false, ONE_PLUS},
+    {9, 37, false, false, false, false, QD_F32, QD_F32, QD_F32, false, false, NONE},
+    {33, 1000, false, false, true, true, QD_F32, QD_F32, QD_F32, false, false, NONE},
+    {70, 256, false, false, true, false, QD_BF16, QD_F32, QD_F32, false, false, NONE},
+};
+static const norm_case wide_factors[] = {
+    {600, 2304, true, false, true, true, QD_BF16, QD_BF16, QD_BF16, false, false, ONE_PLUS},
+    {300, 4096, true, false, false, false, QD_BF16, QD_F32, QD_F32, false, false, ONE_PLUS},
+    {700, 2048, false, false, true, false, QD_BF16, QD_BF16, QD_BF16, false, false, NONE},
+    {150, 8192, false, false, false, false, QD_BF16, QD_BF16, QD_BF16, false, false, NONE},
 };
 
 static const norm_case speed[] = {
-    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false},
-    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false},
-    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false},
-    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, false},
+    {4096, 768, false, true, false, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {4096, 768, false, true, true, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {4096, 768, true, false, true, false, QD_F32, QD_F32, QD_F32, false, false, GAMMA},
+    {4096, 768, false, true, true, false, QD_BF16, QD_BF16, QD_BF16, false, false, GAMMA},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const norm_case *c = p;
-    snprintf(text, size, "%s %lldx%lld %s, gamma %s, gradients %s%s%s%s%s%s", c->rms ? "rms" : "layer", (long long)c->rows,
-             (long long)c->cols, qd_dtype_name(c->dtype), qd_dtype_name(c->param_dtype), qd_dtype_name(c->grad_dtype),
+    snprintf(text, size, "%s %lldx%lld %s, %s %s, gradients %s%s%s%s%s%s", c->rms ? "rms" : "layer", (long long)c->rows,
+             (long long)c->cols, qd_dtype_name(c->dtype), c->factor == NONE ? "no gamma" : c->factor == ONE_PLUS ? "1 + gamma" : "gamma",
+             qd_dtype_name(c->param_dtype), qd_dtype_name(c->grad_dtype),
              c->beta ? ", beta" : "", c->add ? ", add" : "", c->in_place ? ", in place" : "",
              c->overwrite ? ", overwritten" : "", c->branches ? ", with sums" : "");
+}
+
+/* What normalized values of a column are multiplied by. */
+static double factor(const norm_case *c, const double *gamma, int64_t i)
+{
+    return c->factor == NONE ? 1 : c->factor == ONE_PLUS ? 1 + gamma[i] : gamma[i];
 }
 
 static double rounded(double x, qd_dtype dtype)
@@ -94,7 +119,8 @@ static int forward_tensors(const void *p, ops_tensor *t)
     t[F_ADD] = t[F_X];
     t[F_ADD].name = "add";
     t[F_ADD].role = c->add ? OPS_IN : OPS_ABSENT;
-    t[F_GAMMA] = (ops_tensor){.name = "gamma", .role = OPS_IN, .dtype = c->param_dtype, .cols = c->cols, .offset = 1};
+    t[F_GAMMA] = (ops_tensor){.name = "gamma", .role = c->factor == NONE ? OPS_ABSENT : OPS_IN, .dtype = c->param_dtype,
+                            .cols = c->cols, .offset = 1};
     t[F_BETA] = (ops_tensor){
         .name = "beta", .role = c->beta ? OPS_IN : OPS_ABSENT, .dtype = c->param_dtype, .cols = c->cols};
     t[F_SUM] = t[F_X];
@@ -124,7 +150,7 @@ static void forward_reference(const void *p, double *const *v)
             v[F_MEAN][r] = mean;
         for (int64_t i = 0; i < c->cols; i++)
             v[F_Y][r * c->cols + i] =
-                (x[i] - mean) * v[F_RSTD][r] * v[F_GAMMA][i] + (c->beta ? v[F_BETA][i] : 0);
+                (x[i] - mean) * v[F_RSTD][r] * factor(c, v[F_GAMMA], i) + (c->beta ? v[F_BETA][i] : 0);
     }
 }
 
@@ -143,6 +169,7 @@ static qd_status forward_run(const qd_kernels *k, qd_stream *stream, const void 
                                                            .cols = c->cols,
                                                            .eps = (float)EPS,
                                                            .rms = c->rms,
+                                                           .plus_one = c->factor == ONE_PLUS,
                                                            .dtype = c->dtype,
                                                            .param_dtype = c->param_dtype});
 }
@@ -163,7 +190,8 @@ static int backward_tensors(const void *p, ops_tensor *t)
     t[B_X] = t[B_DY];
     t[B_X].name = "x";
     t[B_X].offset = c->cols == 1 ? 4 : 0.5; /* one column: x near 0 would make rstd arbitrarily large */
-    t[B_GAMMA] = (ops_tensor){.name = "gamma", .role = OPS_IN, .dtype = c->param_dtype, .cols = c->cols, .offset = 1};
+    t[B_GAMMA] = (ops_tensor){.name = "gamma", .role = c->factor == NONE ? OPS_ABSENT : OPS_IN, .dtype = c->param_dtype,
+                            .cols = c->cols, .offset = 1};
     t[B_ADD] = t[B_DY];
     t[B_ADD].name = "add";
     t[B_ADD].role = c->add ? OPS_IN : OPS_ABSENT;
@@ -175,16 +203,19 @@ static int backward_tensors(const void *p, ops_tensor *t)
     t[B_DX].shares = c->in_place ? 1 + B_ADD : 0;
     t[B_DX].floor = c->cols == 1 ? 1 / sqrt(EPS) : 0; /* zero except for eps, from differences scaled by rstd */
     t[B_DGAMMA] = (ops_tensor){.name = "dgamma", .role = c->overwrite ? OPS_OUT : OPS_INOUT, .dtype = c->grad_dtype, .cols = c->cols};
+    ops_role sums = t[B_DGAMMA].role;
     t[B_DBETA] = t[B_DGAMMA];
     t[B_DBETA].name = "dbeta";
-    t[B_DBETA].role = c->beta ? t[B_DGAMMA].role : OPS_ABSENT;
+    t[B_DBETA].role = c->beta ? sums : OPS_ABSENT;
     t[B_ADD_GRAD] = t[B_DX_GRAD] = t[B_DGAMMA];
     t[B_ADD_GRAD].name = "add_grad";
-    t[B_ADD_GRAD].role = c->branches && c->add ? t[B_DGAMMA].role : OPS_ABSENT;
+    t[B_ADD_GRAD].role = c->branches && c->add ? sums : OPS_ABSENT;
     t[B_DX_GRAD].name = "dx_grad";
-    t[B_DX_GRAD].role = c->branches ? t[B_DGAMMA].role : OPS_ABSENT;
+    t[B_DX_GRAD].role = c->branches ? sums : OPS_ABSENT;
+    t[B_DGAMMA].role = c->factor == NONE ? OPS_ABSENT : sums;
     t[B_BETA] = t[B_GAMMA];
     t[B_BETA].name = "beta";
+    t[B_BETA].role = OPS_IN;
     return B_COUNT;
 }
 
@@ -208,7 +239,7 @@ static double backward_loss(const void *p, double *const *v)
         double mean, rstd;
         statistics(c, x, &mean, &rstd);
         for (int64_t i = 0; i < c->cols; i++) {
-            loss += dy[i] * ((x[i] - mean) * rstd * v[B_GAMMA][i] + v[B_BETA][i]);
+            loss += dy[i] * ((x[i] - mean) * rstd * factor(c, v[B_GAMMA], i) + v[B_BETA][i]);
             loss += c->add ? v[B_ADD][r * c->cols + i] * x[i] : 0;
         }
     }
@@ -219,7 +250,8 @@ static void backward_reference(const void *p, double *const *v)
 {
     const norm_case *c = p;
     for (int64_t i = 0; c->overwrite && i < c->cols; i++) {
-        v[B_DGAMMA][i] = 0;
+        if (c->factor != NONE)
+            v[B_DGAMMA][i] = 0;
         if (c->beta)
             v[B_DBETA][i] = 0;
         if (c->branches && c->add)
@@ -233,15 +265,16 @@ static void backward_reference(const void *p, double *const *v)
         statistics(c, x, &mean, &rstd);
         for (int64_t i = 0; i < c->cols; i++) {
             double hat = (x[i] - mean) * rstd;
-            mean_g += c->rms ? 0 : dy[i] * v[B_GAMMA][i] / n;
-            mean_gx += dy[i] * v[B_GAMMA][i] * hat / n;
-            v[B_DGAMMA][i] += dy[i] * hat;
+            mean_g += c->rms ? 0 : dy[i] * factor(c, v[B_GAMMA], i) / n;
+            mean_gx += dy[i] * factor(c, v[B_GAMMA], i) * hat / n;
+            if (c->factor != NONE)
+                v[B_DGAMMA][i] += dy[i] * hat;
             if (c->beta)
                 v[B_DBETA][i] += dy[i];
         }
         for (int64_t i = 0; i < c->cols; i++) {
             const double add = c->add ? v[B_ADD][r * c->cols + i] : 0;
-            const double dx = rstd * (dy[i] * v[B_GAMMA][i] - mean_g - (x[i] - mean) * rstd * mean_gx) + add;
+            const double dx = rstd * (dy[i] * factor(c, v[B_GAMMA], i) - mean_g - (x[i] - mean) * rstd * mean_gx) + add;
             v[B_DX][r * c->cols + i] = dx;
             if (c->branches && c->add)
                 v[B_ADD_GRAD][i] += add;
@@ -268,6 +301,7 @@ static qd_status backward_run(const qd_kernels *k, qd_stream *stream, const void
                                                              .rows = c->rows,
                                                              .cols = c->cols,
                                                              .rms = c->rms,
+                                                             .plus_one = c->factor == ONE_PLUS,
                                                              .accumulate = !c->overwrite,
                                                              .dtype = c->dtype,
                                                              .param_dtype = c->param_dtype,
@@ -348,6 +382,16 @@ int main(int argc, char **argv)
          .tensors = forward_tensors, .reference = forward_reference, .run = forward_run},
         {.kernel = "norm_backward", .cases = wide, .case_size = sizeof *wide, .case_count = COUNT(wide), .describe = describe,
          .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference, .run = backward_run},
+        {.kernel = "norm_forward", .cases = factors, .case_size = sizeof *factors, .case_count = COUNT(factors), .describe = describe,
+         .tensors = forward_tensors, .reference = forward_reference, .run = forward_run},
+        {.kernel = "norm_backward", .cases = factors, .case_size = sizeof *factors, .case_count = COUNT(factors), .describe = describe,
+         .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference, .run = backward_run,
+         .loss = backward_loss, .gradients = {{B_X, B_DX}, {B_GAMMA, B_DGAMMA}}, .gradient_count = 2},
+        {.kernel = "norm_forward", .cases = wide_factors, .case_size = sizeof *wide_factors, .case_count = COUNT(wide_factors),
+         .describe = describe, .tensors = forward_tensors, .reference = forward_reference, .run = forward_run},
+        {.kernel = "norm_backward", .cases = wide_factors, .case_size = sizeof *wide_factors, .case_count = COUNT(wide_factors),
+         .describe = describe, .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference,
+         .run = backward_run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(input_only_and_nan), cmocka_unit_test(no_rows),
                                       cmocka_unit_test(wrong_type_is_refused)};

@@ -161,7 +161,7 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = tensors,
          .derive = derive, .reference = reference, .run = run, .bytes = bytes},
         {.kernel = "rope", .cases = part_cases, .case_size = sizeof *cases, .case_count = COUNT(part_cases), .describe = describe,
-         .tensors = tensors, .derive = derive, .reference = reference, .run = run, .cpu_only = true},
+         .tensors = tensors, .derive = derive, .reference = reference, .run = run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(inverse_undoes), cmocka_unit_test(bad_arguments)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

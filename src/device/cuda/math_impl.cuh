@@ -151,6 +151,17 @@ template <int N> static __device__ __forceinline__ void store_as(void *p, int64_
         store<N>((float *)p + i, v);
 }
 
+/* What a norm multiplies normalized values by: gamma, 1 + gamma, or 1 if there is no gamma. */
+template <typename P, int N>
+static __device__ __forceinline__ void load_factor(const void *gamma, int64_t at, bool plus_one, float (&v)[N])
+{
+    if (gamma)
+        load<N>((const P *)gamma + at, v);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        v[i] = !gamma ? 1.0f : plus_one ? 1.0f + v[i] : v[i];
+}
+
 static __device__ __forceinline__ float to_float(float x)
 {
     return x;

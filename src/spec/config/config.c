@@ -558,7 +558,6 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
-    QD_TRY(qd_device_check_model(c->strategy.traits, &c->model));
     if (c->check_replicas < 0)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
     if (c->heal && c->check_replicas == 0)

@@ -30,21 +30,6 @@ const qd_device_traits *qd_device_traits_find(const char *device)
     return NULL;
 }
 
-qd_status qd_device_check_model(const qd_device_traits *traits, const qd_model *m)
-{
-    const struct {
-        const char *off; /* what turns it off */
-        bool used;
-    } cpu_only[] = {{"window=0", m->window > 0},
-                    {"score_softcap=0", m->score_softcap > 0.0},
-                    {"rope_fraction=1", m->position == QD_POSITION_ROPE && m->rope.fraction != 1.0}};
-    for (size_t i = 0; i < sizeof cpu_only / sizeof *cpu_only && strcmp(traits->device, "cuda") == 0; i++)
-        if (cpu_only[i].used)
-            return QD_FAIL(QD_UNSUPPORTED, "model.%.*s is not implemented on run.device=cuda: use run.device=cpu, or set model.%s",
-                           (int)strcspn(cpu_only[i].off, "="), cpu_only[i].off, cpu_only[i].off);
-    return QD_OK;
-}
-
 static const struct {
     const char *name, *roles, *needs; /* one letter per operand: n required, o optional */
     const char *operands[QD_OP_SLOTS];

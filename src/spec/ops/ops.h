@@ -242,9 +242,6 @@ static inline int64_t qd_cache_rows(int64_t window, int64_t context)
     return window > 0 && rows < context ? rows : context;
 }
 
-/* QD_UNSUPPORTED names a field of the model that kernels of the device do not implement. */
-qd_status qd_device_check_model(const qd_device_traits *traits, const qd_model *model);
-
 /* Rows of logits per chunk of the head. Depends on the vocabulary and the kind of device alone, so
  * that no sum depends on the layout. */
 int64_t qd_head_chunk_rows(const qd_device_traits *traits, int64_t vocab);

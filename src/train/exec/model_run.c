@@ -112,7 +112,7 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     if (run->config.strategy.traits)
-        QD_TRY(qd_device_check_model(run->config.strategy.traits, &run->config.model));
+        QD_TRY(qd_config_check_device(&run->config));
     run->config.gpu = -1;
     run->config.world = run->config.ep = run->config.etp = run->config.nodes = 1;
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)

@@ -103,14 +103,10 @@ static void bad_layouts_are_refused(void **state)
     (void)state;
     refused(SMALL "model.window=4 model.window_from=3", "model.window_from is 3: the model has 3 layers");
     refused(SMALL "model.window=4 model.full_every=1", "model.full_every is 1, so no layer has the window");
-    refused(SMALL "model.window=4 run.device=cuda", "model.window is not implemented on run.device=cuda");
-    refused(SMALL "model.rope_fraction=0.5 run.device=cuda",
-            "model.rope_fraction is not implemented on run.device=cuda: use run.device=cpu, or set model.rope_fraction=1");
     refused(SMALL "model.head_dim=8 model.rope_fraction=0.4", "model.rope_fraction is 0.4, which rotates 3 of the 8 elements");
     refused(SMALL "model.nope_every=1", "model.nope_every is 1");
     refused(SMALL "model.window=4 model.rope_local_base=0.5", "model.rope_local_base is 0.5");
     refused(SMALL "model.arch=gpt2 model.nope_every=2", "for rotary positions, which this model does not have");
-    refused(SMALL "model.score_softcap=20 run.device=cuda", "model.score_softcap is not implemented on run.device=cuda");
     refused(SMALL "parallel.ranks=3", "not a multiple of the data-parallel degree (3)");
     refused(SMALL "parallel.ranks=4 parallel.dp=3", "dp 3 is a layout of 3 ranks, but there are 4");
     refused(SMALL "model.activation=gelu train.swiglu=keep", "the model has no SwiGLU");

@@ -66,7 +66,8 @@ static qd_cuda_attention_job whole(const qd_attention_args *a)
         .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride,
         .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
         .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-        .window = window_of(a->window, a->seq), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16, .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
+        .window = window_of(a->window, a->seq), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16,
+        .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
     };
 }
 

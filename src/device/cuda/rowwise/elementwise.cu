@@ -126,14 +126,19 @@ static __device__ __forceinline__ float logistic(float x, float &complement)
     return s;
 }
 
-/* T: storage type of results. */
+/* Whether an activation is the factor of a second input, `up`. */
+template <int KIND> struct gated {
+    enum { value = KIND == QD_ACT_SWIGLU || KIND == QD_ACT_GEGLU_TANH || KIND == QD_ACT_GEGLU };
+};
+
+/* The function of x, of the gate if there is one. T: storage type of results. */
 template <int KIND, typename T> static __device__ __forceinline__ float activate(float x, float &slope)
 {
-    if constexpr (KIND == QD_ACT_GELU) {
+    if constexpr (KIND == QD_ACT_GELU || KIND == QD_ACT_GEGLU) {
         float p = normcdff(x);
         slope = p + x * (0.398942280f * expf(-0.5f * (x * x)));
         return x * p;
-    } else if constexpr (KIND == QD_ACT_GELU_TANH) {
+    } else if constexpr (KIND == QD_ACT_GELU_TANH || KIND == QD_ACT_GEGLU_TANH) {
         float squared = fminf(x * x, 1e6f), complement; /* bounded: a finite x must not give 0 times infinity */
         float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
         slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
@@ -150,11 +155,12 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
 /* Items are vectors of N outputs, numbered across rows. */
 template <int KIND, typename T, int N, bool BACKWARD> static __global__ void activation_kernel(qd_activation_args a)
 {
+    constexpr bool GATED = gated<KIND>::value;
     int64_t item = item_index(), per_row = a.cols / N, row = 0, col = item * N;
     if (item >= a.rows * per_row)
         return;
     int64_t x_at = col, y_at = col;
-    if constexpr (KIND == QD_ACT_SWIGLU) {
+    if constexpr (GATED) {
         split_index(item, per_row, row, col);
         col *= N;
         x_at = row * 2 * a.cols + col;
@@ -162,15 +168,15 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
     }
     float x[N], up[N], d[N], again[N], slope; /* again: the recomputed forward result, if requested in the backward pass */
     load<N>((const T *)a.x + x_at, x);
-    if constexpr (KIND == QD_ACT_SWIGLU)
+    if constexpr (GATED)
         load<N>((const T *)a.x + x_at + a.cols, up);
     if constexpr (BACKWARD)
         load<N>((const T *)a.dy + y_at, d);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         float value = activate<KIND, T>(x[i], slope);
-        again[i] = KIND == QD_ACT_SWIGLU ? value * up[i] : value;
-        if constexpr (BACKWARD && KIND == QD_ACT_SWIGLU) {
+        again[i] = GATED ? value * up[i] : value;
+        if constexpr (BACKWARD && GATED) {
             x[i] = d[i] * up[i] * slope;
             up[i] = d[i] * value;
         } else if constexpr (BACKWARD) {
@@ -183,7 +189,7 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         store<N>((T *)a.y + y_at, again);
     if constexpr (BACKWARD) {
         store<N>((T *)a.dx + x_at, x);
-        if constexpr (KIND == QD_ACT_SWIGLU)
+        if constexpr (GATED)
             store<N>((T *)a.dx + x_at + a.cols, up);
     } else {
         store<N>((T *)a.y + y_at, x);
@@ -198,7 +204,7 @@ template <int KIND, bool BACKWARD> static qd_status launch_activation(qd_stream 
         int64_t n = a->rows * a->cols;
         if (n <= 0)
             return QD_OK;
-        /* Only SwiGLU depends on rows, but the rows of all models are whole vectors. */
+        /* Only gated ones depend on rows, but the rows of all models are whole vectors. */
         if (can_vector(a->cols, a->x, a->y, BACKWARD ? a->dy : NULL, BACKWARD ? a->dx : NULL))
             activation_kernel<KIND, T, VECTOR, BACKWARD><<<grid_for(n / VECTOR), THREADS, 0, l.stream>>>(*a);
         else
@@ -219,8 +225,9 @@ template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_
     case QD_ACT_SWIGLU:
         return launch_activation<QD_ACT_SWIGLU, BACKWARD>(stream, a);
     case QD_ACT_GEGLU_TANH:
-    case QD_ACT_GEGLU: /* refused by spec/config/device_models.c */
-        break;
+        return launch_activation<QD_ACT_GEGLU_TANH, BACKWARD>(stream, a);
+    case QD_ACT_GEGLU:
+        return launch_activation<QD_ACT_GEGLU, BACKWARD>(stream, a);
     }
     return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
 }
@@ -319,7 +326,7 @@ template <typename T, int N> static __global__ void rope_kernel(qd_rope_args a, 
     int64_t item = item_index(), row, rest;
     if (item >= items)
         return;
-    int half = a.head_dim / 2, per_head = half / N;
+    int half = a.dims / 2, per_head = half / N;
     split_index(item, (int64_t)groups * per_head, row, rest);
     int group = (int)rest / per_head, i = ((int)rest - group * per_head) * N;
     int64_t position = a.positions ? a.positions[row] : row % a.seq;
@@ -363,20 +370,23 @@ extern "C" qd_status qd_cuda_rope(qd_stream *stream, const qd_rope_args *a)
     QD_TRY(qd_check_float("rope", "x", a->dtype));
     if (a->head_dim < 2 || a->head_dim % 2)
         return QD_FAIL(QD_USAGE, "rope: head size %d; it must be even, because pairs are rotated", a->head_dim);
-    if (a->dims != 0 && a->dims != a->head_dim)
-        return QD_FAIL(QD_UNSUPPORTED, "rope: %d of the %d elements of a head; this device rotates whole heads", a->dims, a->head_dim);
+    const int dims = a->dims ? a->dims : a->head_dim;
+    if (dims < 2 || dims % 2 || dims > a->head_dim)
+        return QD_FAIL(QD_USAGE, "rope: %d of the %d elements of a head; an even number of them is rotated", dims, a->head_dim);
+    qd_rope_args rope = *a;
+    rope.dims = dims;
     return with_type(a->dtype, [&](auto type) -> qd_status {
         using T = decltype(type);
         qd_cuda_launch l = qd_cuda_launch_of(stream);
-        int groups = (int)divide_up(a->heads, ROPE_HEADS), half = a->head_dim / 2;
-        bool vector = can_vector(half, a->x, a->table) && a->row_stride % VECTOR == 0;
+        int groups = (int)divide_up(a->heads, ROPE_HEADS), half = dims / 2;
+        bool vector = can_vector(half, a->x, a->table) && a->row_stride % VECTOR == 0 && a->head_dim % VECTOR == 0;
         int64_t items = a->rows * groups * (vector ? half / VECTOR : half);
         if (items <= 0)
             return QD_OK;
         if (vector)
-            rope_kernel<T, VECTOR><<<grid_for(items), THREADS, 0, l.stream>>>(*a, groups, items, l.fault);
+            rope_kernel<T, VECTOR><<<grid_for(items), THREADS, 0, l.stream>>>(rope, groups, items, l.fault);
         else
-            rope_kernel<T, 1><<<grid_for(items), THREADS, 0, l.stream>>>(*a, groups, items, l.fault);
+            rope_kernel<T, 1><<<grid_for(items), THREADS, 0, l.stream>>>(rope, groups, items, l.fault);
         QD_CUDA_LAUNCHED();
         return QD_OK;
     });

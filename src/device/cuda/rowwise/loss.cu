@@ -68,6 +68,42 @@ template <typename T, int COUNT> static __device__ __forceinline__ void take(run
     r.sum += sum;
 }
 
+/* cap · tanh(x / cap); cap 0: x. Increases with x, so the largest logit stays the largest. */
+struct soft_cap {
+    float cap, inverse;
+};
+
+static __device__ __forceinline__ soft_cap soft_cap_of(float cap)
+{
+    return soft_cap{cap, cap == 0.0f ? 0.0f : 1.0f / cap};
+}
+
+/* For bf16 logits tanh through e^2x, with an absolute error of some 1e-7; e^2x may overflow to
+ * infinity. */
+template <typename T> static __device__ __forceinline__ float capped(float x, soft_cap c)
+{
+    if (c.cap == 0.0f)
+        return x;
+    if constexpr (sizeof(T) == 4)
+        return c.cap * tanhf(x / c.cap);
+    float part;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(part) : "f"(1.0f + exp2_fast(x * (2.0f * LOG2_E * c.inverse))));
+    return c.cap * fmaf(-2.0f, part, 1.0f);
+}
+
+/* Its derivative, from the result; without a cap: 1. */
+static __device__ __forceinline__ float cap_slope(float y, soft_cap c)
+{
+    return 1.0f - (y * c.inverse) * (y * c.inverse);
+}
+
+/* The gradient of the target's logit, which is `shifted` above `top`. */
+static __device__ __forceinline__ float target_gradient(double shifted, double sum, float top, float scale, float cap)
+{
+    const double y = (shifted + (double)top) / (double)cap;
+    return (float)((exp(shifted) / sum - 1.0) * (double)scale * (cap == 0.0f ? 1.0 : 1.0 - y * y));
+}
+
 template <typename T, int N> struct alignas(N * sizeof(T)) vector_of {
     T v[N];
 };
@@ -77,7 +113,7 @@ enum { TOGETHER = 4 }; /* vectors per thread whose loads are in flight together 
 /* One block per row. The first `kept` vectors of the row stay in shared memory between the two
  * passes; the others are read again, from the L2 cache if they are still there. N: 16 bytes of
  * elements, or 1. */
-template <typename T, int N>
+template <typename T, int N, bool CAPPED>
 static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_entropy_args a, int64_t kept, qd_cuda_fault *fault)
 {
     using V = vector_of<T, N>;
@@ -88,6 +124,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
     const int whole = (int)(a.vocab / N), left = (int)(a.vocab % N), stored = (int)kept; /* vectors; logits in the partial last one */
     const int target = a.targets[blockIdx.x];
     const V zero = {};
+    const soft_cap cap = soft_cap_of(CAPPED ? a.cap : 0.0f);
     if (target < 0 || target >= a.vocab) {
         if (threadIdx.x == 0) {
             a.losses[blockIdx.x] = 0.0f;
@@ -98,7 +135,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
             vectors[i] = zero;
         return;
     }
-    const float chosen = to_float(row[target]); /* before any thread overwrites it: see the barrier below */
+    const float chosen = capped<T>(to_float(row[target]), cap); /* before any thread overwrites it: see the barrier below */
 
     running r = {-INFINITY, 0.0f};
     int i = threadIdx.x;
@@ -114,7 +151,7 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
                 keep[i + t * (int)blockDim.x] = raw[t]; /* each thread reads back only what it wrote */
 #pragma unroll
             for (int j = 0; j < N; j++)
-                x[t * N + j] = to_float(raw[t].v[j]);
+                x[t * N + j] = capped<T>(to_float(raw[t].v[j]), cap);
         }
         take<T>(r, x);
     }
@@ -125,12 +162,12 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
             keep[i] = raw;
 #pragma unroll
         for (int j = 0; j < N; j++)
-            x[j] = to_float(raw.v[j]);
+            x[j] = capped<T>(to_float(raw.v[j]), cap);
         take<T>(r, x);
     }
     if (i == whole) /* the thread that would be next */
         for (int j = 0; j < left; j++) {
-            float x[1] = {to_float(row[whole * (int64_t)N + j])};
+            float x[1] = {capped<T>(to_float(row[whole * (int64_t)N + j]), cap)};
             take<T>(r, x);
         }
     r = warp_join(r);
@@ -152,11 +189,13 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
         V raw = i < stored ? keep[i] : vectors[i];
         float x[N];
 #pragma unroll
-        for (int j = 0; j < N; j++)
-            x[j] = exp_of<T>(to_float(raw.v[j]), shift, shift2) * factor;
+        for (int j = 0; j < N; j++) {
+            const float y = capped<T>(to_float(raw.v[j]), cap);
+            x[j] = exp_of<T>(y, shift, shift2) * factor * cap_slope(y, cap);
+        }
         store<N>(row + (int64_t)i * N, x);
         if (i == target / N) { /* after the store, by the same thread */
-            float v[1] = {(float)((exp(shifted) / (double)r.sum - 1.0) * (double)a.scale)};
+            float v[1] = {target_gradient(shifted, (double)r.sum, shift, a.scale, cap.cap)};
             store<1>(row + target, v);
         }
     }
@@ -164,10 +203,12 @@ static __global__ void __launch_bounds__(1024) cross_entropy_kernel(qd_cross_ent
         for (int j = 0; j < N; j++) {
             const int64_t at = whole * (int64_t)N + j;
             float v[1] = {0.0f};
-            if (j < left)
-                v[0] = exp_of<T>(to_float(row[at]), shift, shift2) * factor;
+            if (j < left) {
+                const float y = capped<T>(to_float(row[at]), cap);
+                v[0] = exp_of<T>(y, shift, shift2) * factor * cap_slope(y, cap);
+            }
             if (at == target)
-                v[0] = (float)((exp(shifted) / (double)r.sum - 1.0) * (double)a.scale);
+                v[0] = target_gradient(shifted, (double)r.sum, shift, a.scale, cap.cap);
             store<1>(row + at, v);
         }
     }
@@ -188,8 +229,9 @@ template <typename T, int N> static qd_status launch_cross_entropy(qd_stream *st
     int threads = three ? 384 : two ? 512 : 1024;
     while (threads > 32 && threads / 2 >= vectors)
         threads /= 2;
-    QD_CUDA_TRY(cudaFuncSetAttribute(cross_entropy_kernel<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
-    cross_entropy_kernel<T, N><<<(unsigned)a->rows, threads, (size_t)(kept * size), l.stream>>>(*a, kept, l.fault);
+    auto kernel = a->cap > 0.0f ? cross_entropy_kernel<T, N, true> : cross_entropy_kernel<T, N, false>;
+    QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)most));
+    kernel<<<(unsigned)a->rows, threads, (size_t)(kept * size), l.stream>>>(*a, kept, l.fault);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
@@ -258,13 +300,14 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
     __shared__ float most[32];
     __shared__ double scratch[32];
     T *row = (T *)a.logits + (int64_t)blockIdx.x * a.ld;
+    const soft_cap cap = soft_cap_of(a.cap);
     if (a.stage == QD_CROSS_ENTROPY_MAX) {
         float x = -INFINITY;
         for (int64_t i = threadIdx.x; i < a.vocab; i += blockDim.x)
             x = fmaxf(x, to_float(row[i]));
         x = block_max(x, most);
         if (threadIdx.x == 0)
-            a.top[blockIdx.x] = x;
+            a.top[blockIdx.x] = capped<float>(x, cap);
         return;
     }
     const int target = a.targets[blockIdx.x];
@@ -276,11 +319,11 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
     if (a.stage == QD_CROSS_ENTROPY_SUM) {
         double sum = 0;
         for (int64_t i = threadIdx.x; i < a.vocab; i += blockDim.x)
-            sum += (double)exp_of<float>(to_float(row[i]), top, 0.0f);
+            sum += (double)exp_of<float>(capped<T>(to_float(row[i]), cap), top, 0.0f);
         sum = block_sum(sum, scratch);
         if (threadIdx.x == 0) {
             a.sums[2 * (int64_t)blockIdx.x] = (float)sum;
-            a.sums[2 * (int64_t)blockIdx.x + 1] = held ? to_float(row[here]) - top : 0.0f;
+            a.sums[2 * (int64_t)blockIdx.x + 1] = held ? capped<float>(to_float(row[here]), cap) - top : 0.0f;
         }
         return;
     }
@@ -290,9 +333,11 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
     const float factor = (float)((double)a.scale / sum);
     for (int64_t i = threadIdx.x; a.grad && i < a.ld; i += blockDim.x) {
         float v[1] = {0.0f};
-        if (target >= 0 && i < a.vocab)
-            v[0] = held && i == here ? (float)((exp(shifted) / sum - 1.0) * (double)a.scale)
-                                     : exp_of<float>(to_float(row[i]), top, 0.0f) * factor;
+        if (target >= 0 && i < a.vocab) {
+            const float y = capped<T>(to_float(row[i]), cap);
+            v[0] = held && i == here ? target_gradient(shifted, sum, top, a.scale, a.cap)
+                                     : exp_of<float>(y, top, 0.0f) * factor * cap_slope(y, cap);
+        }
         store<1>(row + i, v);
     }
 }

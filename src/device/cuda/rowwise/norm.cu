@@ -124,7 +124,7 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
         float gamma[V], beta[V] = {};
         forget(raw[p]);
         load<V>((const T *)&raw[p], x);
-        load<V>((const T *)a.gamma + column(p), gamma);
+        load_factor<T>(a.gamma, column(p), a.plus_one, gamma);
         if (a.beta)
             load<V>((const T *)a.beta + column(p), beta);
 #pragma unroll
@@ -160,7 +160,9 @@ template <typename T, typename P> static __global__ void norm_forward_loop(qd_no
     if (threadIdx.x == 0)
         keep_statistics(a, blockIdx.x, s);
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
-        float v[1] = {(to_float(x[c]) - s.mean) * s.rstd * to_float(((const P *)a.gamma)[c])};
+        float gamma[1];
+        load_factor<P>(a.gamma, c, a.plus_one, gamma);
+        float v[1] = {(to_float(x[c]) - s.mean) * s.rstd * gamma[0]};
         if (a.beta)
             v[0] += to_float(((const P *)a.beta)[c]);
         store<1>((T *)a.y + at + c, v);
@@ -183,7 +185,8 @@ template <typename T> static qd_status forward_any(cudaStream_t stream, const qd
 {
     enum { V = vector_size<T>::V, WIDE_PIECES = 8, THREADS = 32 * FORWARD_WARPS };
     const int64_t vectors = a->cols / V, wide = divide_up(divide_up(vectors, WIDE_PIECES), 32) * 32;
-    if (a->param_dtype == a->dtype && can_vector(a->cols, a->x, a->add, a->y, a->sum) && is_aligned(a->gamma) && is_aligned(a->beta)) {
+    if ((a->param_dtype == a->dtype || (!a->gamma && !a->beta)) && can_vector(a->cols, a->x, a->add, a->y, a->sum) &&
+        is_aligned(a->gamma) && is_aligned(a->beta)) {
         if (vectors <= 2 * 32)
             return forward_rows<T, 2, false>(stream, a, THREADS);
         if (vectors <= 4 * 32)
@@ -485,8 +488,10 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
     auto column = [&](int p) { return (p * (int)blockDim.x + (int)threadIdx.x) * V; };
     float gamma[PIECES][V], dgamma[PIECES][V], dbeta[PIECES][V], add_sums[PIECES][V], dx_sums[PIECES][V];
     auto read_gamma = [&](int p) {
-        if (column(p) < cols)
-            load_as<V>(a.gamma, column(p), param_half, gamma[p]);
+        if (column(p) < cols && param_half)
+            load_factor<bf16>(a.gamma, column(p), a.plus_one, gamma[p]);
+        else if (column(p) < cols)
+            load_factor<float>(a.gamma, column(p), a.plus_one, gamma[p]);
     };
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
@@ -645,17 +650,20 @@ template <typename T, typename P> static __global__ void norm_backward_loop(qd_n
     __shared__ float scratch[2][32];
     const int64_t row = blockIdx.x, at = row * a.cols;
     const T *dy = (const T *)a.dy + at, *x = (const T *)a.x + at;
-    const P *gamma = (const P *)a.gamma;
     const float mean = a.rms ? 0.0f : a.mean[row], rstd = a.rstd[row], count = (float)a.cols;
     float sum_g = 0.0f, sum_gx = 0.0f;
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
-        float g = to_float(dy[c]) * to_float(gamma[c]), hat = (to_float(x[c]) - mean) * rstd;
+        float gamma[1];
+        load_factor<P>(a.gamma, c, a.plus_one, gamma);
+        float g = to_float(dy[c]) * gamma[0], hat = (to_float(x[c]) - mean) * rstd;
         sum_g += g;
         sum_gx += g * hat;
     }
     const float mean_g = a.rms ? 0.0f : block_sum(sum_g, scratch[0]) / count, mean_gx = block_sum(sum_gx, scratch[1]) / count;
     for (int64_t c = threadIdx.x; c < a.cols; c += LOOP_THREADS) {
-        float g = to_float(dy[c]) * to_float(gamma[c]), hat = (to_float(x[c]) - mean) * rstd;
+        float gamma[1];
+        load_factor<P>(a.gamma, c, a.plus_one, gamma);
+        float g = to_float(dy[c]) * gamma[0], hat = (to_float(x[c]) - mean) * rstd;
         float v[1] = {(g - mean_g - hat * mean_gx) * rstd};
         if (a.add)
             v[0] += to_float(((const T *)a.add)[at + c]);
