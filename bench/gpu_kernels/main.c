@@ -8,9 +8,10 @@
  *
  *   bench-cuda-kernels [CASE …]
  *
- * Cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd; default: all but the last. `odd` is the
- * head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of 50,304, and in
- * the two parts in which it runs.
+ * Cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd windows; default: all but the last two.
+ * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of
+ * 50,304, and in the two parts in which it runs. `windows` is attention with the heads of Gemma 2
+ * over lengths of sequence and window, with cuDNN and with our own kernels.
  *
  * Times are medians on random data. The sum of a case is the time of the same work inside a step
  * without interference: compare it with the step's breakdown. */
@@ -238,6 +239,14 @@ static void time_in_turn(qd_device *device, const timed_call calls[2], double se
     }
 CALL(attention_forward, qd_attention_args)
 CALL(attention_backward, qd_attention_args)
+static qd_status call_own_forward(qd_stream *stream, const void *args)
+{
+    return qd_cuda_attention_forward_own(stream, args);
+}
+static qd_status call_own_backward(qd_stream *stream, const void *args)
+{
+    return qd_cuda_attention_backward_own(stream, args);
+}
 CALL(grouped, qd_grouped_args)
 CALL(matmul, qd_matmul_args)
 
@@ -380,6 +389,39 @@ static void print_engines(qd_device *device)
     qd_strbuf_free(&text);
 }
 
+/* Attention of 8 query and 4 key heads of 256: the time grows with the window, not with the
+ * sequence. */
+static void windows(qd_device *device)
+{
+    enum { MOST = 32768, HEADS = 8, KV_HEADS = 4, SIZE = 256, WIDTH = (HEADS + 2 * KV_HEADS) * SIZE, O_WIDTH = HEADS * SIZE };
+    static const int64_t lengths[] = {4096, 8192, 16384, 32768}, sizes[] = {1024, 4096, 0};
+    char *qkv = random_rows(device, (int64_t)MOST * WIDTH, 1), *d_qkv = zeros(device, (int64_t)MOST * WIDTH * 2);
+    void *o = zeros(device, (int64_t)MOST * O_WIDTH * 2), *d_o = random_rows(device, (int64_t)MOST * O_WIDTH, 2);
+    void *lse = zeros(device, (int64_t)MOST * HEADS * 4), *delta = zeros(device, (int64_t)MOST * HEADS * 4);
+    printf("attention, 8 and 4 heads of 256, one sequence: us and TFLOP/s forward and backward, the same with our own kernels\n");
+    for (int capped = 0; capped < 2; capped++)
+        for (size_t w = 0; w < sizeof sizes / sizeof *sizes; w++)
+            for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++) {
+                const int64_t k_at = O_WIDTH * 2, v_at = k_at + KV_HEADS * SIZE * 2, seq = lengths[n];
+                const qd_attention_args a = {
+                    .q = qkv, .k = qkv + k_at, .v = qkv + v_at, .o = o, .lse = lse, .batch = 1, .seq = seq, .q_stride = WIDTH,
+                    .k_stride = WIDTH, .v_stride = WIDTH, .o_stride = O_WIDTH, .heads = HEADS, .kv_heads = KV_HEADS, .head_dim = SIZE,
+                    .scale = 0.0625f, .softcap = capped ? 50.0f : 0.0f, .window = sizes[w], .dtype = QD_BF16, .d_o = d_o, .dq = d_qkv,
+                    .dk = d_qkv + k_at, .dv = d_qkv + v_at, .delta = delta,
+                };
+                const timed_call calls[] = {{call_attention_forward, &a}, {call_attention_backward, &a}, {call_own_forward, &a},
+                                            {call_own_backward, &a}};
+                const double outside = sizes[w] && sizes[w] < seq ? (double)(seq - sizes[w]) : 0, all = (double)seq;
+                printf("window %5lld seq %5lld cap %2d", (long long)sizes[w], (long long)seq, capped ? 50 : 0);
+                for (int c = 0; c < 4; c++) {
+                    const double seconds = time_call(device, calls[c]), passes = c % 2 ? 5 : 2;
+                    printf(" | %9.1f %5.0f", seconds * 1e6, passes * HEADS * SIZE * (all * all - outside * outside) / seconds * 1e-12);
+                }
+                printf("\n");
+                fflush(stdout);
+            }
+}
+
 static bool is_wanted(const char *name, int argc, char **argv)
 {
     bool wanted = argc < 2;
@@ -405,6 +447,8 @@ int main(int argc, char **argv)
             expert_products(device, &expert_layers[i]);
     if (argc > 1 && is_wanted("odd", argc, argv))
         odd_head(device);
+    if (argc > 1 && is_wanted("windows", argc, argv))
+        windows(device);
     print_engines(device);
     printf("case       GEMMs ms  attention ms  together ms   tokens/s of these alone\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
