@@ -18,10 +18,10 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 COMMON = {"parallel.ranks": "1024", "data.seq": "8192", "train.precision": "bf16", "train.micro_batch": "1"}
 # All have 64 micro-batches. The slider to move, and the two positions between which it moves.
+LARGE = {"model.preset": "llama3.1-405b", "train.global_batch": "512", "parallel.tp": "8", "parallel.pp": "16"}
 CASES = {
-    "llama3.1-405b, tp 8, pp 16": ({"model.preset": "llama3.1-405b", "train.global_batch": "512", "parallel.tp": "8", "parallel.pp": "16"}, "ZeRO stage", (0, 1)),
-    "llama3.1-405b, tp 8, pp 16, ZeRO 2": ({"model.preset": "llama3.1-405b", "train.global_batch": "512", "parallel.tp": "8", "parallel.pp": "16",
-                                            "parallel.zero": "2"}, "recompute", (0, 1)),
+    "llama3.1-405b, tp 8, pp 16": (LARGE, "ZeRO stage", (0, 1)),
+    "llama3.1-405b, tp 8, pp 16, ZeRO 2": ({**LARGE, "parallel.zero": "2"}, "recompute", (0, 1)),
     "llama3.1-70b, tp 8, pp 8": ({"model.preset": "llama3.1-70b", "train.global_batch": "1024", "parallel.tp": "8", "parallel.pp": "8"}, "ZeRO stage", (0, 1)),
     "llama3.1-8b, pp 16": ({"model.preset": "llama3.1-8b", "train.global_batch": "4096", "parallel.pp": "16"}, "ZeRO stage", (0, 1)),
     "llama3.1-8b, ZeRO 3": ({"model.preset": "llama3.1-8b", "train.global_batch": "65536", "parallel.zero": "3"}, "recompute", (0, 1)),
@@ -74,7 +74,8 @@ def main():
         chrome.until("live.planner.answers > 0", 30)
         chrome.value(WATCH)
         for name, (keys, slider, positions) in CASES.items():
-            chrome.value(f"window.parts = {{}}, live.planner.state = new Map(Object.entries({json.dumps({**COMMON, **keys})})), live.planner.refresh(), live.planner.simulate()")
+            state = json.dumps({**COMMON, **keys})
+            chrome.value(f"window.parts = {{}}, live.planner.state = new Map(Object.entries({state})), live.planner.refresh(), live.planner.simulate()")
             chrome.until(f"live.planner.step?.simulation.model === '{keys['model.preset']}' && live.planner.step.report.simulated !== undefined", 60)
             moves = [chrome.value(MOVE.replace("NAME", json.dumps(slider)).replace("VALUE", str(positions[i % 2]))) for i in range(given.repeats)]
             fastest = min(moves, key=lambda move: move["all"])

@@ -14,6 +14,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import accessible  # noqa: E402
 import browser  # noqa: E402
 import program  # noqa: E402
 
@@ -324,6 +325,8 @@ class Page(RunTest):
                 self.assertGreater(found["pixels"], 10000)
                 self.assertGreater(found["overviewPixels"], 1000)
                 brightness[dark] = self.look(chrome)
+                self.assertEqual(accessible.contrast(chrome), [], f"dark {dark}")
+            self.assertEqual(accessible.keyboard(chrome)[0], [])
             self.assertGreater(brightness[False], 180)
             self.assertLess(brightness[True], 90)
             self.theme(chrome)
@@ -468,7 +471,7 @@ class Page(RunTest):
         chrome.value("document.querySelector('#timeline .scroll').dispatchEvent(new KeyboardEvent('keydown', {key: '0'}))")
         self.assertEqual(window(), before)
         chrome.value("[...document.querySelectorAll('#timeline button')].find(b => b.textContent === 'whole trace').click()")
-        self.assertGreater(window()[1] - window()[0], 1.2 * (before[1] - before[0]))
+        self.assertGreater(window()[1] - window()[0], before[1] - before[0])  # a loaded machine stretches either step
 
     def test_simulated(self):
         """A second trace in which everything takes half as long, with one additional action."""

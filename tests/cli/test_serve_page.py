@@ -13,6 +13,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import accessible  # noqa: E402
 import browser  # noqa: E402
 import program  # noqa: E402
 import server  # noqa: E402
@@ -24,18 +25,8 @@ PICTURES = os.environ.get("QD_SERVE_PICTURES")
 SECONDS = float(os.environ.get("QD_SERVE_SECONDS", "3"))
 
 LOSS = "Chart.all.find(c => c.name === 'loss')"
-CONTRAST = """(() => {
-    const parse = text => text.match(/[\\d.]+/g).map(Number);
-    const bright = ([r, g, b]) => [r, g, b].map(v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-    const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0) return c; }
-        return [255, 255, 255]; };
-    return [...document.querySelectorAll('h1, h2, p, td, th, button:not(:disabled), label, span, .name, .note, .value, output, legend')]
-        .filter(e => e.offsetParent && e.textContent.trim() && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()))
-        .map(e => { const a = bright(parse(getComputedStyle(e).color)), b = bright(ground(e));
-                    return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.tagName + ' ' + e.textContent.trim().slice(0, 30)]; })
-        .filter(([ratio]) => ratio < 4.5);
-})()"""
+# A field of the planner's page by the name that it shows.
+FIELD = "[...document.querySelectorAll('#planner .field')].find(f => f.querySelector('span').textContent === %s).querySelector('input, select')"
 
 
 @unittest.skipUnless(BUILT, "built without libmicrohttpd")
@@ -115,7 +106,7 @@ class Page(program.ProgramTest):
         self.ok(self.run_program(*self.small("train.steps=60", "train.lr=0.01", "run.dir=runs/other")))
         chrome.until("document.querySelectorAll('#runs tbody tr').length === 2")
         chrome.value("[...document.querySelectorAll('#runs input')].find(e => e.getAttribute('aria-label') === 'show other').focus()")
-        chrome.press(" ", "Space", " ")
+        chrome.press(" ")
         chrome.until(f"{LOSS}.list.length === 2")
         self.assertEqual(chrome.value("document.activeElement.getAttribute('aria-label')"), "show other")
         series = chrome.value(f"{LOSS}.list.map(s => [s.name, s.x.length, s.colours[0]])")
@@ -132,10 +123,13 @@ class Page(program.ProgramTest):
                 chrome.appearance(dark, width)
                 chrome.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
                 self.assertLessEqual(chrome.value("document.documentElement.scrollWidth"), width)
-                self.assertEqual(chrome.value(CONTRAST), [], f"dark {dark}, {width} px")
+                self.assertEqual(accessible.contrast(chrome), [], f"dark {dark}, {width} px")
                 grounds.add(chrome.value("getComputedStyle(document.body).backgroundColor"))
         self.assertEqual(len(grounds), 2)
         chrome.appearance(False, 1280)
+        wrong, stops = accessible.keyboard(chrome)
+        self.assertEqual(wrong, [])
+        self.assertGreater(stops, 5)
 
     def test_without_token(self):
         os.makedirs(self.path("runs"))
@@ -147,65 +141,142 @@ class Page(program.ProgramTest):
             self.assertIn("token", chrome.until("document.getElementById('notice')?.textContent"))
             self.assertEqual(chrome.value("document.querySelectorAll('#runs tbody tr').length"), 0)
 
-    def slide(self, chrome, key, value):
-        """Moves a slider, as a user does, and waits for the answer."""
-        before = chrome.value("live.planner.answers")
-        found = chrome.value(f"""(() => {{
-            const slider = SLIDERS.find(([key]) => key === '{key}'), at = slider[2].indexOf('{value}');
-            const control = [...document.querySelectorAll('#planner input[type=range]')].find(e => e.getAttribute('aria-label') === slider[1]);
-            control.value = at;
-            control.dispatchEvent(new Event('input'));
-            return at;
-        }})()""")
-        self.assertGreaterEqual(found, 0, key)
-        chrome.until(f"live.planner.answers > {before}", 30)
+    # The keys of the controls by the names that they show.
+    SLIDERS = {"data parallel": "parallel.dp", "tensor parallel": "parallel.tp", "pipeline parallel": "parallel.pp", "context parallel": "parallel.cp",
+               "expert parallel": "parallel.ep", "ZeRO stage": "parallel.zero", "micro-batch": "train.micro_batch", "recompute": "train.recompute"}
+    FIELDS = {"GPUs": "parallel.ranks", "global batch": "train.global_batch", "sequence length": "data.seq", "precision": "train.precision",
+              "optimizer": "train.optimizer", "model": "model.preset", "layers": "model.layers", "hidden": "model.hidden", "schedule": "parallel.schedule",
+              "virtual stages": "parallel.virtual_stages", "cp mode": "parallel.cp_mode", "offload": "train.offload", "cluster": None}
+    # What a user does, in this order: a slider is moved to a text, or by keys; a field is set.
+    STORY = [("tensor parallel", "2"), ("ZeRO stage", "3"), ("micro-batch", "2"), ("recompute", "selective"), ("pipeline parallel", "2"),
+             ("ZeRO stage", "0"), ("context parallel", "2"), ("cp mode", "gather"), ("cp mode", "ring"), ("recompute", "full"),
+             ("tensor parallel", "8"), ("expert parallel", "2"), ("expert parallel", "1"), ("data parallel", "2"),
+             ("data parallel", "the rest"), ("pipeline parallel", "4"), ("schedule", "zb_h1"), ("schedule", "interleaved"),
+             ("virtual stages", "2"), ("schedule", "1f1b"), ("virtual stages", ""), ("context parallel", "1"), ("GPUs", "1024"),
+             ("GPUs", "1000"), ("GPUs", "256"), ("global batch", "512"), ("sequence length", "4096"), ("cluster", "b200"), ("cluster", "h100"),
+             ("precision", "fp32"), ("precision", "bf16"), ("optimizer", "muon"), ("optimizer", "adamw"), ("layers", "36"), ("hidden", "4100"),
+             ("hidden", ""), ("layers", ""), ("offload", "optimizer"), ("micro-batch", "<ArrowLeft>"), ("ZeRO stage", "<ArrowRight>"),
+             ("pipeline parallel", "<Home>"), ("tensor parallel", "<ArrowLeft>")]
 
-    def same(self, chrome):
-        """The page shows the figures of the command line."""
+    def act(self, chrome, name, value):
+        """One movement of a control, by events or keys; waits for the answer. Returns the key and its
+        new value, None: the default."""
+        before = chrome.value("live.planner.answers")
+        field, key = FIELD % json.dumps(name), self.SLIDERS.get(name) or self.FIELDS[name]
+        if value.startswith("<"):
+            chrome.value(f"{field}.focus()")
+            chrome.press(value[1:-1])
+        elif name in self.SLIDERS:
+            text = chrome.value(f"""(() => {{
+                const control = {field}, output = control.parentElement.querySelector('output');
+                for (let i = 0; i <= control.max && output.textContent !== {json.dumps(value)}; i++) {{
+                    control.value = i;
+                    control.dispatchEvent(new Event('input'));
+                }}
+                return output.textContent;
+            }})()""")
+            self.assertEqual(text, value, name)
+        else:
+            chrome.value(f"(() => {{ const e = {field}; e.value = {json.dumps(value)}; e.dispatchEvent(new Event('change')); }})()")
+        chrome.until(f"live.planner.answers > {before} && !live.planner.asking", 30)
+        shown = chrome.value(f"{field}.parentElement.querySelector('output')?.textContent ?? {field}.value")
+        return key, None if shown in ("", "the rest", "whole batch") else shown
+
+    def same(self, chrome, settings, cluster):
+        """The page shows the figures of the command line, or its reason for refusing."""
+        told = self.run_program("simulate", *(f"{key}={value}" for key, value in settings.items()), "--cluster", cluster, "--json")
         step = chrome.value("live.planner.step && {simulation: live.planner.step.simulation, yaml: live.planner.step.yaml}")
         if step is None:
-            self.assertIn("This cannot run", chrome.value("document.querySelector('#planner .answer').textContent"))
+            answer = chrome.value("document.querySelector('#planner .answer').textContent")
+            self.assertTrue(answer.startswith("This cannot run: "), answer)
+            self.one_line(told, 2, answer.removeprefix("This cannot run: "))
             return False
-        told = self.ok(self.run_program("simulate", self.write("run.yaml", step["yaml"]), "--cluster", "h100", "--json"))
-        expected = json.loads(told.stdout)
-        self.assertEqual({**step["simulation"], "wall_seconds": 0}, {**expected, "wall_seconds": 0})
+        expected = json.loads(self.ok(told).stdout)
+        self.assertEqual({**step["simulation"], "wall_seconds": 0}, {**expected, "wall_seconds": 0}, settings)
         figures = dict(chrome.value("[...document.querySelectorAll('#summary .figure')].map(f => [f.querySelector('.name').textContent, "
                                     "f.querySelector('.value').textContent])"))
-        self.assertEqual(figures["MFU"], f"{100 * expected['mfu']:.1f} %")
+        shares = {"MFU": expected["mfu"], "communication exposed": sum(expected["exposed_seconds"].values()) / expected["step_seconds"]}
+        if expected["stages"] > 1:
+            shares["bubble"] = expected["bubble_seconds"] / expected["step_seconds"]
+        for name, share in shares.items():
+            self.assertEqual(figures[name], f"{100 * share:.1f} %", name)
+        number, unit = figures["step time"].split()
+        self.assertAlmostEqual(float(number) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] / expected["step_seconds"], 1, delta=0.006)
+        self.assertEqual("does not fit" in chrome.value("document.querySelector('#planner .answer').textContent"), not expected["fits"])
+        planned = chrome.value("live.planner.step.report.memory")
+        self.assertEqual(dict(zip(planned["kinds"], planned["ranks"][0]["planned"])), expected["memory"])
         return True
 
     def test_planner(self):
         os.makedirs(self.path("runs"))
-        moves = [("parallel.tp", "2"), ("parallel.zero", "3"), ("train.micro_batch", "2"), ("train.recompute", "selective"), ("parallel.pp", "2"),
-                 ("parallel.zero", "0"), ("parallel.cp", "2"), ("train.recompute", "full"), ("parallel.tp", "8"), ("parallel.ep", "2"), ("parallel.ep", "1"),
-                 ("parallel.dp", "2"), ("parallel.dp", ""), ("parallel.pp", "4"), ("parallel.cp", "1")]
+        settings = {"model.preset": "llama3.1-8b", "parallel.ranks": "64", "train.global_batch": "128", "data.seq": "8192", "train.precision": "bf16",
+                    "parallel.zero": "1", "train.micro_batch": "1"}
+        cluster, possible = "h100", []
         with server.Server(self.folder) as s, browser.Browser(width=1280, height=900) as chrome:
             chrome.visit(s.url)
             chrome.until("typeof live !== 'undefined' && live?.polls > 0")
             chrome.value("document.querySelector('[data-page=planner]').click()")
             chrome.until("live.planner.answers > 0", 30)
-            self.assertTrue(self.same(chrome))
+            self.assertTrue(self.same(chrome, settings, cluster))
             self.picture(chrome, "planner.png")
-            possible = [self.slide(chrome, *move) or self.same(chrome) for move in moves]
-            self.assertGreater(sum(possible), len(moves) // 2)
-            self.assertLess(sum(possible), len(moves))  # ep of a model without experts
-            for key in ("parallel.tp", "parallel.pp"):
-                self.slide(chrome, key, "1")
-            chrome.value("(() => { const e = document.querySelector('#planner select'); e.value = 'llama-small'; e.dispatchEvent(new Event('change')); })()")
-            chrome.until("live.planner.step?.simulation.model === 'llama-small'")
-            self.assertTrue(chrome.until("document.querySelectorAll('#timeline .legend li').length"))
-            chrome.value("live.planner.why.click()")
-            chrome.until("live.planner.found && !live.planner.why.disabled", 60)
-            self.assertIn("first choice", chrome.value("document.querySelector('#planner .found').textContent"))
-            before = chrome.value("live.planner.answers")
-            chrome.value("document.querySelector('#planner .found button').click()")
-            chrome.until(f"live.planner.answers > {before}", 30)
-            self.assertTrue(self.same(chrome))
-            self.assertEqual(chrome.value("live.planner.step.simulation.step_seconds"), chrome.value("live.planner.found.plan.choices[0].step_seconds"))
+            chrome.value("document.querySelectorAll('#planner details').forEach(d => { d.open = true; })")
+            for name, value in self.STORY:
+                key, shown = self.act(chrome, name, value)
+                if name == "cluster":
+                    cluster = shown
+                elif shown is None:
+                    settings.pop(key, None)
+                else:
+                    settings[key] = shown
+                possible.append(self.same(chrome, settings, cluster))
+            self.assertGreaterEqual(sum(possible), 30, possible)
+            self.assertLess(sum(possible), len(possible))  # such as ep of a model without experts
+            told = self.run_program("simulate", self.write("run.yaml", chrome.value("live.planner.step.yaml")), "--cluster", cluster, "--json")
+            self.assertEqual(json.loads(self.ok(told).stdout)["step_seconds"], chrome.value("live.planner.step.simulation.step_seconds"))
+            self.searches(chrome)
             self.looks(chrome)
             chrome.value("document.querySelector('[data-page=runs]').click()")
             self.assertTrue(chrome.value("document.getElementById('planner').hidden && !document.getElementById('runs').hidden"))
             self.assertEqual(([text for text in chrome.console if "422" not in text], chrome.value("check.errors")), ([], []))  # refused layouts
+
+    def searches(self, chrome):
+        """Why not this, and the best layout, by keyboard."""
+        for name, value in (("model", "llama-small"), ("GPUs", "16"), ("sequence length", "1024"), ("tensor parallel", "2")):
+            self.act(chrome, name, value)
+        self.assertEqual(chrome.value("document.querySelector('#planner .answer').textContent"), "")
+        self.assertTrue(chrome.until("document.querySelectorAll('#timeline .legend li').length"))
+        chrome.value("live.planner.why.focus()")
+        chrome.press("Enter")
+        chrome.until("live.planner.found && !live.planner.why.disabled", 60)
+        self.assertIn("first choice", chrome.value("document.querySelector('#planner .found').textContent"))
+        before = chrome.value("live.planner.answers")
+        chrome.value("document.querySelector('#planner .found button').focus()")
+        chrome.press(" ")
+        chrome.until(f"live.planner.answers > {before}", 30)
+        best = dict(chrome.value("[...live.planner.state]"))
+        self.assertTrue(self.same(chrome, best, "h100"))
+        self.assertAlmostEqual(chrome.value("live.planner.step.simulation.step_seconds / live.planner.found.plan.choices[0].step_seconds"), 1, places=12)
+
+    def test_planner_is_quick(self):
+        """Everything follows a slider on 1,024 GPUs: usually within 200 ms, which bench/serve/planner.py
+        measures; here on a machine that runs other tests."""
+        os.makedirs(self.path("runs"))
+        run = {"model.preset": "llama3.1-405b", "parallel.ranks": "1024", "train.global_batch": "512", "data.seq": "8192", "train.precision": "bf16",
+               "parallel.tp": "8", "parallel.pp": "16", "train.micro_batch": "1"}
+        with server.Server(self.folder) as s, browser.Browser(width=1280, height=900) as chrome:
+            chrome.visit(s.url)
+            chrome.until("typeof live !== 'undefined' && live?.polls > 0")
+            chrome.value("document.querySelector('[data-page=planner]').click()")
+            chrome.until("live.planner.answers > 0", 30)
+            chrome.value(f"live.planner.state = new Map(Object.entries({json.dumps(run)})), live.planner.refresh(), live.planner.simulate()")
+            chrome.until("live.planner.step?.simulation.gpus === 1024 && live.planner.step.report.simulated !== undefined", 30)
+            took = []
+            for stage in "1010101":
+                self.act(chrome, "ZeRO stage", stage)
+                self.assertGreater(chrome.value("live.planner.step.report.simulated.begin.length"), 100000)
+                took.append(chrome.value("live.planner.wholeMilliseconds"))
+            print(f"a slider on 1,024 GPUs, until all is drawn: {min(took):.0f} ms, median {sorted(took)[len(took) // 2]:.0f} ms", flush=True)
+            self.assertLess(min(took), 200 if not program.SANITIZED and os.getloadavg()[0] < 2 else 2000)
 
 
 if __name__ == "__main__":

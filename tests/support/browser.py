@@ -16,6 +16,10 @@ import time
 import zlib
 
 
+# Numbers of keys without a character, as the browser counts them.
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+
+
 def find():
     """The browser's program, or None."""
     return next((path for path in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if path), None)
@@ -149,10 +153,13 @@ class Browser:
             time.sleep(0.05)
         raise TimeoutError(f"{script} is still {self.value(script)!r} after {seconds} s; {self.console}")
 
-    def press(self, key, code=None, text=None):
+    def press(self, key, shift=False):
+        """A key, by its name: "Tab", "ArrowRight", "Enter", " ", "a"."""
+        number = KEYS.get(key, ord(key.upper()) if len(key) == 1 else 0)
+        text = {"text": "\r" if key == "Enter" else key} if key == "Enter" or len(key) == 1 else {}
         for kind in ("keyDown", "keyUp"):
-            more = {"text": text} if text and kind == "keyDown" else {}
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=code or key, **more)
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code="Space" if key == " " else key, windowsVirtualKeyCode=number,
+                     modifiers=8 if shift else 0, **(text if kind == "keyDown" else {}))
 
     def mouse(self, kind, x, y, **more):
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)

@@ -7,6 +7,8 @@ function row(cells, tag = "td", attributes = {}) {
   return made;
 }
 
+const SIDEWAYS = { tabindex: "0", role: "group", "aria-label": "a table that scrolls sideways" };
+
 /* Tables that are wider than the page can be scrolled with the keyboard, and say that they
  * scroll. */
 function watchWideTables() {
@@ -15,9 +17,11 @@ function watchWideTables() {
       watchWideTables.seen.add(box);
       new ResizeObserver(() => {
         if (box.scrollWidth > box.clientWidth + 1)
-          box.setAttribute("tabindex", "0");
+          for (const [name, value] of Object.entries(SIDEWAYS))
+            box.setAttribute(name, value);
         else
-          box.removeAttribute("tabindex");
+          for (const name of Object.keys(SIDEWAYS))
+            box.removeAttribute(name);
       }).observe(box.firstElementChild);
     }
 }
@@ -126,7 +130,7 @@ function drawShares(timelines) {
     const legend = element("ul", { class: "legend" });
     for (const [name, colour] of [...SHARES, ["hidden communication", "--gather"]])
       legend.append(element("li", {}, key(`var(${colour})`), name));
-    const bars = element("div", { class: "bars" });
+    const bars = element("div", { class: "bars", role: "group", "aria-label": "shares of ranks" });
     for (const r of ranks.slice(0, MOST_BARS)) {
       const bar = element("div", { class: "bar", title: `compute ${percentText(r.compute / r.seconds)}, exposed ${percentText(r.exposed / r.seconds)}, idle ${percentText(r.idle / r.seconds)}` });
       [r.compute, r.exposed, r.idle].forEach((s, i) => bar.append(element("i", { style: `width: ${100 * s / r.seconds}%; background: var(${SHARES[i][1]})` })));
@@ -230,10 +234,13 @@ class ActionTable {
   draw() {
     const { field, down } = this.sort, head = element("tr"), value = r => field ? r[field] ?? -Infinity : r.name;
     for (const column of this.columns) {
-      const th = element("th", { "data-sort": column.field ?? "name", "aria-sort": column.field === field ? (down ? "descending" : "ascending") : null }, column.text);
-      th.addEventListener("click", () => {
+      const th = element("th", { "data-sort": column.field ?? "name", "aria-sort": column.field === field ? (down ? "descending" : "ascending") : null },
+                         element("button", { type: "button", title: "sort" }, column.text));
+      th.addEventListener("click", event => {
         this.sort = { field: column.field, down: column.field === field ? !down : column.field !== undefined };
         this.draw();
+        if (event.detail === 0) /* by the keyboard, which stays there */
+          part("actions", `th[data-sort=${column.field ?? "name"}] button`).focus();
       });
       head.append(th);
     }

@@ -203,10 +203,8 @@ class TimelineView {
       return getComputedStyle(probe).color;
     };
     this.paint = CLASSES.map(c => resolve(c.colour));
-    this.ink = this.paint.map(colour => {
-      const [r, g, b] = colour.match(/[\d.]+/g).map(Number);
-      return r * 0.299 + g * 0.587 + b * 0.114 > 128 ? "rgba(0,0,0,0.82)" : "rgba(255,255,255,0.95)";
-    });
+    /* Black or white, whichever has more contrast: they have the same at a luminance of 0.18. */
+    this.ink = this.paint.map(colour => luminance(colour) > 0.18 ? "rgb(0,0,0)" : "rgb(255,255,255)");
     this.tone = Object.fromEntries(["ink", "muted", "line", "band", "panel", "accent", "ground"].map(name => [name, resolve(`--${name}`)]));
     probe.remove();
   }
@@ -543,6 +541,12 @@ class TimelineView {
     box.style.left = `${Math.max(8, Math.min(window.innerWidth - width - 12, event.clientX + 14))}px`;
     box.style.top = `${event.clientY + 18 + height > window.innerHeight ? Math.max(8, event.clientY - height - 12) : event.clientY + 18}px`;
   }
+}
+
+/* Relative luminance of a colour such as rgb(0, 114, 178). */
+function luminance(colour) {
+  const [r, g, b] = colour.match(/[\d.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 /* Tooltip of an action. */
