@@ -20,62 +20,61 @@ enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS,
 /* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
  * deferred until they all have. DOTS, DELTA: buffers. */
 
-typedef enum condition { ALWAYS, WITH_BIAS, BALANCED_BY_BIAS } condition;
-
+/* An op of phase W that would write no gradient, because the layer lacks the weight, is left
+ * out. */
 typedef struct gradient_rule {
-    condition when;
     qd_phase phase;
     qd_op_kind op;
     enum { NO_RULE, NO_GRADIENT, OP, SAME } what; /* SAME: no op, the first operand is the second */
     qd_operands operands;                         /* sources */
 } gradient_rule;
-#define RULE(when, phase, kind, ...) {when, QD_PHASE_##phase, QD_OP_##kind, OP, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define RULE(phase, kind, ...) {QD_PHASE_##phase, QD_OP_##kind, OP, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
 #define SAME(gradient, as) {.what = SAME, .operands = {{1 + (gradient), 1 + (as)}}}
 enum { MOST_RULES = 3 };
 
 /* For each op of a forward list, its gradient ops and what they read. Later passes add the other
  * kinds of ops. */
 static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
-    [QD_OP_EMBED] = {RULE(ALWAYS, WEIGHT, EMBED_GRAD, (INPUT, v(EMBED_INPUT)), (DY, d(EMBED_Y)), (TOKEN_GRAD, d(EMBED_TOKEN_TABLE)),
+    [QD_OP_EMBED] = {RULE(WEIGHT, EMBED_GRAD, (INPUT, v(EMBED_INPUT)), (DY, d(EMBED_Y)), (TOKEN_GRAD, d(EMBED_TOKEN_TABLE)),
                           (POSITION_GRAD, d(EMBED_POSITION_TABLE)))},
-    [QD_OP_NORM] = {RULE(ALWAYS, INPUT, NORM_GRAD, (DY, d(NORM_Y)), (X, v(NORM_X)), (GAMMA, v(NORM_GAMMA)), (ADD, SUM),
+    [QD_OP_NORM] = {RULE(INPUT, NORM_GRAD, (DY, d(NORM_Y)), (X, v(NORM_X)), (GAMMA, v(NORM_GAMMA)), (ADD, SUM),
                          (MEAN, v(NORM_MEAN)), (RSTD, v(NORM_RSTD)), (DX, d(NORM_X)), (GAMMA_GRAD, d(NORM_GAMMA)),
                          (BETA_GRAD, d(NORM_BETA)))},
-    [QD_OP_LINEAR] = {RULE(ALWAYS, INPUT, LINEAR_DX, (DY, d(LINEAR_Y)), (WEIGHT, v(LINEAR_WEIGHT)), (DX, d(LINEAR_X))),
-                      RULE(ALWAYS, WEIGHT, LINEAR_DW, (DY, d(LINEAR_Y)), (X, v(LINEAR_X)), (WEIGHT_GRAD, d(LINEAR_WEIGHT))),
-                      RULE(WITH_BIAS, WEIGHT, BIAS_GRAD, (DY, d(LINEAR_Y)), (GRAD, d(LINEAR_BIAS)))},
-    [QD_OP_HEAD_NORM] = {RULE(ALWAYS, INPUT, HEAD_NORM_GRAD, (DY, d(HEAD_NORM_Y)), (X, v(HEAD_NORM_X)), (Q_GAMMA, v(HEAD_NORM_Q_GAMMA)),
+    [QD_OP_LINEAR] = {RULE(INPUT, LINEAR_DX, (DY, d(LINEAR_Y)), (WEIGHT, v(LINEAR_WEIGHT)), (DX, d(LINEAR_X))),
+                      RULE(WEIGHT, LINEAR_DW, (DY, d(LINEAR_Y)), (X, v(LINEAR_X)), (WEIGHT_GRAD, d(LINEAR_WEIGHT))),
+                      RULE(WEIGHT, BIAS_GRAD, (DY, d(LINEAR_Y)), (GRAD, d(LINEAR_BIAS)))},
+    [QD_OP_HEAD_NORM] = {RULE(INPUT, HEAD_NORM_GRAD, (DY, d(HEAD_NORM_Y)), (X, v(HEAD_NORM_X)), (Q_GAMMA, v(HEAD_NORM_Q_GAMMA)),
                               (K_GAMMA, v(HEAD_NORM_K_GAMMA)), (RSTD, v(HEAD_NORM_RSTD)), (Q_GAMMA_GRAD, d(HEAD_NORM_Q_GAMMA)),
                               (K_GAMMA_GRAD, d(HEAD_NORM_K_GAMMA)), (DX, d(HEAD_NORM_X)))},
     [QD_OP_QK_SQUARES] = {{.what = NO_GRADIENT}}, /* that of the norm includes it */
-    [QD_OP_QK_NORM] = {RULE(ALWAYS, INPUT, QK_DOTS, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (Q_GAMMA, v(QK_NORM_Q_GAMMA)),
+    [QD_OP_QK_NORM] = {RULE(INPUT, QK_DOTS, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (Q_GAMMA, v(QK_NORM_Q_GAMMA)),
                             (K_GAMMA, v(QK_NORM_K_GAMMA)), (DOTS, DOTS)),
-                       RULE(ALWAYS, INPUT, QK_NORM_GRAD, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (SUMS, v(QK_NORM_SUMS)), (DOTS, DOTS),
+                       RULE(INPUT, QK_NORM_GRAD, (DY, d(QK_NORM_Y)), (X, v(QK_NORM_X)), (SUMS, v(QK_NORM_SUMS)), (DOTS, DOTS),
                             (Q_GAMMA, v(QK_NORM_Q_GAMMA)), (K_GAMMA, v(QK_NORM_K_GAMMA)), (Q_GAMMA_GRAD, d(QK_NORM_Q_GAMMA)),
                             (K_GAMMA_GRAD, d(QK_NORM_K_GAMMA)), (DX, d(QK_NORM_X)))},
-    [QD_OP_CLIP] = {RULE(ALWAYS, INPUT, CLIP_GRAD, (X, v(CLIP_X)), (DY, d(CLIP_Y)), (DX, d(CLIP_X)))},
-    [QD_OP_ROPE] = {RULE(ALWAYS, INPUT, ROPE_INVERSE, (X, d(ROPE_Y)), (TABLE, v(ROPE_TABLE)), (INPUT, v(ROPE_INPUT)), (Y, d(ROPE_X)))},
-    [QD_OP_ATTENTION] = {RULE(ALWAYS, INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
+    [QD_OP_CLIP] = {RULE(INPUT, CLIP_GRAD, (X, v(CLIP_X)), (DY, d(CLIP_Y)), (DX, d(CLIP_X)))},
+    [QD_OP_ROPE] = {RULE(INPUT, ROPE_INVERSE, (X, d(ROPE_Y)), (TABLE, v(ROPE_TABLE)), (INPUT, v(ROPE_INPUT)), (Y, d(ROPE_X)))},
+    [QD_OP_ATTENTION] = {RULE(INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
                               (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA))},
-    [QD_OP_ACTIVATION] = {RULE(ALWAYS, INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
-    [QD_OP_GATE] = {RULE(ALWAYS, INPUT, GATE_GRAD, (DY, d(GATE_Y)), (X, v(GATE_X)), (GATE, v(GATE_GATE)), (DX, d(GATE_X)),
+    [QD_OP_ACTIVATION] = {RULE(INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
+    [QD_OP_GATE] = {RULE(INPUT, GATE_GRAD, (DY, d(GATE_Y)), (X, v(GATE_X)), (GATE, v(GATE_GATE)), (DX, d(GATE_X)),
                          (D_GATE, d(GATE_GATE)))},
-    [QD_OP_SCALE] = {RULE(ALWAYS, INPUT, SCALE, (X, d(SCALE_Y)), (Y, d(SCALE_X)))},
-    [QD_OP_DROPOUT] = {RULE(ALWAYS, INPUT, DROPOUT, (X, d(DROPOUT_Y)), (Y, d(DROPOUT_X)))}, /* with the same mask */
+    [QD_OP_SCALE] = {RULE(INPUT, SCALE, (X, d(SCALE_Y)), (Y, d(SCALE_X)))},
+    [QD_OP_DROPOUT] = {RULE(INPUT, DROPOUT, (X, d(DROPOUT_Y)), (Y, d(DROPOUT_X)))}, /* with the same mask */
     [QD_OP_ADD] = {SAME(d(ADD_A), d(ADD_Y)), SAME(d(ADD_B), d(ADD_Y))},
     [QD_OP_HEAD_LOSS] = {SAME(d(HEAD_LOSS_X), v(HEAD_LOSS_DX))}, /* computed along with the loss */
-    [QD_OP_ROUTE] = {RULE(ALWAYS, INPUT, ROUTE_GRAD, (LOGITS, v(ROUTE_LOGITS)), (CHOICE, v(ROUTE_CHOICE)), (WEIGHT, v(ROUTE_WEIGHT)),
+    [QD_OP_ROUTE] = {RULE(INPUT, ROUTE_GRAD, (LOGITS, v(ROUTE_LOGITS)), (CHOICE, v(ROUTE_CHOICE)), (WEIGHT, v(ROUTE_WEIGHT)),
                           (D_WEIGHT, d(ROUTE_WEIGHT)), (LOAD, v(ROUTE_LOAD)), (D_LOGITS, d(ROUTE_LOGITS))),
-                     RULE(BALANCED_BY_BIAS, WEIGHT, ROUTE_LOAD, (CHOICE, v(ROUTE_CHOICE)), (BIAS_GRAD, d(ROUTE_BIAS)))},
+                     RULE(WEIGHT, ROUTE_LOAD, (CHOICE, v(ROUTE_CHOICE)), (BIAS_GRAD, d(ROUTE_BIAS)))},
     [QD_OP_ROUTE_PLAN] = {{.what = NO_GRADIENT}}, /* its results are integers */
-    [QD_OP_PERMUTE] = {RULE(ALWAYS, INPUT, COMBINE, (ROWS, d(PERMUTE_Y)), (PLACE, v(PERMUTE_PLACE)), (ADD, SUM), (Y, d(PERMUTE_X)))},
-    [QD_OP_EXPERTS] = {RULE(ALWAYS, INPUT, EXPERTS_DX, (DY, d(EXPERTS_Y)), (WEIGHT, v(EXPERTS_WEIGHT)), (COUNT, v(EXPERTS_COUNT)),
+    [QD_OP_PERMUTE] = {RULE(INPUT, COMBINE, (ROWS, d(PERMUTE_Y)), (PLACE, v(PERMUTE_PLACE)), (ADD, SUM), (Y, d(PERMUTE_X)))},
+    [QD_OP_EXPERTS] = {RULE(INPUT, EXPERTS_DX, (DY, d(EXPERTS_Y)), (WEIGHT, v(EXPERTS_WEIGHT)), (COUNT, v(EXPERTS_COUNT)),
                             (DX, d(EXPERTS_X))),
-                       RULE(ALWAYS, WEIGHT, EXPERTS_DW, (DY, d(EXPERTS_Y)), (X, v(EXPERTS_X)), (COUNT, v(EXPERTS_COUNT)),
+                       RULE(WEIGHT, EXPERTS_DW, (DY, d(EXPERTS_Y)), (X, v(EXPERTS_X)), (COUNT, v(EXPERTS_COUNT)),
                             (WEIGHT_GRAD, d(EXPERTS_WEIGHT)))},
-    [QD_OP_EXPERT_ACTIVATION] = {RULE(ALWAYS, INPUT, EXPERT_ACTIVATION_GRAD, (X, v(EXPERT_ACTIVATION_X)), (DY, d(EXPERT_ACTIVATION_Y)),
+    [QD_OP_EXPERT_ACTIVATION] = {RULE(INPUT, EXPERT_ACTIVATION_GRAD, (X, v(EXPERT_ACTIVATION_X)), (DY, d(EXPERT_ACTIVATION_Y)),
                                       (COUNT, v(EXPERT_ACTIVATION_COUNT)), (DX, d(EXPERT_ACTIVATION_X)))},
-    [QD_OP_COMBINE] = {RULE(ALWAYS, INPUT, COMBINE_GRAD, (DY, d(COMBINE_Y)), (ROWS, v(COMBINE_ROWS)), (FROM, plan(FROM)),
+    [QD_OP_COMBINE] = {RULE(INPUT, COMBINE_GRAD, (DY, d(COMBINE_Y)), (ROWS, v(COMBINE_ROWS)), (FROM, plan(FROM)),
                             (PLACE, v(COMBINE_PLACE)), (COUNT, plan(COUNT)), (WEIGHT, v(COMBINE_WEIGHT)), (D_ROWS, d(COMBINE_ROWS)),
                             (D_WEIGHT, d32(COMBINE_WEIGHT)))},
 };
@@ -176,11 +175,13 @@ static int find_source(derivation *d, int source)
     return source == DOTS ? d->dots : d->sum;
 }
 
-static bool applies(const derivation *d, const gradient_rule *rule)
+/* Biases of the router count choices; without a rate nothing updates them. */
+static bool writes_gradient(const qd_class_writer *w, qd_op_kind kind, const qd_operands *operands)
 {
-    const qd_moe *moe = &d->g->w->model->moe;
-    return rule->what >= OP && (rule->when != WITH_BIAS || d->op.slot[QD_LINEAR_BIAS] >= 0) &&
-           (rule->when != BALANCED_BY_BIAS || (moe->bias && moe->bias_rate > 0.0));
+    bool any = false;
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        any = any || (operands->slot[j] > 0 && w->slots[operands->slot[j] - 1].kind == QD_SLOT_GRAD);
+    return any && (kind != QD_OP_ROUTE_LOAD || w->model->moe.bias_rate > 0.0);
 }
 
 static void apply(derivation *d, const gradient_rule *rule)
@@ -194,7 +195,7 @@ static void apply(derivation *d, const gradient_rule *rule)
     for (int j = 0; j < QD_OP_SLOTS && !d->unused; j++)
         if (rule->operands.slot[j] > 0)
             operands.slot[j] = 1 + find_source(d, rule->operands.slot[j] - 1);
-    if (d->unused)
+    if (d->unused || (rule->phase == QD_PHASE_WEIGHT && !writes_gradient(w, rule->op, &operands)))
         return;
     w->phase = rule->phase;
     qd_op *op = qd_class_op(w, rule->op, operands);
@@ -213,7 +214,7 @@ static int derive(gradients *g, int index, int sum, bool last)
     for (int j = 0; j < QD_OP_SLOTS; j++)
         d.grad[j] = UNKNOWN;
     for (int r = 0; r < MOST_RULES; r++)
-        if (applies(&d, &rules[d.op.kind][r]))
+        if (rules[d.op.kind][r].what >= OP)
             apply(&d, &rules[d.op.kind][r]);
     for (int j = 0; j < QD_OP_SLOTS && !absorbs(d.op.kind); j++)
         if (d.grad[j] >= 0 && !qd_op_writes(&d.op, j))
@@ -277,7 +278,7 @@ void qd_pass_gradient(qd_class_writer *w)
     int forward_count = w->op_count, in = -1, out = -1;
     gradients g = {.w = w, .forward_count = forward_count, .in_grad = -1};
     size_t slots = (size_t)w->slot_count;
-    g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)forward_count * 2 + 2);
+    g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)(forward_count + 1) * QD_OP_SLOTS);
     g.absorbers = QD_ARENA_NEW(w->arena, int, slots);
     g.readers = QD_ARENA_NEW(w->arena, int, slots);
     g.done = QD_ARENA_NEW(w->arena, int, slots);

@@ -9,278 +9,281 @@
  *   pass, where their gradients are reduce-scattered.
  * - ulysses: an all-to-all gives each rank whole sequences of its share of the heads, and another
  *   returns the result by rows. */
-#include "spec/passes/passes.h"
+#include "spec/passes/sequence.h"
+
+enum {
+    NONE, ROWS, WHOLE_ROWS, MOST_ROWS, /* rows on this rank; of whole sequences; on the rank of cp with the most */
+    SEQ,
+    Q, K, KV, O_COLS,                  /* columns of queries, of keys, of keys and values, of the result */
+    QKV_SHARE, O_SHARE,                /* columns of this rank's share of the heads */
+    QKV_SHARES, O_SHARES,              /* the shares of all ranks */
+};
+
+enum {
+    /* Given by the list. o: the result; sums: the running result, which is fp32. */
+    QKV, INPUT, O, LSE, D_O, D_QKV, DELTA,
+    SUMS, DQ,
+    KV_HERE, KV_NEXT, KV_AGAIN, KV_NEXT_AGAIN, KV_OWN, KV_ALL, D_KV_HERE, D_KV_NEXT, D_KV_PART, D_KV_ALL, D_KV_OWN,
+    QKV_BY_RANK, QKV_OF_RANKS, HEADS_QKV, HEADS_O, O_BY_RANK, O_OF_RANKS,
+    D_O_BY_RANK, D_O_OF_RANKS, HEADS_D_O, HEADS_D_QKV, D_QKV_BY_RANK, D_QKV_OF_RANKS,
+    VALUES
+};
+
+static const qd_sequence_value values[VALUES] = {
+    [SUMS] = {"attended in fp32", QD_VALUE_F32, ROWS, O_COLS},
+    [DQ] = {"d_q in fp32", QD_VALUE_F32, ROWS, Q},
+    [KV_HERE] = {"kv", QD_VALUE_ACTIVATION, MOST_ROWS, KV},
+    [KV_NEXT] = {"kv passed on", QD_VALUE_ACTIVATION, MOST_ROWS, KV},
+    [KV_AGAIN] = {"kv again", QD_VALUE_ACTIVATION, MOST_ROWS, KV},
+    [KV_NEXT_AGAIN] = {"kv passed on again", QD_VALUE_ACTIVATION, MOST_ROWS, KV},
+    [KV_OWN] = {"kv", QD_VALUE_ACTIVATION, ROWS, KV},
+    [KV_ALL] = {"kv of whole sequences", QD_VALUE_ACTIVATION, WHOLE_ROWS, KV},
+    [D_KV_HERE] = {"d_kv", QD_VALUE_F32, MOST_ROWS, KV},
+    [D_KV_NEXT] = {"d_kv passed on", QD_VALUE_F32, MOST_ROWS, KV},
+    [D_KV_PART] = {"d_kv of own queries", QD_VALUE_F32, MOST_ROWS, KV},
+    [D_KV_ALL] = {"d_kv of whole sequences", QD_VALUE_F32, WHOLE_ROWS, KV},
+    [D_KV_OWN] = {"d_kv", QD_VALUE_F32, ROWS, KV},
+    [QKV_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, ROWS, QKV_SHARES},
+    [QKV_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, WHOLE_ROWS, QKV_SHARE},
+    [HEADS_QKV] = {"qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, QKV_SHARE},
+    [HEADS_O] = {"attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, O_SHARE},
+    [O_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, WHOLE_ROWS, O_SHARE},
+    [O_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, ROWS, O_SHARES},
+    [D_O_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, ROWS, O_SHARES},
+    [D_O_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, WHOLE_ROWS, O_SHARE},
+    [HEADS_D_O] = {"d_attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, O_SHARE},
+    [HEADS_D_QKV] = {"d_qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, QKV_SHARE},
+    [D_QKV_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, WHOLE_ROWS, QKV_SHARE},
+    [D_QKV_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, ROWS, QKV_SHARES},
+};
+
+/* Facts. PARTS: ring or gather. NARROW: activations are not fp32. FIRST and LAST: the round of the
+ * ring. */
+enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64 };
+
+/* ROUND: once per rank of cp, in the ring. */
+enum { BEGIN, ROUND, END, GRAD_BEGIN, GRAD_ROUND, GRAD_END };
+
+/* Of copies of columns: the first column read, or the first written, is that of the keys. Of
+ * ulysses: the direction. */
+enum { PLAIN, FROM_KEYS, TO_KEYS, TO_ROWS = 0, TO_HEADS };
+
+static const qd_step steps[] = {
+    /* One rank, or ulysses: heads of whole sequences. Kv heads that several ranks read are sent to
+     * all of them. */
+    QD_STEP(BEGIN, ULYSSES, 0, HEADS_SPLIT, PLAIN, ROWS, Q, K, (X, QKV), (Y, QKV_BY_RANK)),
+    QD_STEP(BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_HEADS, WHOLE_ROWS, QKV_SHARE, NONE, (X, QKV_BY_RANK), (Y, QKV_OF_RANKS)),
+    QD_STEP(BEGIN, ULYSSES, 0, ROWS_JOIN, PLAIN, ROWS, Q, K, (X, QKV_OF_RANKS), (Y, HEADS_QKV)),
+    QD_STEP(BEGIN, 0, PARTS, ATTENTION, PLAIN, ROWS, Q, SEQ, (QKV, HEADS_QKV), (INPUT, INPUT), (O, HEADS_O), (LSE, LSE)),
+    QD_STEP(BEGIN, ULYSSES, 0, ROWS_SPLIT, PLAIN, ROWS, O_COLS, NONE, (X, HEADS_O), (Y, O_BY_RANK)),
+    QD_STEP(BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_ROWS, WHOLE_ROWS, O_SHARE, NONE, (X, O_BY_RANK), (Y, O_OF_RANKS)),
+    QD_STEP(BEGIN, ULYSSES, 0, HEADS_JOIN, PLAIN, ROWS, O_COLS, NONE, (X, O_OF_RANKS), (Y, O)),
+
+    QD_STEP(BEGIN, GATHER, 0, COLUMNS, FROM_KEYS, ROWS, KV, NONE, (X, QKV), (Y, KV_OWN)),
+    QD_STEP(BEGIN, GATHER, 0, CONTEXT_GATHER, PLAIN, WHOLE_ROWS, KV, NONE, (X, KV_OWN), (Y, KV_ALL)),
+    QD_STEP(BEGIN, GATHER, 0, ATTENTION_PART, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_ALL), (O, SUMS), (LSE, LSE)),
+
+    QD_STEP(BEGIN, RING, 0, COLUMNS, FROM_KEYS, ROWS, KV, NONE, (X, QKV), (Y, KV_HERE)),
+    QD_STEP(ROUND, 0, LAST, CONTEXT_SHIFT, PLAIN, WHOLE_ROWS, KV, NONE, (X, KV_HERE), (Y, KV_NEXT)),
+    QD_STEP(ROUND, 0, 0, ATTENTION_PART, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_HERE), (O, SUMS), (LSE, LSE)),
+    QD_STEP(END, NARROW, 0, COLUMNS, PLAIN, ROWS, O_COLS, NONE, (X, SUMS), (Y, O)),
+
+    /* The reverse of ulysses sums the gradients of kv heads that several ranks read. */
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, HEADS_SPLIT, PLAIN, ROWS, O_COLS, NONE, (X, D_O), (Y, D_O_BY_RANK)),
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_HEADS, WHOLE_ROWS, O_SHARE, NONE, (X, D_O_BY_RANK), (Y, D_O_OF_RANKS)),
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, ROWS_JOIN, PLAIN, ROWS, O_COLS, NONE, (X, D_O_OF_RANKS), (Y, HEADS_D_O)),
+    QD_STEP(GRAD_BEGIN, 0, PARTS, ATTENTION_GRAD, PLAIN, ROWS, Q, SEQ, (QKV, HEADS_QKV), (INPUT, INPUT), (O, HEADS_O), (LSE, LSE),
+            (D_O, HEADS_D_O), (D_QKV, HEADS_D_QKV), (DELTA, DELTA)),
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, ROWS_SPLIT, PLAIN, ROWS, Q, K, (X, HEADS_D_QKV), (Y, D_QKV_BY_RANK)),
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_ROWS, WHOLE_ROWS, QKV_SHARE, NONE, (X, D_QKV_BY_RANK), (Y, D_QKV_OF_RANKS)),
+    QD_STEP(GRAD_BEGIN, ULYSSES, 0, HEADS_JOIN, PLAIN, ROWS, Q, K, (X, D_QKV_OF_RANKS), (Y, D_QKV)),
+
+    QD_STEP(GRAD_BEGIN, PARTS, 0, ZERO, PLAIN, NONE, NONE, NONE, (X, DQ)),
+    QD_STEP(GRAD_BEGIN, PARTS, 0, ATTENTION_DELTA, PLAIN, ROWS, Q, NONE, (O, O), (D_O, D_O), (DELTA, DELTA)),
+
+    QD_STEP(GRAD_BEGIN, GATHER, 0, COLUMNS, FROM_KEYS, ROWS, KV, NONE, (X, QKV), (Y, KV_OWN)),
+    QD_STEP(GRAD_BEGIN, GATHER, 0, CONTEXT_GATHER, PLAIN, WHOLE_ROWS, KV, NONE, (X, KV_OWN), (Y, KV_ALL)),
+    QD_STEP(GRAD_BEGIN, GATHER, 0, ZERO, PLAIN, NONE, NONE, NONE, (X, D_KV_ALL)),
+    QD_STEP(GRAD_BEGIN, GATHER, 0, ATTENTION_PART_GRAD, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_ALL), (LSE, LSE),
+            (D_O, D_O), (DELTA, DELTA), (DQ, DQ), (DKV, D_KV_ALL)),
+    QD_STEP(GRAD_BEGIN, GATHER, 0, CONTEXT_SCATTER, PLAIN, WHOLE_ROWS, KV, NONE, (X, D_KV_ALL), (Y, D_KV_OWN)),
+
+    /* The gradients of one part of the keys are computed while those accumulated by the previous
+     * ranks are in flight, then added to them. */
+    QD_STEP(GRAD_BEGIN, RING, 0, COLUMNS, FROM_KEYS, ROWS, KV, NONE, (X, QKV), (Y, KV_AGAIN)),
+    QD_STEP(GRAD_ROUND, 0, LAST, CONTEXT_SHIFT, PLAIN, WHOLE_ROWS, KV, NONE, (X, KV_AGAIN), (Y, KV_NEXT_AGAIN)),
+    QD_STEP(GRAD_ROUND, FIRST, 0, ZERO, PLAIN, NONE, NONE, NONE, (X, D_KV_HERE)),
+    QD_STEP(GRAD_ROUND, FIRST, 0, ATTENTION_PART_GRAD, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_AGAIN), (LSE, LSE),
+            (D_O, D_O), (DELTA, DELTA), (DQ, DQ), (DKV, D_KV_HERE)),
+    QD_STEP(GRAD_ROUND, 0, FIRST, ZERO, PLAIN, NONE, NONE, NONE, (X, D_KV_PART)),
+    QD_STEP(GRAD_ROUND, 0, FIRST, ATTENTION_PART_GRAD, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_AGAIN), (LSE, LSE),
+            (D_O, D_O), (DELTA, DELTA), (DQ, DQ), (DKV, D_KV_PART)),
+    QD_STEP(GRAD_ROUND, 0, FIRST, ADD, PLAIN, MOST_ROWS, KV, NONE, (A, D_KV_HERE), (B, D_KV_PART), (Y, D_KV_HERE)),
+    QD_STEP(GRAD_ROUND, 0, 0, CONTEXT_SHIFT, PLAIN, WHOLE_ROWS, KV, NONE, (X, D_KV_HERE), (Y, D_KV_NEXT)),
+
+    QD_STEP(GRAD_END, NARROW, 0, COLUMNS, PLAIN, ROWS, Q, NONE, (X, DQ), (Y, D_QKV)),
+    QD_STEP(GRAD_END, RING, 0, COLUMNS, TO_KEYS, ROWS, KV, NONE, (X, D_KV_HERE), (Y, D_QKV)),
+    QD_STEP(GRAD_END, GATHER, 0, COLUMNS, TO_KEYS, ROWS, KV, NONE, (X, D_KV_OWN), (Y, D_QKV)),
+};
 
 typedef struct attention {
-    qd_class_writer *w;
-    qd_group group; /* the ranks of cp */
-    int input;
-    int64_t q, kv, batch, most; /* columns of queries, of keys; the most rows of a sequence on any rank of cp */
-    int64_t kv_share;           /* ulysses: columns of keys that a rank receives, whole heads */
-    int64_t window;             /* 0: none */
-    double flops;               /* of the forward pass on this rank */
+    qd_sequence s;
+    qd_group group;   /* the ranks of cp */
+    int kv_heads;     /* in ulysses: of this rank's share of the heads */
+    int64_t window;   /* 0: none */
+    double flops;     /* of the forward pass on this rank */
+    int round;        /* of the ring; -1: all keys at once */
 } attention;
-
-/* What the forward pass keeps for the backward pass, as slots. Ulysses: this rank's heads at all
- * positions; otherwise this rank's rows. */
-typedef struct attention_state {
-    int qkv, o, lse;
-} attention_state;
-
-static attention begin(qd_class_writer *w, int input, int64_t window)
-{
-    attention a = {.w = w, .group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP)), .input = input, .batch = w->config->batch,
-                   .window = window};
-    a.q = (int64_t)w->heads * w->model->head_dim;
-    a.kv = (int64_t)w->kv_heads * w->model->head_dim;
-    a.kv_share = qd_context_kv_share(a.group.size, a.kv, w->model->head_dim);
-    a.most = qd_context_most_rows(w->config->seq, a.group.size);
-    /* QKᵀ and PV over the causal half, or the windows. The zigzag assignment of chunks gives all
-     * ranks the same work, or with windows nearly so. */
-    a.flops = 2.0 * (double)w->rows * qd_window_keys(window, w->config->seq) * (double)a.q;
-    return a;
-}
 
 /* FLOPs of the forward pass with the keys of the rank `round` ranks back: with windows, the share
  * of the pairs of queries and keys, of which some rounds have none. */
 static double round_flops(const attention *a, int round)
 {
-    int n = a->group.size, coord = qd_group_coord(&a->w->ledger->mesh, a->group, a->w->config->rank);
+    int n = a->group.size, coord = qd_group_coord(&a->s.w->ledger->mesh, a->group, a->s.w->config->rank);
     double all = 0.0, pairs = 0.0;
     for (int t = 0; t < n && a->window > 0; t++) {
-        double here = qd_context_pairs(a->w->config->seq, n, coord, (coord + n - t) % n, a->window);
+        double here = qd_context_pairs(a->s.w->config->seq, n, coord, (coord + n - t) % n, a->window);
         all += here;
         pairs = t == round ? here : pairs;
     }
     return a->window > 0 ? a->flops * pairs / all : a->flops / n;
 }
 
-static int whole_rows(const attention *a, const char *name, qd_dtype dtype, int64_t cols)
+/* FLOPs of the backward pass relative to those of the forward pass. */
+#define BACKWARD 2.5
+
+static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 {
-    return qd_class_slot(a->w, name, QD_SLOT_LOCAL, dtype, a->batch * a->w->config->seq, cols);
-}
-
-static int most_rows(const attention *a, const char *name, qd_dtype dtype, int64_t cols)
-{
-    return qd_class_slot(a->w, name, QD_SLOT_LOCAL, dtype, a->batch * a->most, cols);
-}
-
-QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_SHIFT);
-QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_SHIFT);
-QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_GATHER);
-QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_GATHER);
-QD_SAME_PLACE(X, CONTEXT_SWAP, CONTEXT_SCATTER);
-QD_SAME_PLACE(Y, CONTEXT_SWAP, CONTEXT_SCATTER);
-
-/* Appends an op that communicates `count` elements, as qd_coll_bytes counts them. */
-static void exchange(const attention *a, qd_op_kind kind, int from, int to, int64_t cols, int64_t count, int round, bool async)
-{
-    qd_class_writer *w = a->w;
-    qd_op *op = qd_class_exchange(w, kind, a->group, QD_OPERANDS(CONTEXT_SWAP, (X, from), (Y, to)), 0, a->batch * w->config->seq, cols);
-    op->exchange.count = count;
-    op->round = round;
-    op->exchange.async = async && w->config->overlap;
-}
-
-/* y[:, to ..] = x[:, from ..], `cols` columns of all of this rank's rows. */
-static void columns(const attention *a, int x, int64_t from, int y, int64_t to, int64_t cols)
-{
-    qd_op *op = QD_CLASS_OP(a->w, COLUMNS, (X, x), (Y, y));
-    qd_op_sizes(op, a->w->rows, cols, 0, 0.0);
-    op->first = from;
-    op->to = to;
-    op->bytes = a->w->rows * cols * (int64_t)(qd_dtype_size(a->w->slots[x].dtype) + qd_dtype_size(a->w->slots[y].dtype));
-}
-
-static void zero(const attention *a, int x)
-{
-    qd_op_sizes(QD_CLASS_OP(a->w, ZERO, (X, x)), a->w->slots[x].rows, a->w->slots[x].cols, 0, 0.0);
-}
-
-/* Window and sizes of an attention op over `heads` heads of this rank's columns. */
-static qd_op *over_heads(const attention *a, qd_op *op, int heads, int kv_heads, double flops)
-{
-    qd_op_sizes(op, a->w->rows, a->q, a->w->config->seq, flops);
-    op->window = a->window;
-    op->heads = heads;
-    op->kv_heads = kv_heads;
-    return op;
-}
-
-/* Ring and gather: partial attention to the keys and values of some ranks. */
-
-static void part(const attention *a, int qkv, int kv, int o, int lse, int round, double flops)
-{
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART, (QKV, qkv), (INPUT, a->input), (KV, kv), (O, o), (LSE, lse)),
-               a->w->heads, a->w->kv_heads, flops)->round = round;
-}
-
-static void part_grad(const attention *a, attention_state s, int kv, int d_o, int delta, int dq, int dkv, int round, double flops)
-{
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_PART_GRAD, (QKV, s.qkv), (INPUT, a->input), (KV, kv), (LSE, s.lse), (D_O, d_o),
-                              (DELTA, delta), (DQ, dq), (DKV, dkv)),
-               a->w->heads, a->w->kv_heads, flops)->round = round;
-}
-
-/* Gathers keys and values of whole sequences. */
-static int gather(const attention *a, int qkv)
-{
-    int own = qd_class_local(a->w, "kv", a->w->rows, 2 * a->kv),
-        all = whole_rows(a, "kv of whole sequences", a->w->config->activation, 2 * a->kv);
-    columns(a, qkv, a->q, own, 0, 2 * a->kv);
-    exchange(a, QD_OP_CONTEXT_GATHER, own, all, 2 * a->kv, a->batch * a->w->config->seq * 2 * a->kv, -1, false);
-    return all;
-}
-
-static void ring(const attention *a, int qkv, int o, int lse)
-{
+    const attention *a = (const attention *)(const void *)s;
+    qd_class_writer *w = s->w;
     int n = a->group.size;
-    int64_t cols = 2 * a->kv, count = a->batch * a->w->config->seq * cols;
-    int kv[2] = {most_rows(a, "kv", a->w->config->activation, cols), most_rows(a, "kv passed on", a->w->config->activation, cols)};
-    columns(a, qkv, a->q, kv[0], 0, cols);
-    for (int t = 0; t < n; t++) {
-        if (t < n - 1)
-            exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], cols, count, t, true);
-        part(a, qkv, kv[t % 2], o, lse, t, round_flops(a, t));
+    double flops = a->round < 0 ? a->flops : round_flops(a, a->round);
+    switch (op->kind) {
+    case QD_OP_ZERO:
+        qd_op_sizes(op, w->slots[qd_op_first(op)].rows, w->slots[qd_op_first(op)].cols, 0, 0.0);
+        break;
+    case QD_OP_COLUMNS:
+        op->first = step->how == FROM_KEYS ? s->number[Q] : 0;
+        op->to = step->how == TO_KEYS ? s->number[Q] : 0;
+        op->bytes = op->m * op->n * (int64_t)(qd_dtype_size(w->slots[op->slot[QD_COLUMNS_X]].dtype) +
+                                              qd_dtype_size(w->slots[op->slot[QD_COLUMNS_Y]].dtype));
+        break;
+    case QD_OP_CONTEXT_SHIFT:
+    case QD_OP_CONTEXT_GATHER:
+    case QD_OP_CONTEXT_SCATTER:
+    case QD_OP_CONTEXT_SWAP:
+        qd_op_communicate(w, op, a->group);
+        op->round = op->kind == QD_OP_CONTEXT_SWAP ? step->how : a->round;
+        op->exchange.count *= op->kind == QD_OP_CONTEXT_SWAP ? n - 1 : 1;
+        op->exchange.async = op->kind == QD_OP_CONTEXT_SHIFT && w->config->overlap;
+        break;
+    case QD_OP_ATTENTION:
+    case QD_OP_ATTENTION_GRAD:
+        op->flops = op->kind == QD_OP_ATTENTION ? flops : BACKWARD * flops;
+        op->window = a->window;
+        op->heads = w->heads / n;
+        op->kv_heads = a->kv_heads;
+        break;
+    case QD_OP_ATTENTION_PART:
+    case QD_OP_ATTENTION_PART_GRAD:
+        op->flops = op->kind == QD_OP_ATTENTION_PART ? flops : BACKWARD * flops;
+        op->window = a->window;
+        op->round = a->round; /* fall through */
+    case QD_OP_ATTENTION_DELTA:
+        op->heads = w->heads;
+        op->kv_heads = w->kv_heads;
+        break;
+    default:
+        break;
     }
 }
 
-/* The gradients of one part of the keys are computed while those accumulated by the previous ranks
- * are in flight, then added to them. Returns the slot with the gradients of this rank's own
- * keys. */
-static int ring_grad(const attention *a, attention_state s, int d_o, int delta, int dq)
+static attention begin(qd_class_writer *w, int input, int64_t window)
+{
+    qd_group group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP));
+    int n = group.size, head = w->model->head_dim;
+    int64_t q = (int64_t)w->heads * head, k = (int64_t)w->kv_heads * head, k_share = qd_context_kv_share(n, k, head);
+    int64_t whole = w->config->batch * w->config->seq, most = w->config->batch * qd_context_most_rows(w->config->seq, n);
+    static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
+    attention a = {
+        .s = {.w = w, .values = values, .value_count = VALUES, .steps = steps, .step_count = sizeof steps / sizeof *steps,
+              .finish = finish, .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
+              .number = {[ROWS] = w->rows, [WHOLE_ROWS] = whole, [MOST_ROWS] = most, [SEQ] = w->config->seq, [Q] = q, [K] = k,
+                         [KV] = 2 * k, [O_COLS] = q, [QKV_SHARE] = q / n + 2 * k_share, [O_SHARE] = q / n,
+                         [QKV_SHARES] = n * (q / n + 2 * k_share), [O_SHARES] = n * (q / n)}},
+        .group = group, .kv_heads = (int)(k_share / head), .window = window, .round = -1};
+    /* QKᵀ and PV over the causal half, or the windows. The zigzag assignment of chunks gives all
+     * ranks the same work, or with windows nearly so. */
+    a.flops = 2.0 * (double)w->rows * qd_window_keys(window, w->config->seq) * (double)q;
+    qd_sequence_begin(&a.s);
+    a.s.slot[INPUT] = input;
+    return a;
+}
+
+static void swap(attention *a, int one, int other)
+{
+    int slot = a->s.slot[one];
+    a->s.slot[one] = a->s.slot[other];
+    a->s.slot[other] = slot;
+}
+
+/* Emits the stages `begin`, round and end. Keys, and their gradients, move on after each round. */
+static void emit(attention *a, int begin_stage)
 {
     int n = a->group.size;
-    int64_t cols = 2 * a->kv, count = a->batch * a->w->config->seq * cols;
-    qd_dtype dtype = a->w->config->activation;
-    int kv[2] = {most_rows(a, "kv again", dtype, cols), most_rows(a, "kv passed on again", dtype, cols)};
-    int dkv[2] = {most_rows(a, "d_kv", QD_F32, cols), most_rows(a, "d_kv passed on", QD_F32, cols)};
-    int own = most_rows(a, "d_kv of own queries", QD_F32, cols);
-    columns(a, s.qkv, a->q, kv[0], 0, cols);
-    for (int t = 0; t < n; t++) {
-        int to = t == 0 ? dkv[0] : own;
-        if (t < n - 1)
-            exchange(a, QD_OP_CONTEXT_SHIFT, kv[t % 2], kv[1 - t % 2], cols, count, t, true);
-        zero(a, to);
-        part_grad(a, s, kv[t % 2], d_o, delta, dq, to, t, 2.5 * round_flops(a, t));
-        if (t > 0)
-            qd_op_sizes(QD_CLASS_OP(a->w, ADD, (A, dkv[t % 2]), (B, own), (Y, dkv[t % 2])), a->batch * a->most, cols, 0, 0.0);
-        exchange(a, QD_OP_CONTEXT_SHIFT, dkv[t % 2], dkv[1 - t % 2], cols, count, t, true);
+    unsigned facts = a->s.facts;
+    qd_sequence_emit(&a->s, begin_stage);
+    for (a->round = 0; facts & RING && a->round < n; a->round++) {
+        a->s.facts = facts | (a->round == 0 ? FIRST : 0) | (a->round == n - 1 ? LAST : 0);
+        qd_sequence_emit(&a->s, begin_stage + 1);
+        swap(a, KV_HERE, KV_NEXT);
+        swap(a, KV_AGAIN, KV_NEXT_AGAIN);
+        swap(a, D_KV_HERE, D_KV_NEXT);
     }
-    return dkv[n % 2];
+    a->s.facts = facts;
+    if (facts & PARTS)
+        qd_sequence_emit(&a->s, begin_stage + 2);
 }
 
-static int gather_grad(const attention *a, attention_state s, int d_o, int delta, int dq)
+/* Log-sum-exps and deltas: per head and position. */
+static void shape_per_head(const attention *a, int slot)
 {
-    int64_t cols = 2 * a->kv;
-    int kv = gather(a, s.qkv), all = whole_rows(a, "d_kv of whole sequences", QD_F32, cols);
-    int own = qd_class_f32(a->w, "d_kv", a->w->rows, cols);
-    zero(a, all);
-    part_grad(a, s, kv, d_o, delta, dq, all, -1, 2.5 * a->flops);
-    exchange(a, QD_OP_CONTEXT_SCATTER, all, own, cols, a->batch * a->w->config->seq * cols, -1, false);
-    return own;
-}
-
-/* Ulysses: exchanges this rank's rows with q + 2 kv columns (kv 0: of the output) for whole
- * sequences of its share of the heads, or the reverse. Kv heads that several ranks read are sent to
- * all of them; the reverse direction sums their gradients. */
-static void swap(const attention *a, int from, int to, int64_t q, int64_t kv, bool to_heads)
-{
-    qd_class_writer *w = a->w;
-    int n = a->group.size;
-    int64_t share = q / n + (kv > 0 ? 2 * a->kv_share : 0);
-    qd_dtype dtype = w->slots[from].dtype;
-    int out = to_heads ? qd_class_local(w, "by rank", w->rows, n * share) : whole_rows(a, "by rank", dtype, share);
-    int in = to_heads ? whole_rows(a, "of ranks", dtype, share) : qd_class_local(w, "of ranks", w->rows, n * share);
-    qd_op *split = to_heads ? QD_CLASS_OP(w, HEADS_SPLIT, (X, from), (Y, out)) : QD_CLASS_OP(w, ROWS_SPLIT, (X, from), (Y, out));
-    qd_op_sizes(split, w->rows, q, kv, 0.0);
-    exchange(a, QD_OP_CONTEXT_SWAP, out, in, share, a->batch * w->config->seq * share * (n - 1), to_heads, false);
-    qd_op *join = to_heads ? QD_CLASS_OP(w, ROWS_JOIN, (X, in), (Y, to)) : QD_CLASS_OP(w, HEADS_JOIN, (X, in), (Y, to));
-    qd_op_sizes(join, w->rows, q, kv, 0.0);
-}
-
-/* On this rank, or in ulysses in its share. */
-static int own_kv_heads(const attention *a)
-{
-    return (int)(a->kv_share / a->w->model->head_dim);
-}
-
-static void plain(const attention *a, attention_state s)
-{
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION, (QKV, s.qkv), (INPUT, a->input), (O, s.o), (LSE, s.lse)),
-               a->w->heads / a->group.size, own_kv_heads(a), a->flops);
-}
-
-static void plain_grad(const attention *a, attention_state s, int d_o, int d_qkv, int delta)
-{
-    a->w->slots[delta].rows = a->batch * a->w->heads / a->group.size;
-    a->w->slots[delta].cols = a->w->config->seq;
-    over_heads(a, QD_CLASS_OP(a->w, ATTENTION_GRAD, (QKV, s.qkv), (INPUT, a->input), (O, s.o), (LSE, s.lse), (D_O, d_o), (D_QKV, d_qkv),
-                              (DELTA, delta)),
-               a->w->heads / a->group.size, own_kv_heads(a), 2.5 * a->flops);
+    qd_class_writer *w = a->s.w;
+    w->slots[slot].rows = w->config->batch * w->heads / (a->s.facts & PARTS ? 1 : a->group.size);
+    w->slots[slot].cols = a->s.facts & PARTS ? w->seq : w->config->seq;
 }
 
 void qd_place_attention(qd_placing *p, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[QD_ATTENTION_INPUT], op->window);
-    int n = a.group.size, qkv = qd_place_want(p, op->slot[QD_ATTENTION_QKV], QD_LAYOUT_COLUMNS), o = op->slot[QD_ATTENTION_O];
-    bool ulysses = n > 1 && w->config->cp_mode == QD_CP_ULYSSES, narrow = w->config->activation != QD_F32;
-    attention_state s = {qkv, o, op->slot[QD_ATTENTION_LSE]};
-    qd_place_give(p, o, QD_LAYOUT_COLUMNS, a.q);
-    w->slots[s.lse].rows = a.batch * w->heads / (ulysses ? n : 1);
-    w->slots[s.lse].cols = n == 1 || ulysses ? w->config->seq : w->seq;
-    if (n == 1) {
-        plain(&a, s);
-    } else if (ulysses) {
-        s.qkv = whole_rows(&a, "qkv of own heads", w->config->activation, a.q / n + 2 * a.kv_share);
-        s.o = whole_rows(&a, "attended of own heads", w->config->activation, a.q / n);
-        swap(&a, qkv, s.qkv, a.q, a.kv, true);
-        plain(&a, s);
-        swap(&a, s.o, o, a.q, 0, false);
-    } else {
-        int sum = narrow ? qd_class_f32(w, "attended in fp32", w->rows, a.q) : o; /* the running result is fp32 */
-        if (w->config->cp_mode == QD_CP_RING)
-            ring(&a, qkv, sum, s.lse);
-        else
-            part(&a, qkv, gather(&a, qkv), sum, s.lse, -1, a.flops);
-        if (narrow)
-            columns(&a, sum, 0, o, 0, a.q);
-    }
-    p->attended[0][s.lse] = s.qkv;
-    p->attended[1][s.lse] = s.o;
+    attention a = begin(p->w, op->slot[QD_ATTENTION_INPUT], op->window);
+    int *slot = a.s.slot, lse = op->slot[QD_ATTENTION_LSE];
+    slot[QKV] = qd_place_want(p, op->slot[QD_ATTENTION_QKV], QD_LAYOUT_COLUMNS);
+    slot[O] = op->slot[QD_ATTENTION_O];
+    slot[LSE] = lse;
+    slot[HEADS_QKV] = a.s.facts & ULYSSES ? -1 : slot[QKV];
+    slot[HEADS_O] = a.s.facts & ULYSSES ? -1 : slot[O];
+    slot[SUMS] = a.s.facts & NARROW ? -1 : slot[O];
+    qd_place_give(p, slot[O], QD_LAYOUT_COLUMNS, a.s.number[O_COLS]);
+    shape_per_head(&a, lse);
+    emit(&a, BEGIN);
+    p->attended[0][lse] = slot[HEADS_QKV];
+    p->attended[1][lse] = slot[HEADS_O];
 }
 
 void qd_place_attention_grad(qd_placing *p, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    attention a = begin(w, op->slot[QD_ATTENTION_GRAD_INPUT], op->window);
-    int n = a.group.size, lse = op->slot[QD_ATTENTION_GRAD_LSE],
-        d_o = qd_place_want(p, op->slot[QD_ATTENTION_GRAD_D_O], QD_LAYOUT_COLUMNS), d_qkv = op->slot[QD_ATTENTION_GRAD_D_QKV],
-        delta = op->slot[QD_ATTENTION_GRAD_DELTA];
-    attention_state s = {p->attended[0][lse], p->attended[1][lse], lse};
-    bool narrow = w->config->activation != QD_F32;
-    qd_place_give(p, d_qkv, QD_LAYOUT_COLUMNS, a.q + 2 * a.kv);
-    if (n == 1) {
-        plain_grad(&a, s, d_o, d_qkv, delta);
-        return;
-    }
-    if (w->config->cp_mode == QD_CP_ULYSSES) {
-        int own_d_o = whole_rows(&a, "d_attended of own heads", w->config->activation, a.q / n);
-        int own_d_qkv = whole_rows(&a, "d_qkv of own heads", w->config->activation, a.q / n + 2 * a.kv_share);
-        swap(&a, d_o, own_d_o, a.q, 0, true);
-        plain_grad(&a, s, own_d_o, own_d_qkv, delta);
-        swap(&a, own_d_qkv, d_qkv, a.q, a.kv, false);
-        return;
-    }
-    w->slots[delta].rows = a.batch * w->heads;
-    w->slots[delta].cols = w->seq;
-    int dq = narrow ? qd_class_f32(w, "d_q in fp32", w->rows, a.q) : d_qkv;
-    zero(&a, dq);
-    over_heads(&a, QD_CLASS_OP(w, ATTENTION_DELTA, (O, s.o), (D_O, d_o), (DELTA, delta)), w->heads, w->kv_heads, 0.0)->k = 0;
-    w->ops[w->op_count - 1].window = 0; /* it has no scores */
-    int dkv = w->config->cp_mode == QD_CP_RING ? ring_grad(&a, s, d_o, delta, dq) : gather_grad(&a, s, d_o, delta, dq);
-    if (narrow)
-        columns(&a, dq, 0, d_qkv, 0, a.q);
-    columns(&a, dkv, 0, d_qkv, a.q, 2 * a.kv);
+    attention a = begin(p->w, op->slot[QD_ATTENTION_GRAD_INPUT], op->window);
+    int *slot = a.s.slot, lse = op->slot[QD_ATTENTION_GRAD_LSE];
+    slot[QKV] = slot[HEADS_QKV] = p->attended[0][lse];
+    slot[O] = slot[HEADS_O] = p->attended[1][lse];
+    slot[LSE] = lse;
+    slot[D_O] = qd_place_want(p, op->slot[QD_ATTENTION_GRAD_D_O], QD_LAYOUT_COLUMNS);
+    slot[D_QKV] = op->slot[QD_ATTENTION_GRAD_D_QKV];
+    slot[DELTA] = op->slot[QD_ATTENTION_GRAD_DELTA];
+    slot[HEADS_D_O] = a.s.facts & ULYSSES ? -1 : slot[D_O];
+    slot[HEADS_D_QKV] = a.s.facts & ULYSSES ? -1 : slot[D_QKV];
+    slot[DQ] = a.s.facts & NARROW ? -1 : slot[D_QKV];
+    qd_place_give(p, slot[D_QKV], QD_LAYOUT_COLUMNS, a.s.number[Q] + a.s.number[KV]);
+    shape_per_head(&a, slot[DELTA]);
+    emit(&a, GRAD_BEGIN);
 }
