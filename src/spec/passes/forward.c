@@ -157,7 +157,7 @@ static void loss(lowering *l, const qd_decl_op *d)
     qd_class_writer *w = l->w;
     int matrix = qd_class_weight(w, d->weight);
     if (w->config->context > 0) {
-        int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, w->model->vocab);
+        int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, w->slots[matrix].rows);
         QD_CLASS_OP(w, HEAD_LOGITS, (X, l->slot[d->x]), (WEIGHT, matrix), (LOGITS, logits));
         return;
     }

@@ -145,100 +145,121 @@ void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops)
     op->flops = flops;
 }
 
-static void gemm(qd_op *op, int64_t m, int64_t n, int64_t k)
+int64_t qd_class_first_token(const qd_class_writer *w, int table)
 {
-    qd_op_sizes(op, m, n, k, 2.0 * (double)m * (double)n * (double)k);
+    return qd_ledger_atom(w->ledger, w->module->param_begin + w->slots[table].param, w->config->rank).begin[0];
 }
 
-static void heads(const qd_class_writer *w, qd_op *op, int64_t n)
+/* What the sizes of an op are taken from. */
+typedef enum size {
+    NO_SIZE, ONE,
+    ROWS, COLS,               /* of the first operand */
+    MATRIX_ROWS, MATRIX_COLS, /* of the weight, or of its gradient */
+    RESULT_COLS, DY_COLS,     /* of an activation */
+    Q_COLS, QK_COLS,          /* of this rank's query heads; of query and key heads */
+    COUNTED_KEYS,             /* columns of keys that this rank counts in sums over all ranks */
+    LOAD_ROWS,                /* whose choices are summed in one load, on the rank of cp with the most rows */
+    HIDDEN, CONTEXT, EXPERTS, ALL_ROWS, PORT_ROWS,
+} size;
+
+static const struct {
+    size m, n, k;
+    bool gemm;  /* 2 m n k FLOPs */
+    bool heads; /* the op knows this rank's heads */
+    bool port;  /* the op knows which rows of the micro-batch it works on */
+} sizes[QD_OP_KIND_COUNT] = {
+    [QD_OP_EMBED] = {ALL_ROWS, HIDDEN, MATRIX_ROWS},
+    [QD_OP_EMBED_GRAD] = {ALL_ROWS, HIDDEN, MATRIX_ROWS},
+    [QD_OP_LINEAR] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
+    [QD_OP_LINEAR_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
+    [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, ROWS, .gemm = true},
+    [QD_OP_ACTIVATION] = {ROWS, RESULT_COLS},
+    [QD_OP_ACTIVATION_GRAD] = {ROWS, DY_COLS},
+    [QD_OP_ROPE] = {ROWS, QK_COLS, .heads = true},
+    [QD_OP_ROPE_INVERSE] = {ROWS, QK_COLS, .heads = true},
+    [QD_OP_HEAD_NORM] = {ROWS, COLS, .heads = true},
+    [QD_OP_HEAD_NORM_GRAD] = {ROWS, COLS, .heads = true},
+    [QD_OP_QK_SQUARES] = {ROWS, COLS, COUNTED_KEYS, .heads = true},
+    [QD_OP_QK_NORM] = {ROWS, COLS, .heads = true},
+    [QD_OP_QK_DOTS] = {ROWS, COLS, .heads = true},
+    [QD_OP_QK_NORM_GRAD] = {ROWS, COLS, COUNTED_KEYS, .heads = true},
+    [QD_OP_ATTENTION_CACHED] = {ROWS, Q_COLS, CONTEXT, .heads = true},
+    [QD_OP_ROUTE] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
+    [QD_OP_ROUTE_GRAD] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
+    [QD_OP_ROUTE_PLAN] = {PORT_ROWS, EXPERTS},
+    [QD_OP_ROUTE_LOAD] = {PORT_ROWS, EXPERTS},
+    [QD_OP_DROPOUT] = {ROWS, COLS, .port = true},
+    [QD_OP_HEAD_LOGITS] = {ONE, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
+};
+
+static const qd_slot *matrix_of(const qd_class_writer *w, const qd_op *op)
 {
-    qd_op_sizes(op, w->slots[qd_op_first(op)].rows, n, 0, 0.0);
-    op->heads = w->heads;
-    op->kv_heads = w->kv_heads;
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
+            return &w->slots[op->slot[j]];
+    return NULL;
 }
 
-static int64_t counted_keys(const qd_class_writer *w)
+static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
 {
-    return qd_tensor_counts_keys(w->model, &w->ledger->mesh, w->config->rank) ? (int64_t)w->kv_heads * w->model->head_dim : 0;
-}
-
-static const qd_slot *operand(const qd_class_writer *w, const qd_op *op, int place)
-{
-    return &w->slots[op->slot[place]];
-}
-
-/* The columns of an activation's result, taken from the result or from its gradient. */
-static int64_t activated_cols(const qd_class_writer *w, const qd_op *op)
-{
-    return operand(w, op, op->kind == QD_OP_ACTIVATION ? QD_ACTIVATION_Y : QD_ACTIVATION_GRAD_DY)->cols;
-}
-QD_SAME_PLACE(DY, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
-
-/* Rows whose choices are summed in one load, on the rank of cp with the most rows. */
-static int64_t load_rows(const qd_class_writer *w)
-{
+    const qd_model *m = w->model;
     const qd_class_config *c = w->config;
-    return w->model->moe.balance == QD_BALANCE_SEQUENCE
-               ? w->seq
-               : c->batch * qd_context_most_rows(c->seq, w->ledger->mesh.degree[QD_AXIS_CP]);
+    const qd_mesh *mesh = &w->ledger->mesh;
+    switch (from) {
+    case NO_SIZE: return 0;
+    case ONE: return 1;
+    case ROWS: return w->slots[qd_op_first(op)].rows;
+    case COLS: return w->slots[qd_op_first(op)].cols;
+    case MATRIX_ROWS: return matrix_of(w, op)->rows;
+    case MATRIX_COLS: return matrix_of(w, op)->cols;
+    case RESULT_COLS: return w->slots[op->slot[QD_ACTIVATION_Y]].cols;
+    case DY_COLS: return w->slots[op->slot[QD_ACTIVATION_GRAD_DY]].cols;
+    case Q_COLS: return (int64_t)w->heads * m->head_dim;
+    case QK_COLS: return (int64_t)(w->heads + w->kv_heads) * m->head_dim;
+    case COUNTED_KEYS: return qd_tensor_counts_keys(m, mesh, c->rank) ? (int64_t)w->kv_heads * m->head_dim : 0;
+    case LOAD_ROWS:
+        return m->moe.balance == QD_BALANCE_SEQUENCE ? w->seq : c->batch * qd_context_most_rows(c->seq, mesh->degree[QD_AXIS_CP]);
+    case HIDDEN: return m->hidden;
+    case CONTEXT: return c->context;
+    case EXPERTS: return m->moe.experts;
+    case ALL_ROWS: return w->rows;
+    case PORT_ROWS: return w->port_rows;
+    }
+    return 0;
+}
+
+/* A lookup reads one row per token, not the whole table; its gradient reads and writes it. */
+static int64_t lookup_bytes(const qd_class_writer *w, const qd_op *op)
+{
+    bool grad = op->kind == QD_OP_EMBED_GRAD;
+    const qd_slot *table = &w->slots[grad ? qd_class_weight_of(op->slot[QD_EMBED_GRAD_TOKEN_GRAD]) : op->slot[QD_EMBED_TOKEN_TABLE]];
+    int64_t rows = w->rows * (grad ? 2 : 1) * (w->model->position == QD_POSITION_LEARNED ? 2 : 1);
+    return rows * table->cols * (int64_t)qd_dtype_size(table->dtype) +
+           qd_slot_bytes(&w->slots[op->slot[grad ? QD_EMBED_GRAD_DY : QD_EMBED_Y]]);
 }
 
 void qd_class_measure(const qd_class_writer *w, qd_op *op)
 {
     if (w->no_memory || w->wrong)
         return;
-    const qd_slot *first = qd_op_first(op) >= 0 ? &w->slots[qd_op_first(op)] : NULL, *matrix;
+    size m = sizes[op->kind].m, n = sizes[op->kind].n;
+    op->m = size_of(w, op, m ? m : ROWS);
+    op->n = size_of(w, op, n ? n : COLS);
+    op->k = size_of(w, op, sizes[op->kind].k);
+    op->flops = sizes[op->kind].gemm ? 2.0 * (double)op->m * (double)op->n * (double)op->k : 0.0;
+    op->heads = sizes[op->kind].heads ? w->heads : 0;
+    op->kv_heads = sizes[op->kind].heads ? w->kv_heads : 0;
     qd_class_count_bytes(w, op);
-    switch (op->kind) {
-    case QD_OP_LINEAR:
-    case QD_OP_LINEAR_ADD:
-    case QD_OP_LINEAR_GELU:
-        matrix = operand(w, op, QD_LINEAR_WEIGHT);
-        gemm(op, first->rows, matrix->rows, matrix->cols);
-        break;
-    case QD_OP_LINEAR_DX:
-    case QD_OP_LINEAR_DX_GELU:
-        matrix = operand(w, op, QD_LINEAR_DX_WEIGHT);
-        gemm(op, first->rows, matrix->cols, matrix->rows);
-        break;
-    case QD_OP_LINEAR_DW:
-        matrix = operand(w, op, QD_LINEAR_DW_WEIGHT_GRAD);
-        gemm(op, matrix->rows, matrix->cols, first->rows);
-        break;
-    case QD_OP_ACTIVATION:
-    case QD_OP_ACTIVATION_GRAD:
-    case QD_OP_ACTIVATION_GRAD_Y:
-        qd_op_sizes(op, first->rows, activated_cols(w, op), 0, 0.0);
-        break;
-    case QD_OP_ROPE:
-    case QD_OP_ROPE_INVERSE:
-        heads(w, op, (int64_t)(w->heads + w->kv_heads) * w->model->head_dim);
-        break;
-    case QD_OP_HEAD_NORM:
-    case QD_OP_HEAD_NORM_GRAD:
-    case QD_OP_QK_NORM:
-    case QD_OP_QK_DOTS:
-        heads(w, op, first->cols);
-        break;
-    case QD_OP_QK_SQUARES:
-    case QD_OP_QK_NORM_GRAD:
-        heads(w, op, first->cols);
-        op->k = counted_keys(w);
-        break;
-    case QD_OP_ROUTE:
-    case QD_OP_ROUTE_GRAD:
-        qd_op_sizes(op, w->port_rows, w->model->moe.experts, load_rows(w), 0.0);
+    if (sizes[op->kind].port)
         op->first = w->port_first;
-        break;
-    case QD_OP_ROUTE_PLAN:
-    case QD_OP_ROUTE_LOAD:
-        qd_op_sizes(op, w->port_rows, w->model->moe.experts, 0, 0.0);
-        break;
-    case QD_OP_DROPOUT:
-        op->first = w->port_first; /* fall through */
-    default:
-        qd_op_sizes(op, first->rows, first->cols, 0, 0.0);
-        break;
+    bool lookup = op->kind == QD_OP_EMBED || op->kind == QD_OP_EMBED_GRAD;
+    if (lookup || op->kind == QD_OP_HEAD_LOGITS)
+        op->first = qd_class_first_token(w, (int)(matrix_of(w, op) - w->slots));
+    if (lookup)
+        op->bytes = lookup_bytes(w, op);
+    if (op->kind == QD_OP_HEAD_LOGITS) { /* of one row of x */
+        op->bytes -= qd_slot_bytes(&w->slots[qd_op_first(op)]);
+        op->cap = w->model->logit_softcap;
     }
 }
 

@@ -84,6 +84,7 @@ void qd_op_set_operands(qd_op *op, qd_operands operands);
 /* Sets sizes, FLOPs and bytes of an op from the shapes of its slots. */
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
+int64_t qd_class_first_token(const qd_class_writer *w, int table); /* in this rank's shard of a table */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
 /* Makes an op communicate its m × n elements, of the type of its first operand. */
 void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group);
@@ -148,14 +149,13 @@ typedef struct qd_placing {
 int qd_place_want(qd_placing *p, int slot, qd_layout layout);
 /* Sets layout and shape of a result; cols 0: as declared. */
 void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols);
-/* Sums a partial result over tp, right after the op that wrote it. */
-void qd_place_sum(qd_placing *p, int slot);
+/* Emits an op, with its sizes. */
+void qd_place_keep(qd_placing *p, const qd_op *op);
 
-/* Over the rows of a port: operands are converted to them, results have them. */
-void qd_place_rowwise(qd_placing *p, const qd_op *op);
+/* Rules of ops that become several. The op's operands and results are in the layouts that the table
+ * of place.c states. */
 void qd_place_attention(qd_placing *p, const qd_op *op);
 void qd_place_attention_grad(qd_placing *p, const qd_op *op);
-void qd_place_embed(qd_placing *p, const qd_op *op);
 void qd_place_loss(qd_placing *p, const qd_op *op);
 void qd_place_route(qd_placing *p, const qd_op *op);
 void qd_place_send(qd_placing *p, const qd_op *op);

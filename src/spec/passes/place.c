@@ -12,7 +12,86 @@
 
 #include <string.h>
 
-int qd_place_want(qd_placing *p, int slot, qd_layout need)
+/* What an op needs of an operand, or gives as a result. */
+typedef enum need {
+    AS_IS,              /* a weight, a table, an input of the step */
+    PORT, ALL, COLUMNS, /* these layouts */
+    PARTIAL,            /* a partial sum, which is summed over tp right after the op */
+    ONE_RANK,           /* of a partial sum, only one rank may add it: a bias, a position */
+    IN, OUT,            /* the input and the result of a GEMM: how its weight is sharded decides */
+    D_IN, D_OUT,        /* their gradients */
+    ALIKE,              /* the layout and the width of the first operand; ACTIVATED: half of it if the activation is gated */
+    ACTIVATED,
+    ALIKE_ROWS,         /* the layout of the first operand, with its own width */
+    TOTAL,              /* the same, and summed over the columns of all ranks of tp */
+    HEADS, QKV,         /* columns of this rank's query heads; of its queries, keys and values */
+    OF_BIAS,            /* the rows that give a bias the gradient that its placement rule speaks of */
+    OVER_ROWS,          /* the gradient of a parameter that is not sharded: under sp a partial sum, of the rows of a port */
+    OVER_HEADS,         /* the same, always a partial sum, of this rank's heads */
+} need;
+
+typedef struct placement {
+    bool given;
+    void (*rule)(qd_placing *p, const qd_op *op); /* emits other ops as well, with these operands; NULL: only the op */
+    qd_operands needs;
+} placement;
+#define NEEDS(kind, ...) {true, NULL, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define RULE(rule, kind, ...) {true, rule, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+
+static const placement placements[QD_OP_KIND_COUNT] = {
+    [QD_OP_EMBED] = NEEDS(EMBED, (POSITION_TABLE, ONE_RANK), (Y, PARTIAL)), /* tokens of another rank's shard yield 0 */
+    [QD_OP_EMBED_GRAD] = NEEDS(EMBED_GRAD, (DY, ALL)),
+    [QD_OP_NORM] = NEEDS(NORM, (X, PORT), (Y, PORT), (MEAN, PORT), (RSTD, PORT)),
+    [QD_OP_NORM_GRAD] = NEEDS(NORM_GRAD, (DY, PORT), (X, PORT), (ADD, PORT), (MEAN, PORT), (RSTD, PORT), (DX, PORT),
+                              (GAMMA_GRAD, OVER_ROWS), (BETA_GRAD, OVER_ROWS)),
+    [QD_OP_LINEAR] = NEEDS(LINEAR, (X, IN), (BIAS, ONE_RANK), (Y, OUT)), /* all ranks compute the gradient of the bias */
+    [QD_OP_LINEAR_DX] = NEEDS(LINEAR_DX, (DY, D_OUT), (DX, D_IN)),
+    [QD_OP_LINEAR_DW] = NEEDS(LINEAR_DW, (DY, D_OUT), (X, IN), (WEIGHT_GRAD, OVER_ROWS)),
+    [QD_OP_BIAS_GRAD] = NEEDS(BIAS_GRAD, (DY, OF_BIAS)),
+    [QD_OP_HEAD_NORM] = NEEDS(HEAD_NORM, (X, ALIKE), (Y, ALIKE), (RSTD, ALIKE_ROWS)),
+    [QD_OP_HEAD_NORM_GRAD] = NEEDS(HEAD_NORM_GRAD, (DY, ALIKE), (X, ALIKE), (RSTD, ALIKE), (Q_GAMMA_GRAD, OVER_HEADS),
+                                   (K_GAMMA_GRAD, OVER_HEADS), (DX, ALIKE)),
+    [QD_OP_QK_SQUARES] = NEEDS(QK_SQUARES, (X, ALIKE), (SUMS, TOTAL)),
+    [QD_OP_QK_NORM] = NEEDS(QK_NORM, (X, ALIKE), (SUMS, ALIKE), (Y, ALIKE)),
+    [QD_OP_QK_DOTS] = NEEDS(QK_DOTS, (DY, ALIKE), (X, ALIKE), (DOTS, TOTAL)),
+    [QD_OP_QK_NORM_GRAD] = NEEDS(QK_NORM_GRAD, (DY, ALIKE), (X, ALIKE), (SUMS, ALIKE), (DOTS, ALIKE), (DX, ALIKE)),
+    [QD_OP_CLIP] = NEEDS(CLIP, (X, ALIKE), (Y, ALIKE)),
+    [QD_OP_CLIP_GRAD] = NEEDS(CLIP_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
+    [QD_OP_ROPE] = NEEDS(ROPE, (X, ALIKE), (Y, ALIKE)),
+    [QD_OP_ROPE_INVERSE] = NEEDS(ROPE_INVERSE, (X, ALIKE), (Y, ALIKE)),
+    [QD_OP_ATTENTION] = RULE(qd_place_attention, ATTENTION, (QKV, COLUMNS), (O, HEADS)),
+    [QD_OP_ATTENTION_GRAD] = RULE(qd_place_attention_grad, ATTENTION_GRAD, (D_O, COLUMNS), (D_QKV, QKV)),
+    [QD_OP_ATTENTION_CACHED] = NEEDS(ATTENTION_CACHED, (QKV, COLUMNS), (O, HEADS)),
+    [QD_OP_ACTIVATION] = NEEDS(ACTIVATION, (X, ALIKE), (Y, ACTIVATED)),
+    [QD_OP_ACTIVATION_GRAD] = NEEDS(ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
+    [QD_OP_ADD] = NEEDS(ADD, (A, PORT), (B, PORT), (Y, PORT)),
+    [QD_OP_SCALE] = NEEDS(SCALE, (X, PORT), (Y, PORT)),
+    [QD_OP_GATE] = NEEDS(GATE, (X, PORT), (GATE, PORT), (Y, PORT)),
+    [QD_OP_GATE_GRAD] = NEEDS(GATE_GRAD, (DY, PORT), (X, PORT), (GATE, PORT), (DX, PORT), (D_GATE, PORT)),
+    [QD_OP_DROPOUT] = NEEDS(DROPOUT, (X, PORT), (Y, PORT)),
+    [QD_OP_HEAD_LOSS] = RULE(qd_place_loss, HEAD_LOSS, (X, ALL), (DX, PARTIAL)),
+    [QD_OP_HEAD_LOGITS] = NEEDS(HEAD_LOGITS, (X, ALL)),
+    [QD_OP_ROUTE] = RULE(qd_place_route, ROUTE, (LOGITS, PORT), (CHOICE, PORT), (WEIGHT, PORT)),
+    [QD_OP_ROUTE_PLAN] = RULE(qd_place_route, ROUTE_PLAN, (CHOICE, PORT), (WEIGHT, PORT), (PLACE, PORT)),
+    [QD_OP_ROUTE_GRAD] = NEEDS(ROUTE_GRAD, (LOGITS, PORT), (CHOICE, PORT), (WEIGHT, PORT), (D_WEIGHT, PORT), (D_LOGITS, PORT)),
+    [QD_OP_ROUTE_LOAD] = NEEDS(ROUTE_LOAD, (CHOICE, PORT)),
+    /* Rows of experts are in no layout of tp (place_experts.c). */
+    [QD_OP_PERMUTE] = RULE(qd_place_send, PERMUTE, (X, PORT)),
+    [QD_OP_EXPERTS] = RULE(qd_place_grouped, EXPERTS, (X, AS_IS)),
+    [QD_OP_EXPERTS_DX] = RULE(qd_place_grouped, EXPERTS_DX, (DY, AS_IS)),
+    [QD_OP_EXPERTS_DW] = RULE(qd_place_grouped, EXPERTS_DW, (DY, AS_IS)),
+    [QD_OP_EXPERT_ACTIVATION] = RULE(qd_place_grouped, EXPERT_ACTIVATION, (X, AS_IS)),
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = RULE(qd_place_grouped, EXPERT_ACTIVATION_GRAD, (X, AS_IS)),
+    [QD_OP_COMBINE] = RULE(qd_place_collect, COMBINE, (ADD, PORT), (Y, PORT)),
+    [QD_OP_COMBINE_GRAD] = RULE(qd_place_collect_grad, COMBINE_GRAD, (DY, PORT), (D_WEIGHT, PORT)),
+};
+
+bool qd_op_has_placement(qd_op_kind kind)
+{
+    return placements[kind].given;
+}
+
+int qd_place_want(qd_placing *p, int slot, qd_layout wanted)
 {
     qd_class_writer *w = p->w;
     if (slot < 0 || w->no_memory || w->wrong)
@@ -20,10 +99,10 @@ int qd_place_want(qd_placing *p, int slot, qd_layout need)
     slot = slot < p->slots ? p->now[slot] : slot;
     qd_layout have = w->slots[slot].layout;
     bool sp = w->ledger->mesh.sp,
-         whole = (have == QD_LAYOUT_PORT || have == QD_LAYOUT_ALL) && (need == QD_LAYOUT_PORT || need == QD_LAYOUT_ALL);
-    if (have == need || have == QD_LAYOUT_NONE || w->tensor.size == 1 || (whole && !sp))
+         whole = (have == QD_LAYOUT_PORT || have == QD_LAYOUT_ALL) && (wanted == QD_LAYOUT_PORT || wanted == QD_LAYOUT_ALL);
+    if (have == wanted || have == QD_LAYOUT_NONE || w->tensor.size == 1 || (whole && !sp))
         return slot;
-    if (have != QD_LAYOUT_PORT || need != QD_LAYOUT_ALL) {
+    if (have != QD_LAYOUT_PORT || wanted != QD_LAYOUT_ALL) {
         w->wrong = qd_arena_printf(w->arena, "%s needs '%s' in a layout that it cannot be converted to", qd_op_name(p->old.ops[p->at].kind),
                                    w->slots[slot].name);
         return slot;
@@ -48,17 +127,14 @@ void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
         return;
     qd_slot *s = &w->slots[slot];
     s->layout = layout;
-    if (layout == QD_LAYOUT_NONE)
-        return;
     s->rows = layout == QD_LAYOUT_PORT ? w->port_rows : w->rows;
     s->cols = cols > 0 ? cols : s->cols;
 }
 
-void qd_place_sum(qd_placing *p, int slot)
+/* Sums a partial result over tp. */
+static void sum(qd_placing *p, int slot)
 {
     qd_class_writer *w = p->w;
-    if (slot < 0 || w->tensor.size == 1 || w->no_memory || w->wrong)
-        return;
     int64_t cols = w->slots[slot].cols;
     int own = slot;
     if (w->ledger->mesh.sp) { /* the scattered rows are what leaves the module */
@@ -78,53 +154,6 @@ void qd_place_sum(qd_placing *p, int slot)
     op->exchange.async = w->config->overlap;
 }
 
-/* How the parameters of a weight are sharded over tp: along dimension 0 (outputs), 1 (inputs), or
- * not at all (-1). */
-static int cut_of(const qd_class_writer *w, int weight)
-{
-    const qd_place *place = &w->ledger->params[w->module->param_begin + w->slots[weight].param].value[QD_AXIS_TP];
-    return w->tensor.size > 1 && place->kind == QD_SHARD ? place->dim : -1;
-}
-
-static qd_op *keep(qd_placing *p, const qd_op *op)
-{
-    qd_op *kept = qd_class_keep(p->w, op);
-    qd_class_measure(p->w, kept);
-    return kept;
-}
-
-/* The gradient of a parameter that every rank has whole: of all rows, or a sum over some
- * (`partial`), which is summed over tp if the placement rule of the parameter says so. */
-static void expect_gradient(qd_placing *p, int grad, bool partial)
-{
-    qd_class_writer *w = p->w;
-    if (grad < 0 || w->tensor.size == 1 || w->no_memory || w->wrong)
-        return;
-    const qd_param *param = &w->ledger->params[w->module->param_begin + w->slots[grad].param];
-    if ((param->gradient[QD_AXIS_TP].kind == QD_PARTIAL) != partial)
-        w->wrong = qd_arena_printf(w->arena, "%s gives %s as %s, and its placement rule says otherwise (QD_SPLIT_NONE, _NORM, _HEADS)",
-                                   qd_op_name(p->old.ops[p->at].kind), param->name,
-                                   partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
-}
-
-/* Results that are not per row have their shapes already. */
-void qd_place_rowwise(qd_placing *p, const qd_op *op)
-{
-    qd_op placed = *op;
-    for (int j = 0; j < QD_OP_SLOTS; j++) {
-        qd_slot_kind kind = op->slot[j] >= 0 ? p->w->slots[op->slot[j]].kind : QD_SLOT_PARAM;
-        if (kind == QD_SLOT_GRAD)
-            expect_gradient(p, op->slot[j], p->w->ledger->mesh.sp);
-        if (kind == QD_SLOT_PARAM || kind == QD_SLOT_GRAD)
-            continue;
-        if (qd_op_reads(op, j))
-            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], QD_LAYOUT_PORT);
-        else
-            qd_place_give(p, op->slot[j], p->w->slots[op->slot[j]].rows == 0 ? QD_LAYOUT_PORT : QD_LAYOUT_NONE, 0);
-    }
-    keep(p, &placed);
-}
-
 /* Layouts of x and y in y = x·Wᵀ + b for W not sharded, sharded by outputs, sharded by inputs. */
 static const qd_layout linear_x[] = {QD_LAYOUT_PORT, QD_LAYOUT_ALL, QD_LAYOUT_COLUMNS};
 static const qd_layout linear_y[] = {QD_LAYOUT_PORT, QD_LAYOUT_COLUMNS, QD_LAYOUT_PARTIAL};
@@ -136,151 +165,120 @@ static qd_layout dual(qd_layout layout)
     return layout == QD_LAYOUT_PARTIAL ? QD_LAYOUT_ALL : layout == QD_LAYOUT_ALL ? QD_LAYOUT_PARTIAL : layout;
 }
 
-static void linear(qd_placing *p, const qd_op *op)
+/* The slot of an op's weight or of its gradient. */
+static int weight_of(const qd_class_writer *w, const qd_op *op)
 {
-    qd_class_writer *w = p->w;
-    qd_op placed = *op;
-    int cut = cut_of(w, op->slot[QD_LINEAR_WEIGHT]);
-    placed.slot[QD_LINEAR_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_X], linear_x[cut + 1]);
-    if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL && w->tensor_coord > 0)
-        placed.slot[QD_LINEAR_BIAS] = -1; /* one rank adds the bias; all compute its gradient */
-    qd_place_give(p, op->slot[QD_LINEAR_Y], linear_y[cut + 1], w->slots[op->slot[QD_LINEAR_WEIGHT]].rows);
-    keep(p, &placed);
-    if (linear_y[cut + 1] == QD_LAYOUT_PARTIAL)
-        qd_place_sum(p, op->slot[QD_LINEAR_Y]);
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
+            return op->slot[j];
+    return -1;
 }
 
-static void linear_dx(qd_placing *p, const qd_op *op)
+static const qd_param *param_of(const qd_class_writer *w, int weight)
 {
-    qd_class_writer *w = p->w;
-    qd_op placed = *op;
-    int cut = cut_of(w, op->slot[QD_LINEAR_DX_WEIGHT]);
-    placed.slot[QD_LINEAR_DX_DY] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DX_DY], dual(linear_y[cut + 1]));
-    qd_place_give(p, op->slot[QD_LINEAR_DX_DX], dual(linear_x[cut + 1]), w->slots[op->slot[QD_LINEAR_DX_WEIGHT]].cols);
-    keep(p, &placed);
-    if (dual(linear_x[cut + 1]) == QD_LAYOUT_PARTIAL)
-        qd_place_sum(p, op->slot[QD_LINEAR_DX_DX]);
+    return &w->ledger->params[w->module->param_begin + w->slots[weight].param];
 }
 
-static void linear_dw(qd_placing *p, const qd_op *op)
+/* How the parameters of a weight are sharded over tp: along dimension 0 (outputs), 1 (inputs), or
+ * not at all (-1). */
+static int cut_of(const qd_class_writer *w, int weight)
 {
-    qd_op placed = *op;
-    int cut = cut_of(p->w, op->slot[QD_LINEAR_DW_WEIGHT_GRAD]);
-    placed.slot[QD_LINEAR_DW_DY] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_DY], dual(linear_y[cut + 1]));
-    placed.slot[QD_LINEAR_DW_X] = (int16_t)qd_place_want(p, op->slot[QD_LINEAR_DW_X], linear_x[cut + 1]);
-    if (cut < 0)
-        expect_gradient(p, op->slot[QD_LINEAR_DW_WEIGHT_GRAD], p->w->ledger->mesh.sp);
-    keep(p, &placed);
+    const qd_place *place = &param_of(w, weight)->value[QD_AXIS_TP];
+    return w->tensor.size > 1 && place->kind == QD_SHARD ? place->dim : -1;
 }
 
-/* Sums the rows that give the bias the gradient that its placement rule speaks of: of this rank's
- * columns, of the rows of a port, or of all rows. */
-static void bias_grad(qd_placing *p, const qd_op *op)
+static qd_layout bias_rows(const qd_param *bias)
+{
+    return bias->value[QD_AXIS_TP].kind == QD_SHARD        ? QD_LAYOUT_COLUMNS
+           : bias->gradient[QD_AXIS_TP].kind == QD_PARTIAL ? QD_LAYOUT_PORT
+                                                           : QD_LAYOUT_ALL;
+}
+
+static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
 {
     const qd_class_writer *w = p->w;
-    qd_op placed = *op;
-    const qd_param *bias = &w->ledger->params[w->module->param_begin + w->slots[op->slot[QD_BIAS_GRAD_GRAD]].param];
-    qd_layout rows = bias->value[QD_AXIS_TP].kind == QD_SHARD         ? QD_LAYOUT_COLUMNS
-                     : bias->gradient[QD_AXIS_TP].kind == QD_PARTIAL ? QD_LAYOUT_PORT
-                                                                     : QD_LAYOUT_ALL;
-    placed.slot[QD_BIAS_GRAD_DY] = (int16_t)qd_place_want(p, op->slot[QD_BIAS_GRAD_DY], rows);
-    keep(p, &placed);
+    switch (n) {
+    case PORT: return QD_LAYOUT_PORT;
+    case ALL: return QD_LAYOUT_ALL;
+    case PARTIAL: return QD_LAYOUT_PARTIAL;
+    case IN: return linear_x[cut_of(w, weight_of(w, op)) + 1];
+    case OUT: return linear_y[cut_of(w, weight_of(w, op)) + 1];
+    case D_IN: return dual(linear_x[cut_of(w, weight_of(w, op)) + 1]);
+    case D_OUT: return dual(linear_y[cut_of(w, weight_of(w, op)) + 1]);
+    case OF_BIAS: return bias_rows(param_of(w, weight_of(w, op)));
+    case COLUMNS:
+    case HEADS:
+    case QKV: return QD_LAYOUT_COLUMNS;
+    default: return w->slots[p->now[qd_op_first(op)]].layout;
+    }
 }
 
-/* Ops that work in any layout. Results have the layout of the first operand; SwiGLU halves the
- * columns. */
-static void alike(qd_placing *p, const qd_op *op)
+/* The width of a result; 0: as declared. */
+static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
+{
+    const qd_class_writer *w = p->w;
+    int64_t head = w->model->head_dim, like = w->slots[p->now[qd_op_first(op)]].cols;
+    switch (n) {
+    case OUT: return w->slots[weight_of(w, op)].rows;
+    case D_IN: return w->slots[weight_of(w, op)].cols;
+    case ALIKE: return like;
+    case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);
+    case HEADS: return w->heads * head;
+    case QKV: return (w->heads + 2 * w->kv_heads) * head;
+    default: return 0;
+    }
+}
+
+/* The gradient of a parameter that every rank has whole: of all rows, or a sum over some
+ * (`partial`), which is summed over tp if the placement rule of the parameter says so. */
+static void expect_gradient(qd_placing *p, int grad, bool partial)
 {
     qd_class_writer *w = p->w;
+    const qd_param *param = param_of(w, grad);
+    if (w->tensor.size == 1 || w->wrong || cut_of(w, grad) >= 0 || (param->gradient[QD_AXIS_TP].kind == QD_PARTIAL) == partial)
+        return;
+    w->wrong = qd_arena_printf(w->arena, "%s gives %s as %s, and its placement rule says otherwise (QD_SPLIT_NONE, _NORM, _HEADS)",
+                               qd_op_name(p->old.ops[p->at].kind), param->name,
+                               partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
+}
+
+void qd_place_keep(qd_placing *p, const qd_op *op)
+{
+    qd_class_measure(p->w, qd_class_keep(p->w, op));
+}
+
+/* Converts the operands of an op to what it needs, gives its results their layouts, emits it and
+ * sums its results. */
+static void place(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    const placement *rule = &placements[op->kind];
     qd_op placed = *op;
-    int first = p->now[qd_op_first(op)];
-    if (op->kind == QD_OP_HEAD_NORM_GRAD) { /* of this rank's heads */
-        expect_gradient(p, op->slot[QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD], true);
-        expect_gradient(p, op->slot[QD_HEAD_NORM_GRAD_K_GAMMA_GRAD], true);
-    }
-    qd_layout layout = w->slots[first].layout;
+    bool partial = false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
-        if (op->slot[j] < 0 || (w->slots[op->slot[j]].kind != QD_SLOT_LOCAL && w->slots[op->slot[j]].layout == QD_LAYOUT_NONE))
+        need n = rule->needs.slot[j] > 0 ? (need)(rule->needs.slot[j] - 1) : AS_IS;
+        if (op->slot[j] < 0 || n == AS_IS || n == ONE_RANK)
             continue;
-        bool statistics = (op->kind == QD_OP_HEAD_NORM && j == QD_HEAD_NORM_RSTD) || /* one number per head */
-                          op->kind == QD_OP_QK_SQUARES || op->kind == QD_OP_QK_DOTS;  /* two per row */
-        bool halved = op->kind == QD_OP_ACTIVATION && qd_activation_is_gated(w->model->activation);
-        if (qd_op_reads(op, j))
-            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout);
+        if (n == OVER_ROWS || n == OVER_HEADS)
+            expect_gradient(p, op->slot[j], n == OVER_HEADS || w->ledger->mesh.sp);
+        else if (qd_op_reads(op, j))
+            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout_of(p, op, n));
         else
-            qd_place_give(p, op->slot[j], layout, statistics ? 0 : w->slots[first].cols / (halved ? 2 : 1));
+            qd_place_give(p, op->slot[j], layout_of(p, op, n), width_of(p, op, n));
+        partial = partial || (qd_op_writes(op, j) && w->slots[op->slot[j]].layout == QD_LAYOUT_PARTIAL);
     }
-    keep(p, &placed);
-}
-
-/* Sums over the columns of all ranks of tp. */
-static void over_columns(qd_placing *p, const qd_op *op)
-{
-    qd_class_writer *w = p->w;
-    int sums = op->slot[op->kind == QD_OP_QK_SQUARES ? QD_QK_SQUARES_SUMS : QD_QK_DOTS_DOTS];
-    alike(p, op);
-    if (w->tensor.size > 1 && !w->no_memory && !w->wrong)
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, sums)), 0, w->slots[sums].rows, 2);
-}
-
-static void cached(qd_placing *p, const qd_op *op)
-{
-    qd_class_writer *w = p->w;
-    qd_place_give(p, op->slot[QD_ATTENTION_CACHED_O], QD_LAYOUT_COLUMNS, (int64_t)w->heads * w->model->head_dim);
-    qd_op *placed = keep(p, op);
-    qd_op_sizes(placed, w->rows, (int64_t)w->heads * w->model->head_dim, w->config->context, 0.0);
-    placed->heads = w->heads;
-    placed->kv_heads = w->kv_heads;
-}
-
-static void (*const rules[QD_OP_KIND_COUNT])(qd_placing *p, const qd_op *op) = {
-    [QD_OP_EMBED] = qd_place_embed,
-    [QD_OP_EMBED_GRAD] = qd_place_embed,
-    [QD_OP_NORM] = qd_place_rowwise,
-    [QD_OP_NORM_GRAD] = qd_place_rowwise,
-    [QD_OP_LINEAR] = linear,
-    [QD_OP_LINEAR_DX] = linear_dx,
-    [QD_OP_LINEAR_DW] = linear_dw,
-    [QD_OP_BIAS_GRAD] = bias_grad,
-    [QD_OP_HEAD_NORM] = alike,
-    [QD_OP_HEAD_NORM_GRAD] = alike,
-    [QD_OP_QK_SQUARES] = over_columns,
-    [QD_OP_QK_NORM] = alike,
-    [QD_OP_QK_DOTS] = over_columns,
-    [QD_OP_QK_NORM_GRAD] = alike,
-    [QD_OP_ROPE] = alike,
-    [QD_OP_ROPE_INVERSE] = alike,
-    [QD_OP_ATTENTION] = qd_place_attention,
-    [QD_OP_ATTENTION_GRAD] = qd_place_attention_grad,
-    [QD_OP_ATTENTION_CACHED] = cached,
-    [QD_OP_ACTIVATION] = alike,
-    [QD_OP_ACTIVATION_GRAD] = alike,
-    [QD_OP_CLIP] = alike,
-    [QD_OP_CLIP_GRAD] = alike,
-    [QD_OP_ADD] = qd_place_rowwise,
-    [QD_OP_SCALE] = qd_place_rowwise,
-    [QD_OP_GATE] = qd_place_rowwise,
-    [QD_OP_GATE_GRAD] = qd_place_rowwise,
-    [QD_OP_DROPOUT] = qd_place_rowwise,
-    [QD_OP_HEAD_LOSS] = qd_place_loss,
-    [QD_OP_HEAD_LOGITS] = qd_place_loss,
-    [QD_OP_ROUTE] = qd_place_route,
-    [QD_OP_ROUTE_PLAN] = qd_place_route,
-    [QD_OP_ROUTE_GRAD] = qd_place_route,
-    [QD_OP_ROUTE_LOAD] = qd_place_route,
-    [QD_OP_PERMUTE] = qd_place_send,
-    [QD_OP_EXPERTS] = qd_place_grouped,
-    [QD_OP_EXPERTS_DX] = qd_place_grouped,
-    [QD_OP_EXPERTS_DW] = qd_place_grouped,
-    [QD_OP_EXPERT_ACTIVATION] = qd_place_grouped,
-    [QD_OP_EXPERT_ACTIVATION_GRAD] = qd_place_grouped,
-    [QD_OP_COMBINE] = qd_place_collect,
-    [QD_OP_COMBINE_GRAD] = qd_place_collect_grad,
-};
-
-bool qd_op_has_placement(qd_op_kind kind)
-{
-    return rules[kind] != NULL;
+    for (int j = 0; j < QD_OP_SLOTS && w->tensor_coord > 0; j++)
+        if (partial && rule->needs.slot[j] == 1 + ONE_RANK)
+            placed.slot[j] = -1;
+    (rule->rule ? rule->rule : qd_place_keep)(p, &placed);
+    for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1 && !w->no_memory && !w->wrong; j++) {
+        int slot = op->slot[j];
+        if (slot >= 0 && rule->needs.slot[j] == 1 + TOTAL)
+            qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, slot)), 0, w->slots[slot].rows,
+                              w->slots[slot].cols);
+        else if (slot >= 0 && qd_op_writes(op, j) && w->slots[slot].layout == QD_LAYOUT_PARTIAL)
+            sum(p, slot);
+    }
 }
 
 void qd_pass_place(qd_class_writer *w)
@@ -306,8 +304,8 @@ void qd_pass_place(qd_class_writer *w)
     for (p.at = 0; p.at < p.old.count && !w->no_memory && !w->wrong; p.at++) {
         const qd_op *op = &p.old.ops[p.at];
         w->phase = op->phase;
-        if (rules[op->kind])
-            rules[op->kind](&p, op);
+        if (placements[op->kind].given)
+            place(&p, op);
         else
             w->wrong = "an op has no placement rule";
     }

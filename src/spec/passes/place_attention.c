@@ -198,7 +198,7 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
     }
 }
 
-static attention begin(qd_class_writer *w, int input, int64_t window)
+static attention begin(qd_class_writer *w, int64_t window)
 {
     qd_group group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP));
     int n = group.size, head = w->model->head_dim;
@@ -206,8 +206,7 @@ static attention begin(qd_class_writer *w, int input, int64_t window)
     int64_t whole = w->config->batch * w->config->seq, most = w->config->batch * qd_context_most_rows(w->config->seq, n);
     static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
     attention a = {
-        .s = {.w = w, .values = values, .value_count = VALUES, .steps = steps, .step_count = sizeof steps / sizeof *steps,
-              .finish = finish, .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
+        .s = {w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
               .number = {[ROWS] = w->rows, [WHOLE_ROWS] = whole, [MOST_ROWS] = most, [SEQ] = w->config->seq, [Q] = q, [K] = k,
                          [KV] = 2 * k, [O_COLS] = q, [QKV_SHARE] = q / n + 2 * k_share, [O_SHARE] = q / n,
                          [QKV_SHARES] = n * (q / n + 2 * k_share), [O_SHARES] = n * (q / n)}},
@@ -216,7 +215,6 @@ static attention begin(qd_class_writer *w, int input, int64_t window)
      * ranks the same work, or with windows nearly so. */
     a.flops = 2.0 * (double)w->rows * qd_window_keys(window, w->config->seq) * (double)q;
     qd_sequence_begin(&a.s);
-    a.s.slot[INPUT] = input;
     return a;
 }
 
@@ -255,15 +253,12 @@ static void shape_per_head(const attention *a, int slot)
 
 void qd_place_attention(qd_placing *p, const qd_op *op)
 {
-    attention a = begin(p->w, op->slot[QD_ATTENTION_INPUT], op->window);
+    attention a = begin(p->w, op->window);
     int *slot = a.s.slot, lse = op->slot[QD_ATTENTION_LSE];
-    slot[QKV] = qd_place_want(p, op->slot[QD_ATTENTION_QKV], QD_LAYOUT_COLUMNS);
-    slot[O] = op->slot[QD_ATTENTION_O];
-    slot[LSE] = lse;
+    QD_SEQUENCE_TAKE(&a.s, op, ATTENTION, (QKV, QKV), (INPUT, INPUT), (O, O), (LSE, LSE));
     slot[HEADS_QKV] = a.s.facts & ULYSSES ? -1 : slot[QKV];
     slot[HEADS_O] = a.s.facts & ULYSSES ? -1 : slot[O];
     slot[SUMS] = a.s.facts & NARROW ? -1 : slot[O];
-    qd_place_give(p, slot[O], QD_LAYOUT_COLUMNS, a.s.number[O_COLS]);
     shape_per_head(&a, lse);
     emit(&a, BEGIN);
     p->attended[0][lse] = slot[HEADS_QKV];
@@ -272,18 +267,14 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
 
 void qd_place_attention_grad(qd_placing *p, const qd_op *op)
 {
-    attention a = begin(p->w, op->slot[QD_ATTENTION_GRAD_INPUT], op->window);
+    attention a = begin(p->w, op->window);
     int *slot = a.s.slot, lse = op->slot[QD_ATTENTION_GRAD_LSE];
     slot[QKV] = slot[HEADS_QKV] = p->attended[0][lse];
     slot[O] = slot[HEADS_O] = p->attended[1][lse];
-    slot[LSE] = lse;
-    slot[D_O] = qd_place_want(p, op->slot[QD_ATTENTION_GRAD_D_O], QD_LAYOUT_COLUMNS);
-    slot[D_QKV] = op->slot[QD_ATTENTION_GRAD_D_QKV];
-    slot[DELTA] = op->slot[QD_ATTENTION_GRAD_DELTA];
+    QD_SEQUENCE_TAKE(&a.s, op, ATTENTION_GRAD, (INPUT, INPUT), (LSE, LSE), (D_O, D_O), (D_QKV, D_QKV), (DELTA, DELTA));
     slot[HEADS_D_O] = a.s.facts & ULYSSES ? -1 : slot[D_O];
     slot[HEADS_D_QKV] = a.s.facts & ULYSSES ? -1 : slot[D_QKV];
     slot[DQ] = a.s.facts & NARROW ? -1 : slot[D_QKV];
-    qd_place_give(p, slot[D_QKV], QD_LAYOUT_COLUMNS, a.s.number[Q] + a.s.number[KV]);
     shape_per_head(&a, slot[DELTA]);
     emit(&a, GRAD_BEGIN);
 }

@@ -225,8 +225,7 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     e->capacity = e->ranks == 1 ? e->room : at_most(w->config->expert_rows * (double)most * e->etp, worst);
     bool rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
     e->s = (qd_sequence){
-        .w = w, .values = values, .value_count = VALUES, .steps = steps, .step_count = sizeof steps / sizeof *steps, .finish = finish,
-        .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
+        w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
         .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
                    [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
                    [ROOM] = e->room, [CAPACITY] = e->capacity, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
@@ -262,15 +261,9 @@ void qd_place_route(qd_placing *p, const qd_op *op)
     qd_group group = qd_expert_load_group(w->model, &w->ledger->mesh);
     if (op->kind == QD_OP_ROUTE && !(w->experts = plan_experts(w)))
         return;
-    int *slot = w->experts->s.slot;
-    qd_place_rowwise(p, op);
-    if (op->kind == QD_OP_ROUTE_PLAN) {
-        slot[CHOICE] = op->slot[QD_ROUTE_PLAN_CHOICE];
-        slot[WEIGHT] = op->slot[QD_ROUTE_PLAN_WEIGHT];
-        slot[PLACE] = op->slot[QD_ROUTE_PLAN_PLACE];
-        slot[FROM] = op->slot[QD_ROUTE_PLAN_FROM];
-        slot[COUNT] = op->slot[QD_ROUTE_PLAN_COUNT];
-    }
+    qd_place_keep(p, op);
+    if (op->kind == QD_OP_ROUTE_PLAN)
+        QD_SEQUENCE_TAKE(&w->experts->s, op, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT));
     if (op->kind == QD_OP_ROUTE && group.size > 1 && w->config->training) {
         int load = op->slot[QD_ROUTE_LOAD];
         qd_class_exchange(w, QD_OP_ALL_REDUCE, group, QD_OPERANDS(ALL_REDUCE, (X, load)), 0, w->slots[load].rows, w->slots[load].cols);
@@ -281,8 +274,7 @@ void qd_place_send(qd_placing *p, const qd_op *op)
 {
     qd_expert_plan *e = p->w->experts;
     int *slot = e->s.slot;
-    slot[X] = qd_place_want(p, op->slot[QD_PERMUTE_X], QD_LAYOUT_PORT);
-    slot[SORTED] = op->slot[QD_PERMUTE_Y];
+    QD_SEQUENCE_TAKE(&e->s, op, PERMUTE, (X, X), (Y, SORTED));
     shape(p->w, slot[SORTED], e->room, p->w->model->hidden);
     slot[TABLE] = e->ranks == 1 && e->nodes == 1 ? slot[COUNT] : -1;
     slot[ROWS_IN] = e->ranks == 1 ? slot[SORTED] : -1;
@@ -378,9 +370,7 @@ void qd_place_collect(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = p->w->experts;
     int *slot = e->s.slot;
     bool forward = op->phase == QD_PHASE_FORWARD;
-    slot[ADD] = qd_place_want(p, op->slot[QD_COMBINE_ADD], QD_LAYOUT_PORT);
-    slot[Y] = op->slot[QD_COMBINE_Y];
-    qd_place_give(p, slot[Y], QD_LAYOUT_PORT, 0);
+    QD_SEQUENCE_TAKE(&e->s, op, COMBINE, (ADD, ADD), (Y, Y));
     if (forward)
         plan_rounds(e, false);
     else if (e->nodes == 1)
@@ -392,12 +382,9 @@ void qd_place_collect_grad(qd_placing *p, const qd_op *op)
 {
     qd_expert_plan *e = p->w->experts;
     int *slot = e->s.slot;
-    slot[DY] = qd_place_want(p, op->slot[QD_COMBINE_GRAD_DY], QD_LAYOUT_PORT);
-    slot[D_SORTED] = op->slot[QD_COMBINE_GRAD_D_ROWS];
-    slot[D_WEIGHT] = op->slot[QD_COMBINE_GRAD_D_WEIGHT];
+    QD_SEQUENCE_TAKE(&e->s, op, COMBINE_GRAD, (DY, DY), (D_ROWS, D_SORTED), (D_WEIGHT, D_WEIGHT));
     slot[D_OUT] = e->ranks == 1 ? slot[D_SORTED] : -1;
     shape(p->w, slot[D_SORTED], e->room, p->w->model->hidden);
-    qd_place_give(p, slot[D_WEIGHT], QD_LAYOUT_PORT, 0);
     qd_sequence_emit(&e->s, GRAD_SEND);
     p->now[slot[D_SORTED]] = slot[D_OUT];
 }

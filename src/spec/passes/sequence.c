@@ -8,6 +8,13 @@ void qd_sequence_begin(qd_sequence *s)
     memset(s->slot, 0xff, sizeof s->slot);
 }
 
+void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values)
+{
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (values.slot[j] > 0)
+            s->slot[values.slot[j] - 1] = op->slot[j];
+}
+
 int qd_sequence_slot(qd_sequence *s, int value)
 {
     const qd_sequence_value *v = &s->values[value];

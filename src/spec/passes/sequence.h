@@ -21,6 +21,8 @@ typedef struct qd_sequence_value {
     bool buffer;     /* made anew each time a stage is emitted */
 } qd_sequence_value;
 
+struct qd_sequence;
+
 typedef struct qd_step {
     int stage;
     unsigned when, unless; /* facts that must hold, and facts that must not */
@@ -32,19 +34,26 @@ typedef struct qd_step {
 #define QD_STEP(stage, when, unless, kind, how, m, n, k, ...) \
     {stage, when, unless, QD_OP_##kind, how, m, n, k, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
 
+/* Sets what the table does not express: communication, FLOPs, windows of rows. */
+typedef void (*qd_step_finish)(struct qd_sequence *s, const qd_step *step, qd_op *op);
+
 typedef struct qd_sequence {
     qd_class_writer *w;
     const qd_sequence_value *values;
     const qd_step *steps;
     int value_count, step_count;
-    void (*finish)(struct qd_sequence *s, const qd_step *step, qd_op *op); /* sets what the table does not express */
+    qd_step_finish finish;
     unsigned facts;
     int64_t number[QD_SEQUENCE_NUMBERS]; /* number 0 is 0 */
     int slot[QD_SEQUENCE_VALUES];        /* per value, -1: not made, or absent */
 } qd_sequence;
+#define QD_SEQUENCE_TABLES(values, steps) values, steps, sizeof(values) / sizeof *(values), sizeof(steps) / sizeof *(steps)
 
 /* All values are absent. */
 void qd_sequence_begin(qd_sequence *s);
+/* Values that are operands of an op: QD_SEQUENCE_TAKE(s, op, COMBINE, (ADD, ADD), (Y, Y)). */
+void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values);
+#define QD_SEQUENCE_TAKE(s, op, kind, ...) qd_sequence_take(s, op, QD_OPERANDS(kind, __VA_ARGS__))
 int qd_sequence_slot(qd_sequence *s, int value);
 void qd_sequence_emit(qd_sequence *s, int stage);
 #endif
