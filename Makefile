@@ -6,8 +6,8 @@
 #   make bench       measures collectives, kernels and the training step
 #   make install     PREFIX=/usr/local, DESTDIR=
 #   make deb         a Debian package in build/; make test-deb tries it in a bare chroot (as root)
-#   make test-asan   unit, ops, dist and equiv tiers with address and undefined-behaviour sanitizers
-#   make test-tsan   unit, dist and equiv tiers with the thread sanitizer
+#   make test-asan   unit, ops, dist and equiv tiers and the web server with address and undefined-behaviour sanitizers
+#   make test-tsan   unit, dist and equiv tiers and the web server with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
 #   make check-style layout of the sources, include directions, language
 #   make clean
@@ -50,11 +50,11 @@ test: build
 
 test-asan:
 	@$(MAKE) --no-print-directory build PRESET=asan
-	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --minutes 8 $(TEST_ARGS)
+	@python3 tools/run_tests.py --build build/asan --jobs $(JOBS) --tiers unit,ops,dist,equiv --also '^cli/serve$$' --minutes 8 $(TEST_ARGS)
 
 test-tsan:
 	@$(MAKE) --no-print-directory build PRESET=tsan
-	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --minutes 8 $(TEST_ARGS)
+	@python3 tools/run_tests.py --build build/tsan --jobs $(JOBS) --tiers unit,dist,equiv --also '^cli/serve$$' --minutes 8 $(TEST_ARGS)
 
 # Only the fuzz targets and the library are built. RUNS=0 only tries the seeds and what earlier runs found.
 RUNS ?= 1000000

@@ -54,14 +54,18 @@ def main():
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=0.0, help="stop after this time (0: no limit)")
     parser.add_argument("--match", help="only tests whose name matches this expression")
+    parser.add_argument("--also", help="of the other tiers, the tests whose name matches this expression")
     options = parser.parse_args()
-    extra = ["-R", options.match] if options.match else []
+    tiers = options.tiers.split(",")
+    match = {tier: options.match if tier in tiers else options.also for tier in TIERS if tier in tiers or options.also}
     deadline = time.monotonic() + options.minutes * 60 if options.minutes > 0 else None
 
     rows, all_failed, all_skipped = [], [], {}
-    for tier in options.tiers.split(","):
+    for tier in tiers:
         if tier not in TIERS:
             sys.exit(f"unknown tier '{tier}'; the tiers are {', '.join(TIERS)}")
+    for tier in [*tiers, *(tier for tier in match if tier not in tiers)]:
+        extra = ["-R", match[tier]] if match[tier] else []
         start = time.monotonic()
         left = None if deadline is None else max(1.0, deadline - start)
         result = run_tier(options.build, tier, options.jobs, left, extra)

@@ -26,14 +26,18 @@ enum { MOST_RUNS = 2000, MOST_DEPTH = 2, MOST_NAME = 512, MOST_ENTRIES = 20000, 
  * for. */
 #define SCAN_SECONDS 2.0
 #define FORGET_SECONDS 120.0
+/* A folder that is away for longer is another run when it is back; a run that is overwritten or moved
+ * keeps its number. */
+#define GONE_SECONDS 60.0
 
 typedef struct run_entry {
-    int64_t number;
+    int64_t number;        /* unique; requests name a run by it */
     int root;              /* index of the given folder */
     char name[MOST_NAME];  /* below it; "": itself */
     char *title;           /* as shown */
     bool found;            /* by the scan in progress */
-    bool gone;             /* its folder was removed */
+    double gone;           /* clock of the first scan that did not find its folder; 0: it is there */
+    int users;             /* requests that use it, with the list's mutex */
     struct timespec configured; /* effective.yaml, from which the next two are */
     char model[64];
     int64_t steps, ranks;
@@ -48,8 +52,9 @@ struct qd_runs {
     int *roots; /* open folders */
     int root_count;
     pthread_mutex_t mutex; /* of the list */
-    run_entry **list;      /* entries stay where they are until the end, so that they can be used without the mutex */
+    run_entry **list;      /* in the order of their numbers */
     int count;
+    int64_t last_number;
     double scanned;
 };
 
@@ -86,16 +91,20 @@ qd_status qd_runs_create(const char *const *folders, int count, qd_runs **out)
     return QD_OK;
 }
 
+static void free_entry(run_entry *e)
+{
+    qd_run_report_close(e->report);
+    pthread_mutex_destroy(&e->mutex);
+    free(e->title);
+    free(e);
+}
+
 void qd_runs_destroy(qd_runs *r)
 {
     if (!r)
         return;
-    for (int i = 0; i < r->count; i++) {
-        qd_run_report_close(r->list[i]->report);
-        pthread_mutex_destroy(&r->list[i]->mutex);
-        free(r->list[i]->title);
-        free(r->list[i]);
-    }
+    for (int i = 0; i < r->count; i++)
+        free_entry(r->list[i]);
     for (int i = 0; i < r->root_count; i++) {
         close(r->roots[i]);
         free((char *)r->paths[i]);
@@ -173,7 +182,7 @@ static void found(qd_runs *r, int root, const char *name)
             free(e);
             return;
         }
-        e->number = r->count + 1;
+        e->number = ++r->last_number;
         e->root = root;
         strcpy(e->name, name);
         pthread_mutex_init(&e->mutex, NULL);
@@ -237,8 +246,17 @@ static void scan_all(qd_runs *r)
         if (fd >= 0)
             scan(r, i, fd, "", 0, &left);
     }
-    for (int i = 0; i < r->count; i++)
-        r->list[i]->gone = !r->list[i]->found;
+    int kept = 0;
+    for (int i = 0; i < r->count; i++) {
+        run_entry *e = r->list[i];
+        e->gone = e->found ? 0.0 : e->gone > 0.0 ? e->gone : now;
+        /* At once if the list is full, so that new runs have a place. */
+        if (e->gone > 0.0 && e->users == 0 && (now - e->gone > GONE_SECONDS || r->count == MOST_RUNS))
+            free_entry(e);
+        else
+            r->list[kept++] = e;
+    }
+    r->count = kept;
     forget_unwatched(r, now);
 }
 
@@ -366,7 +384,7 @@ qd_status qd_runs_list(qd_runs *r, qd_strbuf *json)
     memcpy(sorted, r->list, (size_t)r->count * sizeof *sorted);
     qsort(sorted, (size_t)r->count, sizeof *sorted, by_title);
     for (int i = 0; i < r->count; i++)
-        if (!sorted[i]->gone)
+        if (sorted[i]->gone == 0.0)
             put_entry(r, sorted[i], &w);
     qd_json_end(&w);
     qd_json_end(&w);
@@ -374,17 +392,29 @@ qd_status qd_runs_list(qd_runs *r, qd_strbuf *json)
     return json->failed ? QD_FAIL(QD_NO_MEMORY, "serve: no memory for the list of runs") : QD_OK;
 }
 
-/* The entry with its mutex locked. */
+/* The entry with its mutex locked, until unlock_run(). */
 static qd_status lock_run(qd_runs *r, int64_t number, run_entry **entry)
 {
+    *entry = NULL;
     pthread_mutex_lock(&r->mutex);
-    *entry = number >= 1 && number <= r->count ? r->list[number - 1] : NULL;
+    for (int i = 0; i < r->count && !*entry; i++)
+        *entry = r->list[i]->number == number ? r->list[i] : NULL;
+    if (*entry)
+        (*entry)->users++;
     pthread_mutex_unlock(&r->mutex);
     if (!*entry)
         return QD_FAIL(QD_USAGE, "there is no run %lld", (long long)number);
     pthread_mutex_lock(&(*entry)->mutex);
     (*entry)->asked = qd_clock_now();
     return QD_OK;
+}
+
+static void unlock_run(qd_runs *r, run_entry *e)
+{
+    pthread_mutex_unlock(&e->mutex);
+    pthread_mutex_lock(&r->mutex);
+    e->users--;
+    pthread_mutex_unlock(&r->mutex);
 }
 
 /* Reads what the run has written. A run that cannot be read is opened anew by the next request. */
@@ -422,7 +452,7 @@ qd_status qd_runs_progress(qd_runs *r, int64_t run, const char *epoch, int64_t r
         status = qd_run_report_put_progress(e->report, strcmp(now, epoch) == 0 ? row : 0, &w);
         qd_json_end(&w);
     }
-    pthread_mutex_unlock(&e->mutex);
+    unlock_run(r, e);
     return status;
 }
 
@@ -433,6 +463,6 @@ qd_status qd_runs_report(qd_runs *r, int64_t run, qd_strbuf *json)
     qd_status status = refresh(r, e);
     if (status == QD_OK)
         status = qd_report_data(qd_run_report_view(e->report), json);
-    pthread_mutex_unlock(&e->mutex);
+    unlock_run(r, e);
     return status;
 }

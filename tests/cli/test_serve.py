@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import random
+import shutil
 import socket
 import struct
 import sys
@@ -201,6 +202,28 @@ class Serve(program.ProgramTest):
             self.assertEqual(s.get("/api/progress?run=1")["rows"], 10)
             self.ok(self.run_program(*self.small("train.steps=3", "run.dir=runs/two")))
             self.assertTrue(program.wait_until(lambda: len(s.get("/api/runs")["runs"]) == 2, 10))
+
+    def test_removed_runs_make_room(self):
+        """The list is limited to 2,000 runs that exist, not to those that ever did."""
+        def names(s):
+            return {run["name"] for run in s.get("/api/runs")["runs"]}
+
+        for number in range(2100):
+            os.makedirs(self.path(f"many/old{number}"))
+            self.write(f"many/old{number}/config.yaml", "")
+        with server.Server(self.folder, "many") as s:
+            self.assertEqual(len(names(s)), 2000)
+        os.makedirs(self.path("more/deep"))
+        with server.Server(self.folder, "more") as s:
+            self.assertEqual(names(s), set())
+            for generation in range(2):
+                for number in range(1500):
+                    os.makedirs(self.path(f"more/deep/{generation}-{number}"))
+                    self.write(f"more/deep/{generation}-{number}/config.yaml", "")
+                self.assertTrue(program.wait_until(lambda: f"deep/{generation}-7" in names(s) and len(names(s)) == 1500, 30))
+                shutil.rmtree(self.path("more/deep"))
+            self.assertTrue(program.wait_until(lambda: names(s) == set(), 10))
+            self.assertEqual(s.ask("/api/progress?run=1")[0], 422)
 
     def test_usage(self):
         self.one_line(self.run_program("serve", "nowhere"), 2, "nowhere")
