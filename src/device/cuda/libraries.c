@@ -4,13 +4,20 @@
  *
  * Each library function that we call is defined here under its own name, with the declaration of
  * its header, and forwards the call. */
+#define _GNU_SOURCE /* dlinfo, readahead */
 #include "device/cuda/libraries.h"
 
 #include <cublasLt.h>
 #include <cudnn.h>
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* X(result, result without the library, name, parameters, arguments) */
 #define CUBLAS_TABLE(X) \
@@ -95,6 +102,38 @@ CUBLAS_TABLE(POINTER)
 CUDNN_TABLE(POINTER)
 static void (*cudnnGetLastErrorString_at)(char *a, size_t b);
 
+/* Thread: brings a library's file into the page cache. */
+static void *read_ahead(void *path)
+{
+    enum { CHUNK = 4 << 20 };
+    struct stat file;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &file) == 0)
+        for (off_t at = 0; at < file.st_size; at += CHUNK)
+            if (readahead(fd, at, CHUNK) != 0)
+                break;
+    if (fd >= 0)
+        close(fd);
+    free(path);
+    return NULL;
+}
+
+/* Kernels are spread over a file of hundreds of MiB and are loaded on first use: on a machine that
+ * has just started, each would be fetched from the disk by page faults, and the search for
+ * algorithms uses hundreds. Reading the file in order meanwhile is faster. */
+static void begin_read_ahead(const library *l)
+{
+    struct link_map *map;
+    pthread_t thread;
+    if (!l->handle || dlinfo(l->handle, RTLD_DI_LINKMAP, &map) != 0)
+        return;
+    char *path = strdup(map->l_name);
+    if (path && pthread_create(&thread, NULL, read_ahead, path) == 0)
+        pthread_detach(thread);
+    else
+        free(path);
+}
+
 /* By name, as the system finds libraries; else at its location at build time. */
 static void open_library(library *l, const char *name, const char *built_with)
 {
@@ -120,6 +159,7 @@ static void *find(library *l, const char *name)
 static void load(void)
 {
     open_library(&cublas, QD_CUBLASLT_NAME, QD_CUBLASLT_PATH);
+    begin_read_ahead(&cublas);
     open_library(&cudnn, QD_CUDNN_NAME, QD_CUDNN_PATH);
     /* POSIX allows storing an object pointer as a function pointer. */
 #define FIND_CUBLAS(result, otherwise, name, parameters, arguments) *(void **)&name##_at = find(&cublas, #name);
