@@ -21,10 +21,7 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
                            .decl = &l->decls[decl],
                            .arena = arena,
                            .tensor = qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_TP)),
-                           .tensor_coord = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank),
-                           .input = -1,
-                           .rope = {-1, -1},
-                           .loss = -1};
+                           .tensor_coord = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP), config->rank)};
     w->heads = l->model.heads / tp;
     w->kv_heads = qd_tensor_kv_heads(&l->model, &l->mesh);
     w->seq = qd_ledger_rows(l, config->rank, config->seq);

@@ -2,228 +2,183 @@
  * statistics for the backward pass (means, log-sum-exps), tables, the steps of routing. Shapes are
  * those of whole tensors, without rows; the pass `place` fills them in. */
 #include "base/half.h"
-#include "spec/passes/passes.h"
+#include "spec/passes/sequence.h"
 
-typedef struct lowering {
-    qd_class_writer *w;
-    int *slot;                              /* per declared value */
-    int choice, weight, place, from, count; /* routing */
-} lowering;
+enum {
+    PER_ROW, ONE, TWO, THREE, ALL_ROWS, ASSIGNMENTS, TOKENS, HEADS, EXPERTS, PER_TOKEN,
+    LOADS,                 /* rows of the router's load */
+    POSITIONS, ROPE_DIMS,  /* of the table of rotary angles */
+    CACHE_ROWS, CACHE_COLS,
+};
 
-static void embed(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    QD_CLASS_OP(w, EMBED, (INPUT, qd_class_input(w)), (TOKEN_TABLE, qd_class_weight(w, d->weight)),
-                (POSITION_TABLE, qd_class_weight(w, d->weight2)), (Y, l->slot[d->out]));
-}
+enum {
+    X, Y, OUT, WEIGHT, WEIGHT2, WEIGHT_GRAD, /* of the declared op */
+    MEAN, RSTD, DX,                          /* named after its values */
+    TABLE,                                   /* one of the tables of rotary angles */
+    INPUT, ROPE_TABLE, LOCAL_ROPE_TABLE, CACHE, LSE, HEAD_RSTD, SQUARES, LOSS, LOGITS,
+    LOAD, CHOICE, EXPERT_WEIGHT, PLACE, FROM, COUNT, /* routing */
+    VALUES
+};
 
-static void norm(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    int mean = !qd_model_norm_is_rms(w->model) ? qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " mean"), 0, 1) : -1;
-    int rstd = qd_class_f32(w, qd_class_name(w, "", l->slot[d->out], " rstd"), 0, 1);
-    QD_CLASS_OP(w, NORM, (X, l->slot[d->x]), (GAMMA, qd_class_weight(w, d->weight)), (BETA, qd_class_weight(w, d->weight2)),
-                (Y, l->slot[d->out]), (MEAN, mean), (RSTD, rstd));
-}
+/* Results per row have their rows when they are placed. */
+static const qd_sequence_value values[VALUES] = {
+    [INPUT] = {"input", QD_VALUE_I32, THREE, ALL_ROWS, .kind = QD_SLOT_INPUT},
+    [ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
+    [LOCAL_ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
+    [CACHE] = {"cache", QD_VALUE_ACTIVATION, CACHE_ROWS, CACHE_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
+    [LSE] = {"lse", QD_VALUE_F32, PER_ROW, PER_ROW, .buffer = true}, /* per head */
+    [HEAD_RSTD] = {"head_rstd", QD_VALUE_F32, PER_ROW, HEADS, .buffer = true},
+    [SQUARES] = {"qk_squares", QD_VALUE_F32, PER_ROW, TWO, .buffer = true},
+    [LOSS] = {"loss", QD_VALUE_F64, TWO, ONE, .kind = QD_SLOT_LOSS},
+    [LOGITS] = {"logits", QD_VALUE_F32, ONE, TOKENS, .kind = QD_SLOT_LOGITS},
+    [CHOICE] = {"choice", QD_VALUE_I32, PER_ROW, PER_TOKEN},
+    [EXPERT_WEIGHT] = {"expert_weight", QD_VALUE_F32, PER_ROW, PER_TOKEN},
+    [LOAD] = {"expert_load", QD_VALUE_F32, LOADS, EXPERTS},
+    [PLACE] = {"place", QD_VALUE_I32, PER_ROW, PER_TOKEN},
+    [FROM] = {"from", QD_VALUE_I32, ONE, ASSIGNMENTS},
+    [COUNT] = {"expert_rows", QD_VALUE_I32, ONE, EXPERTS},
+};
 
-static void linear(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, LINEAR, (X, l->slot[d->x]), (WEIGHT, qd_class_weight(l->w, d->weight)), (BIAS, qd_class_weight(l->w, d->weight2)),
-                (Y, l->slot[d->out]));
-}
+/* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the
+ * rank holds only some of them. */
+enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4 };
 
-static void head_norm(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    int rstd = qd_class_f32(w, "head_rstd", 0, w->heads + w->kv_heads);
-    QD_CLASS_OP(w, HEAD_NORM, (X, l->slot[d->x]), (Q_GAMMA, qd_class_weight(w, d->weight)), (K_GAMMA, qd_class_weight(w, d->weight2)),
-                (Y, l->slot[d->out]), (RSTD, rstd));
-}
-
-static void qk_norm(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    int sums = qd_class_f32(w, "qk_squares", 0, 2);
-    QD_CLASS_OP(w, QK_SQUARES, (X, l->slot[d->x]), (SUMS, sums));
-    QD_CLASS_OP(w, QK_NORM, (X, l->slot[d->x]), (SUMS, sums), (Q_GAMMA, qd_class_weight(w, d->weight)),
-                (K_GAMMA, qd_class_weight(w, d->weight2)), (Y, l->slot[d->out]));
-}
-
-/* Positions count from 0 in each sequence, unless the rank holds only some of them. */
-static void rope(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    const qd_class_config *c = w->config;
-    int positions = c->context > 0 || w->seq < c->seq ? qd_class_input(w) : -1;
-    int *table = &w->rope[d->local];
-    if (*table < 0) {
-        *table = qd_class_slot(w, "rope_table", QD_SLOT_ROPE, QD_F32, qd_positions(c->seq, c->context), qd_rope_dims(w->model));
-        w->slots[*table].param = d->local;
-    }
-    QD_CLASS_OP(w, ROPE, (X, l->slot[d->x]), (TABLE, *table), (INPUT, positions), (Y, l->slot[d->out]));
-}
-
-static void attention(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    const qd_class_config *c = w->config;
-    int64_t window = qd_window_within(d->window, qd_positions(c->seq, c->context));
-    if (c->context > 0) {
-        int64_t kv = (int64_t)w->kv_heads * w->model->head_dim;
-        int cache = qd_class_slot(w, "cache", QD_SLOT_CACHE, c->activation, 2 * qd_cache_rows(window, c->context), kv);
-        QD_CLASS_OP(w, ATTENTION_CACHED, (QKV, l->slot[d->x]), (CACHE, cache), (O, l->slot[d->out]))->window = window;
-        return;
-    }
-    QD_CLASS_OP(w, ATTENTION, (QKV, l->slot[d->x]), (INPUT, qd_class_input(w)), (O, l->slot[d->out]), (LSE, qd_class_f32(w, "lse", 0, 0)))
-        ->window = window;
-}
-
-static void activation(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, ACTIVATION, (X, l->slot[d->x]), (Y, l->slot[d->out]));
-}
-
-static void clip(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, CLIP, (X, l->slot[d->x]), (Y, l->slot[d->out]));
-}
-
-/* In the type of the weights, as transformers does. */
-static void scale(lowering *l, const qd_decl_op *d)
-{
-    float factor = (float)d->factor;
-    if (l->w->config->param == QD_BF16)
-        factor = qd_bf16_to_f32(qd_f32_to_bf16(factor));
-    QD_CLASS_OP(l->w, SCALE, (X, l->slot[d->x]), (Y, l->slot[d->out]))->scale = (double)factor;
-}
-
-static void dropout(lowering *l, const qd_decl_op *d)
-{
-    if (l->w->config->training)
-        QD_CLASS_OP(l->w, DROPOUT, (X, l->slot[d->x]), (Y, l->slot[d->out]))->site = d->site;
-    else
-        l->slot[d->out] = l->slot[d->x];
-}
-
-static void add(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, ADD, (A, l->slot[d->x]), (B, l->slot[d->y]), (Y, l->slot[d->out]));
-}
-
-static void gate(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, GATE, (X, l->slot[d->x]), (GATE, l->slot[d->y]), (Y, l->slot[d->out]));
-}
-
-static void route(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    const qd_moe *e = &w->model->moe;
-    int load = qd_class_f32(w, "expert_load", e->balance == QD_BALANCE_SEQUENCE ? w->config->batch : 1, e->experts);
-    l->choice = qd_class_i32(w, "choice", 0, e->per_token);
-    l->weight = qd_class_f32(w, "expert_weight", 0, e->per_token);
-    l->place = qd_class_i32(w, "place", 0, e->per_token);
-    l->from = qd_class_i32(w, "from", 1, w->port_rows * e->per_token);
-    l->count = qd_class_i32(w, "expert_rows", 1, e->experts);
-    QD_CLASS_OP(w, ROUTE, (LOGITS, l->slot[d->x]), (BIAS, qd_class_weight(w, d->weight)), (CHOICE, l->choice), (WEIGHT, l->weight),
-                (LOAD, load));
-    QD_CLASS_OP(w, ROUTE_PLAN, (CHOICE, l->choice), (WEIGHT, l->weight), (PLACE, l->place), (FROM, l->from), (COUNT, l->count));
-}
-
-static void send(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, PERMUTE, (X, l->slot[d->x]), (FROM, l->from), (COUNT, l->count), (Y, l->slot[d->out]), (PLACE, l->place));
-}
-
-static void grouped_linear(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, EXPERTS, (X, l->slot[d->x]), (WEIGHT, qd_class_weight(l->w, d->weight)), (COUNT, l->count), (Y, l->slot[d->out]));
-}
-
-static void grouped_activation(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, EXPERT_ACTIVATION, (X, l->slot[d->x]), (COUNT, l->count), (Y, l->slot[d->out]));
-}
-
-static void collect(lowering *l, const qd_decl_op *d)
-{
-    QD_CLASS_OP(l->w, COMBINE, (ROWS, l->slot[d->x]), (PLACE, l->place), (WEIGHT, l->weight), (Y, l->slot[d->out]));
-}
-
-/* The loss computes its gradients along with it, in chunks of rows, so that the logits never exist
- * as a whole. In generation: the logits of the last row. */
-static void loss(lowering *l, const qd_decl_op *d)
-{
-    qd_class_writer *w = l->w;
-    int matrix = qd_class_weight(w, d->weight);
-    if (w->config->context > 0) {
-        int logits = qd_class_slot(w, "logits", QD_SLOT_LOGITS, QD_F32, 1, w->slots[matrix].rows);
-        QD_CLASS_OP(w, HEAD_LOGITS, (X, l->slot[d->x]), (WEIGHT, matrix), (LOGITS, logits));
-        return;
-    }
-    bool training = w->config->training;
-    int d_x = training ? qd_class_local(w, qd_class_name(w, "d_", l->slot[d->x], ""), 0, w->model->hidden) : -1;
-    w->loss = qd_class_slot(w, "loss", QD_SLOT_LOSS, QD_F64, 2, 1);
-    QD_CLASS_OP(w, HEAD_LOSS, (X, l->slot[d->x]), (WEIGHT, matrix), (INPUT, qd_class_input(w)), (DX, d_x),
-                (WEIGHT_GRAD, training ? qd_class_gradient(matrix) : -1), (LOSS, w->loss));
-}
-
-static void input(lowering *l, const qd_decl_op *d)
-{
-    l->w->slots[l->slot[d->out]].kind = QD_SLOT_IN;
-}
-
-static void output(lowering *l, const qd_decl_op *d)
-{
-    l->w->slots[l->slot[d->x]].kind = QD_SLOT_OUT;
-}
-
-static void (*const rules[QD_DECL_KIND_COUNT])(lowering *, const qd_decl_op *) = {
-    [QD_DECL_INPUT] = input,
-    [QD_DECL_OUTPUT] = output,
-    [QD_DECL_EMBED] = embed,
-    [QD_DECL_NORM] = norm,
-    [QD_DECL_LINEAR] = linear,
-    [QD_DECL_HEAD_NORM] = head_norm,
-    [QD_DECL_QK_NORM] = qk_norm,
-    [QD_DECL_CLIP] = clip,
-    [QD_DECL_ROPE] = rope,
-    [QD_DECL_ATTENTION] = attention,
-    [QD_DECL_ACTIVATION] = activation,
-    [QD_DECL_SCALE] = scale,
-    [QD_DECL_DROPOUT] = dropout,
-    [QD_DECL_ADD] = add,
-    [QD_DECL_GATE] = gate,
-    [QD_DECL_ROUTE] = route,
-    [QD_DECL_SEND] = send,
-    [QD_DECL_GROUPED_LINEAR] = grouped_linear,
-    [QD_DECL_GROUPED_ACTIVATION] = grouped_activation,
-    [QD_DECL_COLLECT] = collect,
-    [QD_DECL_LOSS] = loss,
+#define LOWER(declared, when, unless, kind, ...) \
+    QD_STEP(QD_DECL_##declared, when, unless, kind, 0, PER_ROW, PER_ROW, PER_ROW, __VA_ARGS__)
+static const qd_step steps[] = {
+    LOWER(EMBED, 0, 0, EMBED, (INPUT, INPUT), (TOKEN_TABLE, WEIGHT), (POSITION_TABLE, WEIGHT2), (Y, OUT)),
+    LOWER(NORM, 0, 0, NORM, (X, X), (GAMMA, WEIGHT), (BETA, WEIGHT2), (Y, OUT), (MEAN, MEAN), (RSTD, RSTD)),
+    LOWER(LINEAR, 0, 0, LINEAR, (X, X), (WEIGHT, WEIGHT), (BIAS, WEIGHT2), (Y, OUT)),
+    LOWER(HEAD_NORM, 0, 0, HEAD_NORM, (X, X), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT), (RSTD, HEAD_RSTD)),
+    LOWER(QK_NORM, 0, 0, QK_SQUARES, (X, X), (SUMS, SQUARES)),
+    LOWER(QK_NORM, 0, 0, QK_NORM, (X, X), (SUMS, SQUARES), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT)),
+    LOWER(CLIP, 0, 0, CLIP, (X, X), (Y, OUT)),
+    LOWER(ROPE, POSITIONED, 0, ROPE, (X, X), (TABLE, TABLE), (INPUT, INPUT), (Y, OUT)),
+    LOWER(ROPE, 0, POSITIONED, ROPE, (X, X), (TABLE, TABLE), (Y, OUT)),
+    LOWER(ATTENTION, GENERATING, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
+    LOWER(ATTENTION, 0, GENERATING, ATTENTION, (QKV, X), (INPUT, INPUT), (O, OUT), (LSE, LSE)),
+    LOWER(ACTIVATION, 0, 0, ACTIVATION, (X, X), (Y, OUT)),
+    LOWER(SCALE, 0, 0, SCALE, (X, X), (Y, OUT)),
+    LOWER(DROPOUT, TRAINING, 0, DROPOUT, (X, X), (Y, OUT)),
+    LOWER(ADD, 0, 0, ADD, (A, X), (B, Y), (Y, OUT)),
+    LOWER(GATE, 0, 0, GATE, (X, X), (GATE, Y), (Y, OUT)),
+    LOWER(ROUTE, 0, 0, ROUTE, (LOGITS, X), (BIAS, WEIGHT), (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (LOAD, LOAD)),
+    LOWER(ROUTE, 0, 0, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT)),
+    LOWER(SEND, 0, 0, PERMUTE, (X, X), (FROM, FROM), (COUNT, COUNT), (Y, OUT), (PLACE, PLACE)),
+    LOWER(GROUPED_LINEAR, 0, 0, EXPERTS, (X, X), (WEIGHT, WEIGHT), (COUNT, COUNT), (Y, OUT)),
+    LOWER(GROUPED_ACTIVATION, 0, 0, EXPERT_ACTIVATION, (X, X), (COUNT, COUNT), (Y, OUT)),
+    LOWER(COLLECT, 0, 0, COMBINE, (ROWS, X), (PLACE, PLACE), (WEIGHT, EXPERT_WEIGHT), (Y, OUT)),
+    /* The loss computes its gradients along with it, in chunks of rows, so that the logits never
+     * exist as a whole. In generation: the logits of the last row. */
+    LOWER(LOSS, GENERATING, 0, HEAD_LOGITS, (X, X), (WEIGHT, WEIGHT), (LOGITS, LOGITS)),
+    LOWER(LOSS, 0, GENERATING, HEAD_LOSS, (X, X), (WEIGHT, WEIGHT), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, WEIGHT_GRAD), (LOSS, LOSS)),
 };
 
 bool qd_decl_has_lowering(qd_decl_kind kind)
 {
-    return rules[kind] != NULL;
+    bool found = kind == QD_DECL_INPUT || kind == QD_DECL_OUTPUT; /* ports of the module */
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        found = found || steps[i].stage == (int)kind;
+    return found;
+}
+
+typedef struct lowering {
+    qd_sequence s;
+    int *slot; /* per declared value */
+    const qd_decl_op *declared;
+} lowering;
+
+static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
+{
+    const lowering *l = (const lowering *)(const void *)s;
+    const qd_class_config *c = s->w->config;
+    (void)step;
+    op->site = op->kind == QD_OP_DROPOUT ? l->declared->site : 0;
+    if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
+        op->window = qd_window_within(l->declared->window, qd_positions(c->seq, c->context));
+    if (op->kind == QD_OP_SCALE) { /* in the type of the weights, as transformers does */
+        float factor = (float)l->declared->factor;
+        op->scale = c->param == QD_BF16 ? (double)qd_bf16_to_f32(qd_f32_to_bf16(factor)) : (double)factor;
+    }
+}
+
+/* What the values of an op depend on beyond the table. */
+static void prepare(lowering *l, const qd_decl_op *d)
+{
+    qd_class_writer *w = l->s.w;
+    const qd_class_config *c = w->config;
+    int *slot = l->s.slot;
+    slot[X] = d->x >= 0 ? l->slot[d->x] : -1;
+    slot[Y] = d->y >= 0 ? l->slot[d->y] : -1;
+    slot[OUT] = d->out >= 0 ? l->slot[d->out] : -1;
+    slot[WEIGHT] = qd_class_weight(w, d->weight);
+    slot[WEIGHT2] = qd_class_weight(w, d->weight2);
+    slot[WEIGHT_GRAD] = c->training ? qd_class_gradient(slot[WEIGHT]) : -1;
+    switch (d->kind) {
+    case QD_DECL_INPUT:
+        w->slots[slot[OUT]].kind = QD_SLOT_IN;
+        break;
+    case QD_DECL_OUTPUT:
+        w->slots[slot[X]].kind = QD_SLOT_OUT;
+        break;
+    case QD_DECL_NORM:
+        slot[MEAN] = qd_model_norm_is_rms(w->model) ? -1 : qd_class_f32(w, qd_class_name(w, "", slot[OUT], " mean"), 0, 1);
+        slot[RSTD] = qd_class_f32(w, qd_class_name(w, "", slot[OUT], " rstd"), 0, 1);
+        break;
+    case QD_DECL_ROPE:
+        slot[TABLE] = qd_sequence_slot(&l->s, d->local ? LOCAL_ROPE_TABLE : ROPE_TABLE);
+        w->slots[slot[TABLE]].param = d->local;
+        break;
+    case QD_DECL_ROUTE:
+        for (int value = LOAD; value <= COUNT; value++)
+            slot[value] = -1; /* each router has its own */
+        qd_sequence_slot(&l->s, LOAD);
+        break;
+    case QD_DECL_ATTENTION:
+        l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
+        break;
+    case QD_DECL_DROPOUT:
+        if (!c->training)
+            l->slot[d->out] = slot[X];
+        break;
+    case QD_DECL_LOSS:
+        l->s.number[TOKENS] = slot[WEIGHT] >= 0 ? w->slots[slot[WEIGHT]].rows : 0; /* of this rank's shard */
+        slot[DX] = c->training ? qd_class_local(w, qd_class_name(w, "d_", slot[X], ""), 0, w->model->hidden) : -1;
+        break;
+    default:
+        break;
+    }
 }
 
 void qd_pass_forward(qd_class_writer *w)
 {
     const qd_layer *decl = w->decl;
-    lowering l = {.w = w, .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
+    const qd_class_config *c = w->config;
+    const qd_moe *moe = &w->model->moe;
+    bool positioned = c->context > 0 || w->seq < c->seq;
+    lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish,
+                        .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0),
+                        .number = {[ONE] = 1, [TWO] = 2, [THREE] = 3, [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
+                                   [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
+                                   [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,
+                                   [POSITIONS] = qd_positions(c->seq, c->context), [ROPE_DIMS] = qd_rope_dims(w->model),
+                                   [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim}},
+                  .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
     if (!l.slot) {
         w->no_memory = true;
         return;
     }
+    qd_sequence_begin(&l.s);
     w->phase = QD_PHASE_FORWARD;
     for (int i = 0; i < decl->value_count; i++) {
         const qd_decl_value *v = &decl->values[i];
-        l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : w->config->activation, 0, v->cols);
+        l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : c->activation, 0, v->cols);
     }
     for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
-        if (rules[decl->ops[i].kind])
-            rules[decl->ops[i].kind](&l, &decl->ops[i]);
-        else
+        l.declared = &decl->ops[i];
+        if (!qd_decl_has_lowering(l.declared->kind))
             w->wrong = "a declared op has no rule in the pass `forward`";
+        prepare(&l, l.declared);
+        qd_sequence_emit(&l.s, l.declared->kind);
     }
 }

@@ -58,18 +58,6 @@ int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t col
     return qd_class_slot(w, name, QD_SLOT_LOCAL, QD_F32, rows, cols);
 }
 
-int qd_class_i32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
-{
-    return qd_class_slot(w, name, QD_SLOT_LOCAL, QD_I32, rows, cols);
-}
-
-int qd_class_input(qd_class_writer *w)
-{
-    if (w->input < 0)
-        w->input = qd_class_slot(w, "input", QD_SLOT_INPUT, QD_I32, 3, w->rows);
-    return w->input;
-}
-
 const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind)
 {
     return qd_arena_printf(w->arena, "%s%s%s", before, w->slots[slot].name, behind);

@@ -34,7 +34,6 @@ typedef struct qd_class_writer {
     qd_group tensor;                /* the ranks of tp; size 1: none */
     int tensor_coord;               /* this rank's position among them */
     int heads, kv_heads;            /* on this rank */
-    int input, rope[2], loss;       /* slots of the step's inputs (rope: see QD_SLOT_ROPE) and results, -1: not used so far */
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
     struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
     qd_slot *slots;
@@ -52,8 +51,6 @@ bool qd_class_reserve_op(qd_class_writer *w);
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
 int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* of the activation type */
 int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
-int qd_class_i32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
-int qd_class_input(qd_class_writer *w);                                                          /* tokens, targets, document starts */
 const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind); /* a name derived from that of a slot */
 /* The slot of a weight's values; the slot of its gradient is the next one. -1: there is no such
  * weight. */

@@ -18,9 +18,10 @@ void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values)
 int qd_sequence_slot(qd_sequence *s, int value)
 {
     const qd_sequence_value *v = &s->values[value];
-    qd_dtype dtype = v->type == QD_VALUE_F32 ? QD_F32 : v->type == QD_VALUE_I32 ? QD_I32 : s->w->config->activation;
+    const qd_dtype types[] = {s->w->config->activation, QD_F32, QD_F64, QD_I32};
     if (s->slot[value] < 0 && v->name)
-        s->slot[value] = qd_class_slot(s->w, v->name, QD_SLOT_LOCAL, dtype, s->number[v->rows], s->number[v->cols]);
+        s->slot[value] =
+            qd_class_slot(s->w, v->name, v->kind ? v->kind : QD_SLOT_LOCAL, types[v->type], s->number[v->rows], s->number[v->cols]);
     return s->slot[value];
 }
 

@@ -16,9 +16,10 @@
 /* Without a name: a slot that the rule gives. */
 typedef struct qd_sequence_value {
     const char *name;
-    enum { QD_VALUE_ACTIVATION, QD_VALUE_F32, QD_VALUE_I32 } type;
+    enum { QD_VALUE_ACTIVATION, QD_VALUE_F32, QD_VALUE_F64, QD_VALUE_I32 } type;
     int rows, cols;  /* numbers */
     bool buffer;     /* made anew each time a stage is emitted */
+    qd_slot_kind kind; /* 0: a local value */
 } qd_sequence_value;
 
 struct qd_sequence;
