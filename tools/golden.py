@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes and checks the golden fixtures: small GPT-2 and Llama models, trained for 20 steps by PyTorch
+"""Writes and checks the golden fixtures: small models of each family, trained for 20 steps by PyTorch
 in float64.
 
     golden.py write         FOLDER [NAME ...]    write the fixtures (tests/golden/fixtures), or some of them
@@ -49,6 +49,7 @@ GEMMA3 = {**LLAMA, "family": "gemma3", "norm": "rmsnorm_plus_one", "norm_eps": 1
           "qk_norm": True, "rope_base": 1000.0, "rope_local_base": 30.0, "window": 4, "full_every": 6}
 OLMO3 = {**OLMO2, "window": 5, "full_every": 4}
 GEMMAS = ("gemma2", "gemma3")
+EXPERTS = {**OPTIMIZER, "eps": 1e-3, "lr": 4e-3}  # a smaller one magnifies the rounding of gradients of experts with few tokens
 OLMO = {**LLAMA, "family": "olmo", "norm": "layernorm_plain", "clip_qkv": 0.0}
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 LINEAR = {"type": "linear", "factor": 2.5}
@@ -58,6 +59,12 @@ YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.25, "tru
 def dims(layers, hidden, heads, kv_heads, head_dim, ffn, vocab, seq, max_seq):
     return {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "ffn": ffn,
             "vocab": vocab, "max_seq": max_seq, "seq": seq, "batch": BATCH, "steps": STEPS, "optimizer": OPTIMIZER}
+
+
+def experts(count, topk, ffn, shared=0, dense=0, normalised=True):
+    """The fields of experts; shared: width of a shared expert with a gate."""
+    more = {"shared_experts": 1, "shared_expert_ffn": shared, "shared_gate": True} if shared else {}
+    return {"experts": count, "topk": topk, "moe_ffn": ffn, "dense_layers": dense, "router_normalised": normalised, "optimizer": EXPERTS, **more}
 
 
 # Odd vocabularies and sequence lengths on purpose; some heads * head_dim differ from hidden;
@@ -119,6 +126,13 @@ CASES = {
                      "rope_scaling": YARN},
     "olmo3-tied-bias": {**OLMO3, **dims(3, 30, 3, 1, 10, 40, 307, 17, 24), "tied": True, "qkv_bias": True, "out_bias": True, "window": 7,
                         "full_every": 2},
+    "mixtral-window": {**LLAMA, **dims(2, 16, 4, 1, 6, 24, 307, 17, 17), "tied": True, **experts(4, 2, 20), "window": 6},
+    "qwen3-moe-mixed": {**LLAMA, **dims(3, 16, 2, 2, 10, 24, 307, 15, 24), "tied": True, "qk_norm": True, **experts(6, 3, 12, dense=1)},
+    "olmoe-clipped": {**LLAMA, **dims(2, 24, 4, 2, 6, 12, 307, 16, 16), "tied": True, "qk_norm": True, "qk_norm_over": "width",
+                      "clip_qkv": 0.9, **experts(5, 2, 12, normalised=False)},
+    "qwen2-moe-untied": {**QWEN2, **dims(2, 16, 4, 2, 6, 24, 307, 17, 17), "tied": False, **experts(6, 2, 12, shared=20, normalised=False)},
+    "qwen2-moe-windows": {**QWEN2, **dims(3, 16, 2, 1, 10, 24, 307, 19, 24), "tied": True, "window": 5, "full_every": 2,
+                          **experts(4, 2, 12, shared=12, dense=1)},
 }
 
 
@@ -161,6 +175,16 @@ def parameter_shapes(c):
         linear(block + "attn.v", kv, h, c["qkv_bias"])
         linear(block + "attn.out", h, q, c["out_bias"])
         norm(block + "mlp_norm")
+        if has_experts(c, i):
+            linear(block + "mlp.router", c["experts"], h, False)
+            widths = {f"experts.{e}": c["moe_ffn"] for e in range(c["experts"])}
+            if c.get("shared_experts"):
+                widths["shared"] = c["shared_expert_ffn"]
+                linear(block + "mlp.shared_gate", 1, h, False)
+            for name, width in widths.items():
+                for matrix, size in (("gate", (width, h)), ("up", (width, h)), ("down", (h, width))):
+                    linear(f"{block}mlp.{name}.{matrix}", *size, False)
+            continue
         if c["activation"] in GATES:
             linear(block + "mlp.gate", f, h, c["mlp_bias"])
         linear(block + "mlp.up", f, h, c["mlp_bias"])
@@ -229,6 +253,10 @@ def has_rope(c, layer):
     return c["position"] == "rope" and not (every and (layer + 1) % every == 0)
 
 
+def has_experts(c, layer):
+    return bool(c.get("experts")) and layer >= c["dense_layers"]
+
+
 def visible(c, doc_start, layer):
     """(B or 1, 1, T, T) bool: row t sees doc_start[t] .. t, in layers with a window the last of them."""
     t = torch.arange(c["seq"])
@@ -274,6 +302,17 @@ def loss_of(c, p, tokens, targets, doc_start):
     def heads(x, count):  # (B, T, count*d) -> (B, count, T, d)
         return x.view(*x.shape[:2], count, c["head_dim"]).transpose(1, 2)
 
+    def mlp(name, y):
+        return linear(name + ".down", GATES[c["activation"]](linear(name + ".gate", y)) * linear(name + ".up", y))
+
+    def mixture(name, y):
+        """Each token's best experts, weighted by their probabilities; the shared one behind its gate."""
+        weight, choice = linear(name + ".router", y).softmax(-1).topk(c["topk"])
+        if c["router_normalised"]:
+            weight = weight / weight.sum(-1, keepdim=True)
+        out = sum(mlp(f"{name}.experts.{e}", y) * torch.where(choice == e, weight, 0.0).sum(-1, keepdim=True) for e in range(c["experts"]))
+        return out + torch.sigmoid(linear(name + ".shared_gate", y)) * mlp(name + ".shared", y) if c.get("shared_experts") else out
+
     post = c["family"] == "olmo2"
     x = p["embed.tokens.weight"][tokens]
     if c.get("embed_scaled"):
@@ -303,6 +342,9 @@ def loss_of(c, p, tokens, targets, doc_start):
         o = score.masked_fill(~mask, -math.inf).softmax(-1) @ v
         x = x + behind(block + "attn_norm", linear(block + "attn.out", o.transpose(1, 2).flatten(2)))
         y = before(block + "mlp_norm", x)
+        if has_experts(c, i):
+            x = x + mixture(block + "mlp", y)
+            continue
         if c["activation"] in GATES:
             y = GATES[c["activation"]](linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
         else:
@@ -495,6 +537,18 @@ def hf_state(c, ours):
                 for kind in ("weight", "bias"):
                     if f"block.{i}.{a}.{kind}" in ours:
                         out[f"model.layers.{i}.{z}.{kind}"] = t(f"block.{i}.{a}.{kind}")
+    for i in range(c["layers"]):
+        b, h = f"block.{i}.mlp.", f"model.layers.{i}.mlp."
+        if not has_experts(c, i):
+            continue
+        each = lambda matrix: torch.stack([t(f"{b}experts.{e}.{matrix}.weight") for e in range(c["experts"])])
+        out[h + "gate.weight"] = t(b + "router.weight")
+        out[h + "experts.gate_up_proj"] = torch.cat((each("gate"), each("up")), dim=1)
+        out[h + "experts.down_proj"] = each("down")
+        if c.get("shared_experts"):
+            out[h + "shared_expert_gate.weight"] = t(b + "shared_gate.weight")
+            for matrix in ("gate", "up", "down"):
+                out[f"{h}shared_expert.{matrix}_proj.weight"] = t(f"{b}shared.{matrix}.weight")
     if not c["tied"]:
         out["lm_head.weight"] = t("head.weight")
     return out
@@ -526,18 +580,28 @@ def hf_model(c):
     kind = {"olmo": "Olmo", "olmo2": "Olmo3" if c.get("window") else "Olmo2", "gemma2": "Gemma2", "gemma3": "Gemma3"}.get(c["family"]) or (
         "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
         else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
+    if c.get("experts"):
+        kind = ("Qwen2Moe" if c.get("shared_gate") else "Olmoe" if c.get("qk_norm_over") == "width" else "Qwen3Moe" if c.get("qk_norm")
+                else "Mixtral")
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"], pad_token_id=None,
         bos_token_id=None, eos_token_id=None,
         attn_implementation="eager")
-    if kind == "Mistral":
-        options["sliding_window"] = c.get("window")
+    if c.get("experts"):
+        own = kind in ("Qwen2Moe", "Qwen3Moe")  # the others have one width for experts and dense layers
+        options.update(num_experts_per_tok=c["topk"], intermediate_size=c["ffn"] if own else c["moe_ffn"],
+                       **{"num_local_experts" if kind == "Mixtral" else "num_experts": c["experts"]},
+                       **({} if kind == "Mixtral" else {"norm_topk_prob": c["router_normalised"]}),
+                       **({"moe_intermediate_size": c["moe_ffn"], "mlp_only_layers": list(range(c["dense_layers"]))} if own else {}),
+                       **({"shared_expert_intermediate_size": c["shared_expert_ffn"], "qkv_bias": c["qkv_bias"]} if kind == "Qwen2Moe" else {}))
+    if kind in ("Mistral", "Mixtral"):
+        options["sliding_window"] = c.get("window") or None
     elif kind == "SmolLM3":
         options["no_rope_layers"] = [int(has_rope(c, i)) for i in range(c["layers"])]
         options["pad_token_id"] = None
-    if kind in ("Qwen2", "SmolLM3") and c.get("window"):
+    if kind in ("Qwen2", "SmolLM3", "Qwen2Moe") and c.get("window"):
         options.update(use_sliding_window=True, sliding_window=c["window"],
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
     elif kind in ("Gemma2", "Gemma3"):
@@ -547,12 +611,12 @@ def hf_model(c):
                        sliding_window=c.get("window") or 4096,
                        layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
         options["attention_bias"] = c["out_bias"]
-    elif kind in ("Olmo", "Olmo2", "Olmo3"):
+    elif kind in ("Olmo", "Olmo2", "Olmo3", "Olmoe"):
         options["attention_bias"] = c["out_bias"]
         if kind == "Olmo3":
             options.update(sliding_window=c["window"],
                            layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
-        if kind == "Olmo":
+        if kind in ("Olmo", "Olmoe"):
             options["clip_qkv"] = c.get("clip_qkv") or None
     elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
@@ -569,6 +633,7 @@ def hf_model(c):
 
 def run_hf(c, init, data):
     model = hf_model(c).to(torch.float64).train()
+    model.config._experts_implementation = "eager"  # PyTorch's grouped GEMM does not support float64
     state = hf_state(c, {k: torch.tensor(v, dtype=torch.float64) for k, v in init.items()})
     named = dict(model.named_parameters())
     if set(named) != set(state):

@@ -16,7 +16,8 @@ from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Ge
                           GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
                           MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
                           Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
+                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -89,6 +90,13 @@ MODELS = {
     "olmoe-one-key": (OlmoeForCausalLM, OlmoeConfig(**{**ONE_KEY, "hidden_size": 24, "intermediate_size": 12}, num_experts=4,
                                                     num_experts_per_tok=2, norm_topk_prob=True, tie_word_embeddings=True,
                                                     attention_bias=True), torch.float32, None, False),
+    "qwen2-moe": (Qwen2MoeForCausalLM, Qwen2MoeConfig(**LLAMA, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=12,
+                                                      shared_expert_intermediate_size=20), torch.float32, None, False),
+    "qwen2-moe-windows": (Qwen2MoeForCausalLM, Qwen2MoeConfig(**{**ONE_KEY, "num_hidden_layers": 3}, head_dim=6, num_experts=4,
+                                                              num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[0],
+                                                              shared_expert_intermediate_size=12, norm_topk_prob=True, qkv_bias=False,
+                                                              use_sliding_window=True, sliding_window=5, tie_word_embeddings=True),
+                          torch.float32, None, False),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=9, sliding_window=5,
                                                attn_logit_softcapping=1.5, final_logit_softcapping=2.0), torch.float32, None, False),
     "gemma2-full": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, query_pre_attn_scalar=6, attention_bias=True,
@@ -118,7 +126,7 @@ DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwe
          "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
          "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
-                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", *DENSE)
+                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", *DENSE)
 
 
 def byte_tokenizer():

@@ -19,15 +19,17 @@ def their_model(m):
     """The same model in `transformers`; None if it has none."""
     if not m.get("experts"):
         return hf_model({**m, "family": m["arch"]})
-    if m.get("shared_experts") or m.get("router") or m["dense_layers"]:
+    if (m.get("shared_experts") and not m.get("shared_gate")) or m.get("router") or m["dense_layers"]:
         return None
-    kind = "Olmoe" if m.get("qk_norm_over") == "width" else "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
+    kind = "Qwen2Moe" if m.get("shared_gate") else "Olmoe" if m.get("qk_norm_over") == "width" else "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
     options = dict(
         vocab_size=m["vocab"], hidden_size=m["hidden"], intermediate_size=m["moe_ffn"], num_hidden_layers=m["layers"],
         num_attention_heads=m["heads"], num_key_value_heads=m["kv_heads"], head_dim=m["head_dim"], tie_word_embeddings=m["tied"],
         num_experts_per_tok=m["topk"])
     options.update({"num_local_experts": m["experts"]} if kind == "Mixtral" else
                    {"num_experts": m["experts"], "moe_intermediate_size": m["moe_ffn"]})
+    if kind == "Qwen2Moe":
+        options.update(shared_expert_intermediate_size=m["shared_expert_ffn"], qkv_bias=m["qkv_bias"])
     return getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**options))
 
 

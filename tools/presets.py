@@ -67,9 +67,9 @@ def own(name, arch, notes, **fields):
     }
 
 
-def experts(count, topk, ffn, shared=0, dense=0, **router):
-    return {"experts": count, "topk": topk, "moe_ffn": ffn, "shared_experts": shared or None, "shared_expert_ffn": shared * ffn or None,
-            "dense_layers": dense, "moe_layer_pattern": None, **router}
+def experts(count, topk, ffn, shared=0, dense=0, shared_ffn=None, **router):
+    return {"experts": count, "topk": topk, "moe_ffn": ffn, "shared_experts": shared or None,
+            "shared_expert_ffn": shared_ffn or shared * ffn or None, "dense_layers": dense, "moe_layer_pattern": None, **router}
 
 
 def released(name, family, notes="", **fields):
@@ -85,6 +85,14 @@ def qwen2(name, layers, hidden, heads, kv_heads, ffn, vocab, **fields):
                     vocab=vocab, **{"max_seq": 131072, "norm_eps": 1e-6, "qkv_bias": True, **fields})
 
 
+def qwen2_moe(name, path, layers, hidden, heads, kv_heads, ffn, max_seq, count, topk, moe_ffn, shared_ffn):
+    m = own(name, "llama", "", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads, ffn=ffn, vocab=151936,
+            **experts(count, topk, moe_ffn, shared=1, shared_ffn=shared_ffn, **QWEN2_MOE))
+    return {**m, "family": "qwen2-moe", "rope_base": 1e6, "norm_eps": 1e-6, "qkv_bias": True, "max_seq": max_seq,
+            "sources": [f"https://huggingface.co/Qwen/{path}/blob/main/config.json"]}
+
+
+QWEN2_MOE = {"shared_gate": True, "router_normalised": False, "aux_loss": 0.001, "balance": "batch"}
 GEMMA2 = {"arch": "gemma2", "norm": "rmsnorm_plus_one", "norm_eps": 1e-6, "activation": "geglu", "tied": True, "sandwich_norm": True,
           "embed_scaled": True, "score_softcap": 50.0, "logit_softcap": 30.0, "window": 4096, "full_every": 2}
 
@@ -169,6 +177,9 @@ OWN = [
     olmo2("olmo2-7b", "OLMo-2-1124-7B", 32, 4096, 32, 32, 11008),
     olmo2("olmo2-13b", "OLMo-2-1124-13B", 40, 5120, 40, 40, 13824),
     olmo2("olmo2-32b", "OLMo-2-0325-32B", 64, 5120, 40, 8, 27648),
+    {**own("qwen2-moe-tiny", "llama", "For tests: Qwen2-MoE style, with a gated shared expert.", layers=4, hidden=128, heads=4, kv_heads=2,
+           head_dim=32, ffn=352, vocab=256, **experts(16, 4, 64, shared=1, shared_ffn=160, **QWEN2_MOE)), "qkv_bias": True},
+    qwen2_moe("qwen1.5-moe-a2.7b", "Qwen1.5-MoE-A2.7B", 24, 2048, 16, 16, 5632, 8192, 60, 4, 1408, 5632),
     {**own("gemma3-tiny", "gemma3", "For tests: Gemma 3 style, with two rotary bases.", layers=6, hidden=128, heads=4, kv_heads=2, head_dim=32,
            ffn=352, vocab=256), **GEMMA3, "window": 32, "rope_scaling": {"type": "linear", "factor": 2.0}},
     gemma3("gemma3-270m", "gemma-3-270m", 18, 640, 4, 1, 256, 2048, 262144, 512, 32768),
@@ -213,7 +224,7 @@ def parameter_count(m):
         return total, total
     dense = m["dense_layers"] or 0
     router = h * m["experts"] + (m["experts"] if m.get("router_bias_rate") else 0)
-    shared = mlp(m["shared_expert_ffn"]) if m["shared_expert_ffn"] else 0
+    shared = (mlp(m["shared_expert_ffn"]) if m["shared_expert_ffn"] else 0) + (h if m.get("shared_gate") else 0)
     layered = lambda experts: (outside + layers * block + dense * mlp(m["ffn"])
                                + (layers - dense) * (router + shared + experts * mlp(m["moe_ffn"])))
     return layered(m["experts"]), layered(m["topk"])
@@ -225,7 +236,8 @@ def obstacle(m):
         (m.get("mla"), "multi-head latent attention"),
         (m.get("attention_sinks"), "attention sinks"),
         (m.get("moe_layer_pattern"), "experts in some of the blocks"),
-        (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"], "a gate on the shared expert"),
+        (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"] and not m.get("shared_gate"),
+         "a gate on the shared expert"),
         (m.get("parallel_block"), "attention and MLP side by side"),
         (m.get("sandwich_norm") and not m["arch"].startswith("gemma"), "norms after attention and MLP"),
         (m.get("chunked_attention"), "attention in chunks"),
@@ -289,6 +301,8 @@ def adapt(m):
     """What the source does not say about an architecture."""
     if m["family"] == "gemma2":
         m = {**m, **GEMMA2, **({"score_scale": 144 ** -0.5} if m["name"] == "gemma2-27b" else {})}
+    if m["name"] == "qwen2-57b-a14b":
+        m = {**m, **QWEN2_MOE}
     return {**m, "arch": "olmo"} if m["family"] == "olmo" else m
 
 

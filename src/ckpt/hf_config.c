@@ -410,6 +410,13 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
         if (m->full_every > m->layers)
             m->full_every = 0;
     }
+    if (f->window == QD_HF_WINDOW_SWITCH_EVEN && m->window > 0 && !types) {
+        int64_t below = size_of(r, "max_window_layers", 28, "model.layers");
+        m->full_every = m->layers > 1 ? 2 : 0;
+        if (below < (m->layers - 1) / 2 * 2 + 1)
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'max_window_layers' is %lld: windows in every second layer, but not in all of them, cannot be "
+                                      "imported", FILE_OF(r), (long long)below);
+    }
     if (types && r->status == QD_OK && qd_json_count(types) != (size_t)m->layers)
         REFUSE(r, QD_USAGE, "%s: 'layer_types' has %zu entries for %d layers", FILE_OF(r), qd_json_count(types), m->layers);
     if (types && r->status == QD_OK) {
@@ -417,7 +424,7 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
         listed.window = m->window > 0 ? m->window : 1;
         bool fits = fits_types(r, types, &listed), none = listed.window_from == m->layers;
         /* Families without layer_types ignore it, and a window that is not set cannot be listed. */
-        bool free = (f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_TYPES) && m->window > 0;
+        bool free = qd_hf_lists_windows(f) && m->window > 0;
         bool same = none ? m->window == 0 : m->window > 0 && m->window_from == listed.window_from && m->full_every == listed.full_every;
         if (!fits)
             REFUSE(r, QD_UNSUPPORTED, "%s: 'layer_types' gives windows (sliding_attention) to layers that are neither all from one on nor "
@@ -437,7 +444,7 @@ static void read_windows(reader *r, const qd_hf_family *f, qd_model *m)
 {
     static const char key[] = "sliding_window";
     bool absent = !qd_json_member(r->root, key), off = f->window == QD_HF_WINDOW_NONE;
-    if (f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL)
+    if (qd_hf_switches_windows(f))
         off = !flag(r, "use_sliding_window", false);
     if (!off && (absent ? f->window_default > 0 : member(r, key) != NULL)) {
         m->window = size_of(r, key, f->window_default, "model.window");
@@ -487,7 +494,8 @@ static void read_llama(reader *r, qd_hf_config *c)
     m->qk_over = f->defaults.qk_over;
     m->hf_type = f->defaults.hf_type;
     m->out_bias = f->attention_bias && flag(r, "attention_bias", false);
-    m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
+    if (!qd_hf_has_key(f, "qkv_bias")) /* else it has been read */
+        m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
     m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
     m->clip_qkv = f->clips && member(r, "clip_qkv") ? number(r, "clip_qkv", 0.0, "model.clip_qkv") : 0.0;
     const bool gemma = qd_model_is_gemma(m);
@@ -548,6 +556,12 @@ static void read_experts(reader *r, qd_hf_config *c)
         read_dense_blocks(r, e);
     if (other_number(r, "router_jitter_noise", 0.0) != 0.0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'router_jitter_noise' is not 0: such models cannot be imported", FILE_OF(r));
+    e->shared = c->family->defaults.moe.shared;
+    e->shared_gate = c->family->defaults.moe.shared_gate;
+    if (e->shared > 0 && e->shared_ffn < 1)
+        REFUSE(r, QD_USAGE, "%s: 'shared_expert_intermediate_size' must be at least 1", FILE_OF(r));
+    if (e->shared_ffn == e->shared * e->ffn)
+        e->shared_ffn = 0; /* it follows from the others */
     if (e->experts < 1)
         REFUSE(r, QD_USAGE, "%s: the number of experts must be at least 1", FILE_OF(r));
     read_balance(r, c, e);

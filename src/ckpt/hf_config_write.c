@@ -55,13 +55,16 @@ static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
                       "(model.qk_norm, qk_norm_over, mlp_bias, experts)");
     if (e->experts == 0)
         return QD_OK;
-    if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || e->shared > 0 || e->scale != 1.0)
+    const bool gated = f->defaults.moe.shared_gate;
+    if (e->router != QD_ROUTER_SOFTMAX || e->bias || e->groups > 1 || (e->shared > 0 && !gated) || e->scale != 1.0)
         return cannot(
-            "the routers of its Mixtral, Qwen3 and OLMoE are softmax over all experts, without shared experts (model.router, router_bias, "
-            "router_groups, router_scale, shared_experts)");
+            "the routers of its Mixtral, Qwen and OLMoE are softmax over all experts, and shared experts have a gate (model.router, "
+            "router_bias, router_groups, router_scale, shared_gate)");
     if (!f->dense_layers && e->first_dense > 0)
-        return cannot("only its Qwen3 has dense blocks before those with experts (model.first_dense)");
-    if (!m->qk_norm && (!e->normalised || e->first_dense > 0 || m->qkv_bias || m->out_bias))
+        return cannot("only its Qwen has dense blocks before those with experts (model.first_dense)");
+    if (gated && m->out_bias)
+        return cannot("its Qwen2-MoE has no bias of the attention output (model.out_bias)");
+    if (!m->qk_norm && !gated && (!e->normalised || e->first_dense > 0 || m->qkv_bias || m->out_bias))
         return cannot("its Mixtral has normalized weights, experts in every block and no biases (model.router_normalised, first_dense, "
                       "qkv_bias, out_bias)");
     return QD_OK;
@@ -89,7 +92,7 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
-    if (m->window > 0 && f->window != QD_HF_WINDOW_SWITCH && f->window != QD_HF_WINDOW_TYPES && (m->window_from > 0 || m->full_every > 0))
+    if (m->window > 0 && !qd_hf_lists_windows(f) && (m->window_from > 0 || m->full_every > 0))
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has windows in all layers or in none (model.window_from, "
                                        "full_every)", f->kind);
     return QD_OK;
@@ -97,7 +100,7 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
 
 static void put_windows(qd_json_writer *w, const qd_hf_family *f, const qd_model *m)
 {
-    bool switched = f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL;
+    bool switched = qd_hf_switches_windows(f);
     if (f->window == QD_HF_WINDOW_SIZE && m->window == 0)
         qd_json_put_null(w, "sliding_window");
     if (m->window == 0 && f->window != QD_HF_WINDOW_TYPES)
@@ -105,10 +108,10 @@ static void put_windows(qd_json_writer *w, const qd_hf_family *f, const qd_model
     if (switched)
         qd_json_put_bool(w, "use_sliding_window", true);
     qd_json_put_int(w, "sliding_window", m->window > 0 ? m->window : f->window_default);
-    if (f->window != QD_HF_WINDOW_SWITCH && f->window != QD_HF_WINDOW_TYPES)
+    if (!qd_hf_lists_windows(f))
         return;
     if (switched)
-        qd_json_put_int(w, "max_window_layers", m->window_from);
+        qd_json_put_int(w, "max_window_layers", f->window == QD_HF_WINDOW_SWITCH ? m->window_from : m->layers);
     qd_json_list_begin(w, "layer_types");
     for (int layer = 0; layer < m->layers; layer++)
         qd_json_put_string(w, NULL, qd_model_has_window(m, layer) ? "sliding_attention" : "full_attention");
@@ -292,6 +295,8 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     bool gpt2 = m->arch == QD_ARCH_GPT2;
     if (!f && m->qk_norm && m->qk_over == QD_QK_WIDTH)
         return cannot("only its OLMo 2 and OLMoE norm all queries together and all keys (model.qk_norm_over)");
+    if (!f && m->moe.experts > 0 && m->moe.shared_gate)
+        return cannot("only its Qwen2-MoE has a gate on the shared expert, without norms of queries and keys (model.shared_gate, qk_norm)");
     QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(f, m));
     QD_TRY(check_scores(f, m));
     qd_json_writer w = qd_json_writer_on(out);
@@ -307,6 +312,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
         theirs.max_seq = m->rope.original_seq; /* from there on it scales */
     if (qd_hf_has_experts(f) && f->defaults.moe.ffn == 0)
         theirs.ffn = m->moe.ffn; /* Mixtral has one width for both */
+    theirs.moe.shared_ffn = qd_moe_shared_width(&m->moe);
     put_fields(&w, f, &theirs);
     if (gpt2)
         put_gpt2(&w, m);

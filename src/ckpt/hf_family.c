@@ -26,6 +26,14 @@ static const qd_hf_key olmoe_keys[] = {
     {"router_normalised", "norm_topk_prob", NULL},
     {0},
 };
+static const qd_hf_key qwen2_moe_keys[] = {
+    {"experts", "num_experts", NULL},
+    {"expert_ffn", "moe_intermediate_size", NULL},
+    {"shared_ffn", "shared_expert_intermediate_size", NULL},
+    {"router_normalised", "norm_topk_prob", NULL},
+    {"qkv_bias", "qkv_bias", NULL},
+    {0},
+};
 static const qd_hf_key qwen3_moe_keys[] = {
     {"experts", "num_experts", "num_local_experts"},
     {"expert_ffn", "moe_intermediate_size", NULL},
@@ -55,6 +63,11 @@ static const qd_hf_family families[] = {
      .window_default = 4096, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .kv_heads = 32, .head_dim = 128, .hidden = 4096, .ffn = 22016, .vocab = 151936,
                   .max_seq = 32768, .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qk_norm = true}},
+    {.kind = "qwen2_moe", .class_ = "Qwen2MoeForCausalLM", .arch = QD_ARCH_LLAMA, .dense_layers = true, .window = QD_HF_WINDOW_SWITCH_EVEN,
+     .window_default = 4096, .keys = qwen2_moe_keys,
+     .defaults = {.layers = 24, .heads = 16, .kv_heads = 16, .hidden = 2048, .ffn = 5632, .vocab = 151936, .max_seq = 32768,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .qkv_bias = true,
+                  .moe = {.experts = 60, .per_token = 4, .ffn = 1408, .shared = 1, .shared_ffn = 5632, .shared_gate = true}}},
     {.kind = "qwen3_moe", .class_ = "Qwen3MoeForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .dense_layers = true,
      .window = QD_HF_WINDOW_SWITCH_ALL, .window_default = 4096, .keys = qwen3_moe_keys,
      .defaults = {.layers = 24, .heads = 32, .kv_heads = 4, .hidden = 2048, .ffn = 6144, .vocab = 151936, .max_seq = 32768,
@@ -103,8 +116,9 @@ static bool holds(const qd_hf_family *f, const qd_model *m)
         return f->arch == m->arch;
     const bool dense = m->moe.experts == 0, qwen2 = dense && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
     const bool norms = f->defaults.qk_norm == m->qk_norm && (!m->qk_norm || f->defaults.qk_over == m->qk_over);
-    return norms && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type &&
-           f->defaults.qkv_bias == qwen2;
+    const bool gated = !dense && m->moe.shared > 0 && m->moe.shared_gate;
+    return norms && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type && f->defaults.moe.shared_gate == gated &&
+           (gated || f->defaults.qkv_bias == qwen2);
 }
 
 const qd_hf_family *qd_hf_family_of(const qd_model *m)
@@ -124,6 +138,14 @@ qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field)
         if (strcmp(k->field, key) == 0)
             return *k;
     return (qd_hf_key){key, field->hf, NULL};
+}
+
+bool qd_hf_has_key(const qd_hf_family *family, const char *field)
+{
+    const qd_hf_key *k = family->keys;
+    while (k->field && strcmp(k->field, field) != 0)
+        k++;
+    return k->name != NULL;
 }
 
 void qd_hf_family_kinds(char *text, size_t size)

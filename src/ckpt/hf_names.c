@@ -76,13 +76,15 @@ static const rule gemma2_rules[] = {
     {NULL, NULL},
 };
 
-/* Names of experts by model type: the router, and the parts before and after an expert's number. */
+/* Names of experts by model type: the router, and the parts before and after an expert's number; of
+ * shared experts the part before, and their gate. */
 typedef struct expert_names {
-    const char *router, *before, *gate, *up, *down;
+    const char *router, *before, *gate, *up, *down, *shared, *shared_gate;
 } expert_names;
 static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", "w1.weight", "w3.weight",
-                                           "w2.weight"};
-static const expert_names qwen3_names = {"mlp.gate.weight", "mlp.experts.", "gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+                                           "w2.weight", NULL, NULL};
+static const expert_names qwen_names = {"mlp.gate.weight",  "mlp.experts.",     "gate_proj.weight",  "up_proj.weight",
+                                        "down_proj.weight", "mlp.shared_expert.", "mlp.shared_expert_gate.weight"};
 
 static const family families[] = {
     [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules, NULL},
@@ -110,7 +112,7 @@ const char *qd_hf_prefix(qd_arch arch)
 
 static const expert_names *names_of(const qd_model *m)
 {
-    return m->qk_norm ? &qwen3_names : &mixtral_names;
+    return m->qk_norm || m->moe.shared_gate ? &qwen_names : &mixtral_names;
 }
 
 void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size)
@@ -135,11 +137,19 @@ static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, 
         snprintf(theirs, size, "%s", names->router);
         return true;
     }
-    if (p->expert < 0)
+    if (strcmp(ours, "mlp.shared_gate.weight") == 0 && names->shared_gate) {
+        snprintf(theirs, size, "%s", names->shared_gate);
+        return true;
+    }
+    const bool shared = strncmp(ours, "mlp.shared.", 11) == 0 && names->shared;
+    if (p->expert < 0 && !shared)
         return false;
     const char *matrix = strrchr(ours, '.') - 2; /* "…gate.weight", "…up.weight", "…down.weight" */
     const char *end = matrix[0] == 't' ? names->gate : matrix[0] == 'w' ? names->down : names->up;
-    snprintf(theirs, size, "%s%d.%s", names->before, p->expert, end);
+    if (shared)
+        snprintf(theirs, size, "%s%s", names->shared, end);
+    else
+        snprintf(theirs, size, "%s%d.%s", names->before, p->expert, end);
     return true;
 }
 

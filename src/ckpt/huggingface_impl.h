@@ -19,10 +19,11 @@ typedef struct qd_hf_key {
 
 /* How config.json sets sliding windows: not at all; for all layers, by sliding_window (null: none);
  * with the switch use_sliding_window, for the layers of layer_types or from max_window_layers on;
- * with the switch, for all layers; for the layers of layer_types, or without it for those of the
+ * with the switch, for all layers; with the switch, for the layers of layer_types or every second
+ * one below max_window_layers; for the layers of layer_types, or without it for those of the
  * family's defaults (full_every). */
 typedef enum qd_hf_window {
-    QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_TYPES
+    QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_SWITCH_EVEN, QD_HF_WINDOW_TYPES
 } qd_hf_window;
 
 /* A model_type of transformers: its mapping to our models, and the defaults of its configuration
@@ -38,15 +39,16 @@ typedef struct qd_hf_family {
     qd_hf_window window;
     int64_t window_default; /* of sliding_window; 0: null */
     const qd_hf_key *keys;         /* ends with an entry without a field */
-    qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm,
-                          qkv_bias (only those, in Qwen2) and hf_type are the same in all models of the family. rope.local_base:
-                          rope_parameters has an object for each type of layer */
+    qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm, hf_type
+                          and qkv_bias (unless it has a key: only those, in Qwen2) are the same in all models of the family.
+                          rope.local_base: rope_parameters has an object for each type of layers */
 } qd_hf_family;
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: not supported */
 const qd_hf_family *qd_hf_family_of(const qd_model *model);
 /* The family's name of a field; name NULL: config.json has no such key. */
 qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field);
+bool qd_hf_has_key(const qd_hf_family *family, const char *field); /* model.<field> has a name of the family's own */
 void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
 
 /* Blocks of a quantized matrix that share a scale; 0 x 0: the weights are not quantized. */
@@ -82,6 +84,18 @@ qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *co
 static inline bool qd_hf_has_experts(const qd_hf_family *f)
 {
     return f->defaults.moe.experts > 0;
+}
+
+/* Whether layer_types may list any layers, with the window that other keys set. */
+static inline bool qd_hf_lists_windows(const qd_hf_family *f)
+{
+    return f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_EVEN || f->window == QD_HF_WINDOW_TYPES;
+}
+
+/* Whether windows have a switch, use_sliding_window. */
+static inline bool qd_hf_switches_windows(const qd_hf_family *f)
+{
+    return f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL || f->window == QD_HF_WINDOW_SWITCH_EVEN;
 }
 
 /* Number of blocks whose routers the load-balancing loss counts. */

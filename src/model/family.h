@@ -17,7 +17,7 @@ typedef struct qd_family {
     void (*head)(qd_layer *b);
 } qd_family;
 
-extern const qd_family qd_family_prenorm;  /* GPT-2, Llama, Yi, Qwen3, Mixtral, Qwen3-MoE, DeepSeek-shaped */
+extern const qd_family qd_family_prenorm;  /* GPT-2, Llama, Yi, Qwen3, Mixtral, Qwen MoE, DeepSeek-shaped */
 extern const qd_family qd_family_postnorm; /* OLMo 2 */
 extern const qd_family qd_family_sandwich; /* Gemma 2 and 3 */
 

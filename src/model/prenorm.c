@@ -1,5 +1,5 @@
 /* The pre-norm decoder: GPT-2, Llama, Yi, Mistral, Qwen2, Qwen3 and OLMo; with experts Mixtral,
- * Qwen3-MoE and models like DeepSeek V3.
+ * Qwen2-MoE, Qwen3-MoE and models like DeepSeek V3.
  *
  * They differ in fields, not in structure: kind of norm, learned or rotary positions, biases, norms
  * of queries and keys, plain or gated MLP. The layers of a model differ in what variants are made

@@ -52,7 +52,9 @@ static void check_fixture(const char *path)
     expect(g, "init.embed.tokens.weight", QD_F32, vocab, hidden, -1);
     expect(g, "init.block.0.attn.q.weight", QD_F32, config_int(g, "heads") * head_dim, hidden, -1);
     expect(g, "init.block.0.attn.k.weight", QD_F32, config_int(g, "kv_heads") * head_dim, hidden, -1);
-    expect(g, "init.block.0.mlp.down.weight", QD_F32, hidden, config_int(g, "ffn"), -1);
+    bool experts = qd_golden_lookup(g, "init.block.0.mlp.router.weight") != NULL;
+    expect(g, experts ? "init.block.0.mlp.experts.0.down.weight" : "init.block.0.mlp.down.weight", QD_F32, hidden,
+           config_int(g, experts ? "moe_ffn" : "ffn"), -1);
     const char *kind;
     ok(qd_golden_config_string(g, "norm", &kind));
     if (strcmp(kind, "layernorm_plain") != 0)

@@ -19,7 +19,9 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "qwen2-yarn", "llama-yarn", "mistral-window", "mistral-window-packed", "qwen2-windows",
                                      "llama-softcap", "llama-dynamic", "llama-nope", "llama-local-base", "olmo2-untied",
                                      "olmo2-tied-bias", "olmo-clipped", "olmo-tied-bias", "gemma2-tied", "gemma2-untied",
-                                     "gemma3-tied", "gemma3-untied-bias", "olmo3-untied", "olmo3-tied-bias"};
+                                     "gemma3-tied", "gemma3-untied-bias", "olmo3-untied", "olmo3-tied-bias",
+                                     "mixtral-window", "qwen3-moe-mixed", "olmoe-clipped", "qwen2-moe-untied",
+                                     "qwen2-moe-windows"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",

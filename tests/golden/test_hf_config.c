@@ -59,6 +59,7 @@ static void test_defaults(void **state)
         {"qwen2", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3_moe", 24, 32, 4, 64, 2048, 6144, 151936, 32768, 1e-6, 1e4, 128, 8, 768},
+        {"qwen2_moe", 24, 16, 16, 128, 2048, 5632, 151936, 32768, 1e-6, 1e4, 60, 4, 1408},
         {"gemma2", 26, 8, 4, 256, 2304, 9216, 256000, 8192, 1e-6, 1e4, 0, 0, 0},
         {"olmoe", 16, 16, 16, 128, 2048, 2048, 50304, 4096, 1e-5, 1e4, 64, 8, 2048},
         {"olmo", 32, 32, 32, 128, 4096, 11008, 50304, 2048, 1e-5, 1e4, 0, 0, 0},
@@ -85,7 +86,8 @@ static void test_defaults(void **state)
         assert_int_equal(m.moe.per_token, rows[i].per_token);
         assert_int_equal(m.moe.ffn, rows[i].expert_ffn);
         assert_true(m.moe.aux_loss == 0.0); /* output_router_logits is false */
-        assert_int_equal(m.qkv_bias, i == 0 || strcmp(m.name, "qwen2") == 0);
+        assert_int_equal(m.qkv_bias, i == 0 || strncmp(m.name, "qwen2", 5) == 0);
+        assert_true(m.moe.shared_gate == (strcmp(m.name, "qwen2_moe") == 0) && m.moe.shared_ffn == (m.moe.shared_gate ? 5632 : 0));
         assert_true(m.out_bias == (i == 0) && m.mlp_bias == (i == 0));
         assert_int_equal(m.window, strcmp(m.name, "mistral") == 0 || gemma || gemma3 || olmo3 ? 4096 : 0);
         assert_int_equal(m.full_every, gemma ? 2 : gemma3 ? 6 : olmo3 ? 4 : 0);
@@ -139,6 +141,10 @@ static void test_windows(void **state)
         {"qwen3", "\"use_sliding_window\": true, \"num_hidden_layers\": 4, \"layer_types\": [\"full_attention\", \"sliding_attention\", "
                   "\"sliding_attention\", \"full_attention\"]", 4096, 1, 4},
         {"qwen3_moe", "\"use_sliding_window\": true, \"max_window_layers\": 5", 4096, 0, 0},
+        {"qwen2_moe", "\"use_sliding_window\": true", 4096, 0, 2},
+        {"qwen2_moe", "\"use_sliding_window\": true, \"num_hidden_layers\": 4, \"max_window_layers\": 3", 4096, 0, 2},
+        {"qwen2_moe", "\"use_sliding_window\": true, \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", "
+                      "\"sliding_attention\"]", 4096, 1, 0},
         {"gemma3_text", "\"sliding_window\": 512, \"sliding_window_pattern\": 3", 512, 0, 3},
         {"gemma3_text", "\"sliding_window_pattern\": 1", 0, 0, 0},
         {"gemma3_text", "\"num_hidden_layers\": 5", 4096, 0, 0},
@@ -156,7 +162,7 @@ static void test_windows(void **state)
 /* Every key that the table of model fields gives a family is read, and written back unchanged. */
 static void test_keys(void **state)
 {
-    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text",
+    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "qwen2_moe",
                                         "olmo3"};
     static const char *const values[] = {"2", "4", "16", "64", "192", "0.5", "true", "false"};
     int count, walked = 0;
@@ -231,6 +237,10 @@ static void test_types(void **state)
         {"llama", "\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}, \"max_position_embeddings\": 64"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
+        {"qwen2_moe", ""},
+        {"qwen2_moe", "\"qkv_bias\": false, \"mlp_only_layers\": [0, 1], \"norm_topk_prob\": true, \"use_sliding_window\": true"},
+        {"qwen2_moe", "\"shared_expert_intermediate_size\": 1408, \"use_sliding_window\": true, \"num_hidden_layers\": 2, "
+                      "\"layer_types\": [\"full_attention\", \"sliding_attention\"]"},
         {"gemma3_text", ""},
         {"gemma3_text", "\"num_hidden_layers\": 7, \"rope_scaling\": {\"rope_type\": \"linear\", \"factor\": 8.0}, \"rope_theta\": 1e5, "
                         "\"rope_local_base_freq\": 5e3, \"query_pre_attn_scalar\": 168"},
@@ -427,6 +437,10 @@ static void test_refused(void **state)
         {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
         {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
         {"qwen3_moe", "\"mlp_only_layers\": 5", "mlp_only_layers"},
+        {"qwen2_moe", "\"mlp_only_layers\": [3]", "mlp_only_layers"},
+        {"qwen2_moe", "\"decoder_sparse_step\": 2", "decoder_sparse_step"},
+        {"qwen2_moe", "\"shared_expert_intermediate_size\": 0", "shared_expert_intermediate_size"},
+        {"qwen2_moe", "\"use_sliding_window\": true, \"max_window_layers\": 21", "max_window_layers"},
         {"qwen3_moe", "\"mlp_only_layers\": [3]", "mlp_only_layers"},
         {"qwen3_moe", "\"moe_intermediate_size\": 4611686018427387904", "moe_intermediate_size"},
         {"gpt2", "\"n_embd\": 4611686018427387904", "n_embd"},

@@ -30,13 +30,14 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "mixtral",         "qwen3",               "qwen3-moe",           "qwen3-moe-mixed",
                                     "mixtral-window",
                                     "qwen3-moe-balanced", "qwen3-moe-attention-bias", "olmoe",     "olmoe-one-key",
+                                    "qwen2-moe",       "qwen2-moe-windows",
                                     "qwen2",           "qwen2-tied",
                                     "mistral",         "mistral-window",      "qwen3-attention-bias", "llama-linear",
                                     "llama-mlp-bias",  "qwen2-yarn",          "mistral-short-window", "qwen2-windows",
                                     "qwen3-windows",   "olmo2",               "olmo2-one-key",        "olmo",
                                     "olmo-clipped",    "gemma2",              "gemma2-full",          "gemma3",
                                     "gemma3-capped",   "olmo3",               "olmo3-one-key"};
-enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 15 }; /* from there on fp32 and no experts */
+enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 17 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
 static void kind_of(const char *folder, char kind[32])
