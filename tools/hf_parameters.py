@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Compares the parameter counts of the presets with those of `transformers`.
 
-Usage: hf_parameters.py [NAME ...]. Needs torch and transformers. Builds every preset of data/models.json
-that can be trained and exported as a model of `transformers`, on the meta device, so without its memory.
+Usage: hf_parameters.py [--write] [NAME ...]. Needs torch and transformers. Builds every preset of
+data/models.json that can be trained and exported as a model of `transformers`, on the meta device, so
+without its memory. --write adds the counts to tests/golden/parameters.json, which the tests compare.
 """
 import json
 import os
@@ -12,7 +13,9 @@ import torch
 import transformers
 from golden import hf_model
 
-PATH = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "models.json")
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PATH = os.path.join(ROOT, "data", "models.json")
+FIXTURE = os.path.join(ROOT, "tests", "golden", "parameters.json")
 
 
 def their_model(m):
@@ -34,9 +37,10 @@ def their_model(m):
 
 
 def main():
+    names = [name for name in sys.argv[1:] if name != "--write"]
     with open(PATH, encoding="utf-8") as file:
-        presets = [m for m in json.load(file) if m["supported"] and (len(sys.argv) == 1 or m["name"] in sys.argv[1:])]
-    bad = 0
+        presets = [m for m in json.load(file) if m["supported"] and (not names or m["name"] in names)]
+    bad, counts = 0, {}
     for m in presets:
         with torch.device("meta"):
             model = their_model(m)
@@ -45,7 +49,15 @@ def main():
             continue
         count = sum(p.numel() for p in model.parameters())
         bad += count != m["params"]
+        counts[m["name"]] = count
         print(f"{'ok ' if count == m['params'] else 'BAD'} {m['name']:22} {type(model).__name__:22} {m['params']:16,d} {count:16,d}", flush=True)
+    if "--write" in sys.argv:
+        known = {}
+        if os.path.exists(FIXTURE):
+            with open(FIXTURE, encoding="utf-8") as file:
+                known = json.load(file)
+        with open(FIXTURE, "w", encoding="utf-8") as file:
+            file.write("{\n" + ",\n".join(f'"{name}": {count}' for name, count in sorted({**known, **counts}.items())) + "\n}\n")
     return 1 if bad else 0
 
 

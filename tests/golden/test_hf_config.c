@@ -1,7 +1,9 @@
 /* config.json of Hugging Face folders: defaults of each family as transformers 5.22 and 5.23 print
  * them, what is refused by name, the model_type that is written, and how the coefficient of the
  * load-balancing loss is converted. */
+#include "base/text/json.h"
 #include "ckpt/huggingface_impl.h"
+#include "spec/config/config.h"
 #include "support/scratch.h"
 
 #include <math.h>
@@ -491,6 +493,35 @@ static void test_balance(void **state)
     qd_strbuf_free(&text);
 }
 
+/* Every preset that can be exported has as many parameters as the model of transformers has on its
+ * meta device (tools/hf_parameters.py --write). */
+static void test_preset_parameters(void **state)
+{
+    (void)state;
+    qd_json *counts;
+    const char *const *names;
+    int compared = 0;
+    ok(qd_json_load(QD_TEST_SOURCE_DIR "/tests/golden/parameters.json", &counts));
+    ok(qd_config_presets(true, &names));
+    for (; *names; names++) {
+        qd_model m;
+        qd_strbuf notes = {0}, text = {0};
+        int64_t count;
+        ok(qd_preset_find(*names, &m));
+        if (qd_hf_config_text(&m, &(qd_hf_export){.positions = 8, .begin_token = -1, .end_token = -1}, &notes, &text) == QD_OK) {
+            if (!qd_json_as_int(qd_json_member(qd_json_root(counts), *names), &count))
+                fail_msg("parameters.json lacks %s: run tools/hf_parameters.py --write %s", *names, *names);
+            if (qd_model_parameters(&m) != count)
+                fail_msg("%s has %lld parameters, in transformers %lld", *names, (long long)qd_model_parameters(&m), (long long)count);
+            compared++;
+        }
+        qd_strbuf_free(&notes);
+        qd_strbuf_free(&text);
+    }
+    assert_in_range(compared, 60, 1000);
+    qd_json_destroy(counts);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -503,6 +534,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope_by_type, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_export_refused),
+        cmocka_unit_test(test_preset_parameters),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_balance, scratch_setup, scratch_teardown),

@@ -198,6 +198,28 @@ static void ops_without_their_operands_are_refused(void **state)
     qd_arena_destroy(w.arena);
 }
 
+/* FLOPs per token of sequences of 8,192, one preset of each family: 6 per element of the matrices
+ * that a token uses (of experts the chosen ones and the shared one with its gate, and the head),
+ * and 12 per column of queries and key: all keys, or twice the mean number that a window contains.
+ * Computed by these rules apart from the code. */
+static void presets_have_flops_by_formula(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        double flops;
+    } cases[] = {{"mistral-7b-v0.1", 52326039552.0}, {"qwen2.5-7b", 52286717952.0},        {"gemma2-2b", 20264779776.0},
+                 {"gemma3-1b", 6669336576.0},        {"gemma3-27b", 170981818368.0},       {"olmo-1b", 10281811968.0},
+                 {"olmo2-7b", 54207184896.0},        {"olmo3-7b", 51789447168.0},          {"olmoe-1b-7b", 10294394880.0},
+                 {"mixtral-8x7b", 89376423936.0},    {"qwen1.5-moe-a2.7b", 19098402816.0}, {"qwen3-30b-a3b", 37577293824.0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qd_model model;
+        ok(qd_preset_find(cases[i].name, &model));
+        if (fabs(qd_model_flops_per_token(&model, 8192) / cases[i].flops - 1.0) > 1e-12)
+            fail_msg("%s: %.0f FLOPs per token instead of %.0f", cases[i].name, qd_model_flops_per_token(&model, 8192), cases[i].flops);
+    }
+}
+
 static void presets_have_their_published_size(void **state)
 {
     (void)state;
@@ -509,6 +531,7 @@ int main(void)
         cmocka_unit_test(rows_have_names_of_their_own),
         cmocka_unit_test(operands_have_names),
         cmocka_unit_test(ops_without_their_operands_are_refused),
+        cmocka_unit_test(presets_have_flops_by_formula),
         cmocka_unit_test(presets_have_their_published_size),
         cmocka_unit_test(memory_plan_is_sound),
         cmocka_unit_test(buckets_cover_all_gradients),
