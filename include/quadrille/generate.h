@@ -17,7 +17,8 @@ extern "C" {
 typedef enum qd_generate_end {
     QD_GENERATE_TOKENS,   /* the requested number of tokens was generated */
     QD_GENERATE_DOCUMENT, /* the model ended the document */
-    QD_GENERATE_STOPPED   /* on_text returned false */
+    QD_GENERATE_STOPPED,  /* on_text returned false */
+    QD_GENERATE_STOP_TEXT /* the text contained one of the stop strings */
 } qd_generate_end;
 
 typedef struct qd_generate_report {
@@ -32,8 +33,24 @@ typedef struct qd_generate_report {
     qd_generate_end end;
     char warning[1024];     /* "", or which damaged checkpoints were skipped and which one is used */
     double prompt_seconds, seconds; /* time to process the prompt, and to generate */
+    int64_t prompt; /* its number, from 0, if there are several */
+    const char *prompt_text; /* and its text; valid during callbacks */
+    size_t prompt_length;
 } qd_generate_report;
 QD_SIZED_DEFAULT(qd_generate_report)
+
+typedef enum qd_prompt_kind {
+    QD_PROMPT_TEXT,
+    QD_PROMPT_MESSAGE,  /* a message of a user; the chat template of the model is applied */
+    QD_PROMPT_MESSAGES, /* JSON: a list of messages, or an object with `messages` and possibly `tools` */
+    QD_PROMPT_TOKENS    /* token ids in decimal, separated by white space. The text is written so, too; no tokenizer is needed */
+} qd_prompt_kind;
+
+typedef struct qd_prompt {
+    qd_prompt_kind kind;
+    const char *text;
+    size_t length;
+} qd_prompt;
 
 typedef struct qd_generate_options {
     size_t size;
@@ -58,6 +75,18 @@ typedef struct qd_generate_options {
     /* Ranks that share the model, as threads of this process: tensor, pipeline and expert
      * parallelism. 0: 1. */
     int tp, pp, ep;
+    qd_prompt_kind prompt_kind; /* of `prompt` */
+    const qd_prompt *prompts;   /* several prompts, one after another; `prompt` is not read then */
+    size_t prompt_count;
+    const char *prompt_file;    /* NULL, or a file of prompts: one per line, or .jsonl with `prompt` or `messages` */
+    const char *system;         /* message of the system before messages of a user; NULL: none */
+    /* May be NULL. Called at the end of each prompt's text; on_start at its start. */
+    void (*on_end)(void *context, const qd_generate_report *report);
+    double min_p; /* sample from tokens at least this likely, as a fraction of the most likely one; 0: all */
+    double repetition_penalty; /* above 1: tokens of prompt and text are less likely, as in transformers; 1 or 0: none */
+    const char *const *stop;   /* texts that end the generation; they are not part of the text */
+    size_t stop_count;
+    bool ignore_end; /* continue after the end of the document */
 } qd_generate_options;
 
 /* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */

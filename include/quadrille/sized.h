@@ -16,8 +16,8 @@
  *    callbacks, qd_simulation_report(), qd_session_summary()) also gets new members at its end.
  *
  * 3. Array elements, nested structs and structs passed by value do not change: qd_option,
- *    qd_strbuf, qd_tokens, qd_json_writer, qd_comm_where, qd_segment, qd_document_rule and the rows
- *    of reports. Additions come as another array or struct. */
+ *    qd_strbuf, qd_tokens, qd_json_writer, qd_comm_where, qd_segment, qd_document_rule, qd_prompt
+ *    and the rows of reports. Additions come as another array or struct. */
 #ifndef QUADRILLE_SIZED_H
 #define QUADRILLE_SIZED_H
 

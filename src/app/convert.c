@@ -3,6 +3,7 @@
 #include "base/sized.h"
 #include "base/text/strbuf.h"
 #include "ckpt/folder.h"
+#include "ckpt/hf_companions.h"
 #include "ckpt/huggingface.h"
 #include "data/files.h"
 #include "train/exec/model_run.h"
@@ -51,11 +52,9 @@ static qd_status put_text(const char *folder, const char *name, qd_strbuf *text)
 /* Copied unchanged, including the parts that we do not read. */
 static qd_status copy_tokenizer(const char *from, const char *folder)
 {
-    qd_strbuf text = {0};
-    size_t length;
-    QD_TRY(qd_file_read(from, MOST_TOKENIZER, &text.data, &length));
-    text.length = text.capacity = length;
-    return put_text(folder, QD_HF_TOKENIZER, &text);
+    file_path path;
+    QD_TRY(path_in(folder, QD_HF_TOKENIZER, path));
+    return qd_file_copy(from, path, MOST_TOKENIZER);
 }
 
 /* A tokenizer that we cannot read is not copied: it would make the model unusable. */
@@ -131,6 +130,10 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
     if (status == QD_OK)
         status = import_tokenizer(o, aside, program->ledger->model.vocab, report);
     if (status == QD_OK)
+        status = qd_hf_keep_model(o->from, aside);
+    if (status == QD_OK && report->tokenizer)
+        status = qd_hf_keep_text(o->from, aside);
+    if (status == QD_OK)
         status = path_in(aside, "checkpoints", path);
     if (status == QD_OK)
         status = qd_pieces_plan(program, 1u << QD_CKPT_VALUE, arena, &pieces);
@@ -175,8 +178,9 @@ static void put_token_name(qd_json_writer *json, const char *key, const qd_token
     qd_json_put_string(json, key, name);
 }
 
-/* If the tokenizer adds no token before a text, the token that ends documents also begins them. */
-static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, int32_t *begin, int32_t *end,
+/* If the tokenizer adds no token before a text, the token that ends documents also begins them.
+ * settings: tokenizer_config.json exists already. */
+static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t positions, bool settings, int32_t *begin, int32_t *end,
                                   qd_convert_report *report)
 {
     *begin = *end = -1;
@@ -186,7 +190,7 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
         return QD_OK;
     }
     qd_model_text text;
-    qd_status status = qd_model_text_open(c, &text);
+    qd_status status = qd_model_text_open(c, false, &text);
     file_path path;
     qd_strbuf config = {0};
     if (status == QD_OK) {
@@ -205,7 +209,7 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
     }
     if (status == QD_OK)
         status = qd_tokenizer_save(text.tokenizer, path); /* also if it was read from another format */
-    if (status == QD_OK)
+    if (status == QD_OK && !settings)
         status = put_text(aside, "tokenizer_config.json", &config);
     report->tokenizer = status == QD_OK;
     qd_strbuf_free(&config);
@@ -222,8 +226,12 @@ static qd_status write_model(const qd_convert_options *o, const char *aside, qd_
     qd_hf_export options = {.dtype = o->dtype, .shard_bytes = o->shard_bytes, .positions = run->config.strategy.seq};
     int64_t positions = m->max_seq > 0 ? m->max_seq : options.positions;
     QD_TRY(qd_config_build(&run->config, 0, arena, &program));
-    QD_TRY(export_tokenizer(&run->config, aside, positions, &options.begin_token, &options.end_token, report));
-    qd_status status = qd_hf_config_text(m, &options, &report->notes, &text);
+    bool settings, restored;
+    QD_TRY(qd_hf_restore(run->folder, aside, &settings));
+    QD_TRY(export_tokenizer(&run->config, aside, positions, settings, &options.begin_token, &options.end_token, report));
+    qd_status status = qd_hf_restore_config(run->folder, m, o->dtype, &text, &restored);
+    if (status == QD_OK && !restored)
+        status = qd_hf_config_text(m, &options, &report->notes, &text);
     if (status == QD_OK)
         status = put_text(aside, QD_HF_CONFIG, &text);
     qd_strbuf_free(&text);

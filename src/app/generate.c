@@ -2,6 +2,7 @@
 #include "app/generate.h"
 
 #include "app/model_ranks.h"
+#include "app/prompt_file.h"
 #include "base/sized.h"
 #include "train/generate/continue_text.h"
 
@@ -10,7 +11,7 @@
 
 void qd_generate_options_init(qd_generate_options *options, size_t size)
 {
-    const qd_generate_options own = {.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0};
+    const qd_generate_options own = {.prompt = "", .tokens = 200, .temperature = 0.8, .top_p = 1.0, .repetition_penalty = 1.0};
     qd_sized_init(options, size, &own, sizeof own);
 }
 
@@ -49,7 +50,7 @@ typedef struct generating {
 static qd_status write_text(void *context)
 {
     generating *g = context;
-    QD_TRY(qd_model_text_open(&g->model.run.config, &g->text));
+    QD_TRY(qd_model_text_open(&g->model.run.config, qd_generates_ids(g->options), &g->text));
     g->report->step = g->model.run.step;
     snprintf(g->report->warning, sizeof g->report->warning, "%s", g->model.run.warning);
     return qd_continue_text(g->model.generator, &g->text, g->options, g->report);
@@ -71,10 +72,21 @@ done:
 
 qd_status qd_generate_from(const qd_model_source *model, const qd_generate_options *o, qd_generate_report *report)
 {
-    generating g = {.options = o, .report = report};
+    qd_generate_options options = *o;
+    generating g = {.options = &options, .report = report};
+    qd_prompt_file file = {0};
     *report = qd_generate_report_default();
     QD_TRY(qd_generate_options_check(o));
-    return qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, model, generate_on_rank, &g);
+    qd_status status = o->prompt_file ? qd_prompt_file_read(o->prompt_file, o->prompt_kind, &file) : QD_OK;
+    if (o->prompt_file) {
+        options.prompts = file.prompts;
+        options.prompt_count = file.count;
+    }
+    if (status == QD_OK)
+        status = qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, model, generate_on_rank, &g);
+    qd_prompt_file_free(&file);
+    report->prompt_text = NULL;
+    return status;
 }
 
 qd_status qd_generate(const qd_generate_options *options, qd_generate_report *report)

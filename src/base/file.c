@@ -237,3 +237,13 @@ qd_status qd_file_replace(const char *path, const char *text, size_t length)
     free(aside);
     return status;
 }
+
+qd_status qd_file_copy(const char *from, const char *to, size_t most)
+{
+    char *text;
+    size_t length;
+    QD_TRY(qd_file_read(from, most, &text, &length));
+    qd_status status = qd_file_replace(to, text, length);
+    free(text);
+    return status;
+}

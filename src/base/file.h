@@ -32,6 +32,9 @@ qd_status qd_file_write(const char *path, int fd, const void *data, size_t bytes
  * that were killed in between. */
 qd_status qd_file_replace(const char *path, const char *text, size_t length);
 
+/* Copies a file of at most `most` bytes. */
+qd_status qd_file_copy(const char *from, const char *to, size_t most);
+
 /* Flushes the folder that contains `path`, so that a new name in it survives a power failure. */
 qd_status qd_folder_sync_of(const char *path);
 

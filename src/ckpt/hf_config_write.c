@@ -320,7 +320,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
         put_llama(&w, f, m);
     if (qd_hf_has_experts(f))
         put_experts(&w, f, m);
-    qd_json_put_string(&w, "torch_dtype", o->dtype == QD_F32 ? "float32" : o->dtype == QD_BF16 ? "bfloat16" : "float16");
+    qd_json_put_string(&w, "torch_dtype", qd_hf_dtype_name(o->dtype));
     put_token(&w, "bos_token_id", o->begin_token);
     put_token(&w, "eos_token_id", o->end_token);
     qd_json_end(&w);

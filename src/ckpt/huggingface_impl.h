@@ -81,6 +81,8 @@ typedef struct qd_hf_config {
 
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);
 
+const char *qd_hf_dtype_name(qd_dtype dtype); /* of transformers; hf_companions.c */
+
 static inline bool qd_hf_has_experts(const qd_hf_family *f)
 {
     return f->defaults.moe.experts > 0;

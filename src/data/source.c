@@ -406,22 +406,6 @@ static qd_status keep_examples(const char *path, qd_examples *x, qd_token_source
     return add_part(s, path, part);
 }
 
-/* A folder, or a file with a template. */
-static qd_status open_template(const char *path, qd_chat **chat)
-{
-    struct stat info;
-    char *text = NULL;
-    size_t length = 0;
-    if (!path || path[0] == '\0')
-        return QD_OK;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
-        return qd_chat_load_folder(path, NULL, chat);
-    QD_TRY(qd_file_read(path, (size_t)16 << 20, &text, &length));
-    qd_status status = qd_chat_load_text(path, text, length, chat);
-    free(text);
-    return status;
-}
-
 static qd_status add_examples(const qd_data_options *o, const char *path, const qd_file_list *files, qd_data *d, qd_token_source *s)
 {
     const qd_text_encoder bytes = qd_text_encoder_bytes();
@@ -443,7 +427,7 @@ static qd_status add_examples(const qd_data_options *o, const char *path, const 
     qd_chat *chat = NULL;
     char *no_chat = NULL;
     struct stat info;
-    qd_status status = open_template(o->chat_template, &chat);
+    qd_status status = o->chat_template && o->chat_template[0] != '\0' ? qd_chat_load(o->chat_template, &chat) : QD_OK;
     bool file = status != QD_OK && stat(o->chat_template, &info) == 0 && !S_ISDIR(info.st_mode);
     if (!file && (status == QD_USAGE || status == QD_UNSUPPORTED)) { /* prompts with completions do not need a template */
         no_chat = strdup(qd_error_message());

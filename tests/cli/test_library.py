@@ -72,7 +72,7 @@ class Exports(unittest.TestCase):
 HANDED_OUT = {"qd_train_summary", "qd_tokenize_progress", "qd_sim_report", "qd_sim_stage", "qd_plan_report", "qd_plan_against",
               "qd_plan_choice", "qd_plan_progress"}
 # Structs that do not change: passed by value, elements of arrays, parts of others.
-FIXED = {"qd_option", "qd_option_table", "qd_strbuf", "qd_tokens", "qd_json_writer", "qd_comm_where", "qd_segment", "qd_segment_list",
+FIXED = {"qd_prompt", "qd_option", "qd_option_table", "qd_strbuf", "qd_tokens", "qd_json_writer", "qd_comm_where", "qd_segment", "qd_segment_list",
          "qd_document_rule", "qd_check_line", "qd_check_formula", "qd_check_stage", "qd_sim_line", "qd_sim_score", "qd_scaling_point",
          "qd_plan_row", "qd_bench_row", "qd_bench_collectives_row", "qd_bench_product", "qd_bench_exchange", "qd_report_figure",
          "qd_report_series", "qd_report_memory_rank", "qd_report_event", "qd_report_rank", "qd_report_mark",

@@ -103,7 +103,8 @@ static int32_t draw(const qd_model_generator *m, const qd_sampling *sampling)
 {
     qd_sampler *sampler;
     ok(qd_sampler_create(qd_generator_vocab(m->generator), &sampler));
-    int32_t token = qd_sampler_draw(sampler, sampling, qd_generator_logits(m->generator), qd_generator_position(m->generator));
+    size_t past = (size_t)qd_generator_position(m->generator);
+    int32_t token = qd_sampler_draw(sampler, sampling, qd_generator_logits(m->generator), NULL, past);
     qd_sampler_destroy(sampler);
     return token;
 }

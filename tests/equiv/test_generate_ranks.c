@@ -1,5 +1,5 @@
-/* Generation over several ranks gives the tokens of one rank: a saved model under tp, pp and ep, and
- * a model that is being trained, on its own layout. */
+/* Generation over several ranks gives the tokens of one rank: a saved model under tp, pp and ep,
+ * and a model that is being trained, on its own layout. */
 #include "support/layout.h"
 #include "support/scratch.h"
 #include "app/generate.h"
@@ -92,9 +92,9 @@ static qd_status write_beside(qd_trainer *trainer, qd_comm *world, void *argumen
     return status;
 }
 
-/* Trains three steps and saves a run folder. beside: what the ranks write between steps, before
+/* Trains three steps and saves a run folder. between: what the ranks write between steps, before
  * another step, which that must not disturb; NULL: nothing. */
-static void train_and_save(const char *words, written *beside)
+static void train_and_save(const char *words, written *between)
 {
     qd_options *options = layout_options(words);
     char *yaml;
@@ -106,8 +106,8 @@ static void train_and_save(const char *words, written *beside)
     for (int s = 0; s < 3; s++) {
         qd_step_output out;
         ok(qd_team_step(team, &out));
-        if (beside)
-            ok(qd_team_call(team, write_beside, beside));
+        if (between)
+            ok(qd_team_call(team, write_beside, between));
     }
     saved where = {.config = yaml};
     snprintf(where.folder, sizeof where.folder, "%s/checkpoints", scratch_folder());
@@ -180,10 +180,10 @@ static void a_layout_that_trains_writes_too(void **state)
         LLAMA "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=ulysses parallel.zero=3 model.kv_heads=4 ",
     };
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
-        written one, beside;
-        train_and_save(runs[i], &beside);
+        written one, between;
+        train_and_save(runs[i], &between);
         one = write_with((qd_model_ranks){.tp = 1});
-        compare(runs[i], &one, &beside, 1e-4);
+        compare(runs[i], &one, &between, 1e-4);
         train_and_save(runs[i], NULL); /* the weights are the same without */
         written without = write_with((qd_model_ranks){.tp = 1});
         assert_memory_equal(&without, &one, sizeof one);

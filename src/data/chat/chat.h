@@ -21,6 +21,11 @@ qd_status qd_chat_load_text(const char *name, const char *text, size_t length, q
  * `chat_template` of tokenizer_config.json. `which` selects one of several named templates; NULL is
  * "default". QD_USAGE: the folder has no (such) template. */
 qd_status qd_chat_load_folder(const char *folder, const char *which, qd_chat **chat);
+/* The default template of a folder, or a file with a template. */
+qd_status qd_chat_load(const char *path, qd_chat **chat);
+/* The path (PATH_MAX) of the template that belongs to a tokenizer file: its folder, or what a run
+ * keeps next to its tokenizer. False: neither has one, and the path is the folder. */
+bool qd_chat_find(const char *tokenizer, char *path);
 void qd_chat_destroy(qd_chat *chat); /* NULL is legal */
 
 /* Defines a variable of all renderings, such as "bos_token", as a copy of the text. */

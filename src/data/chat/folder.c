@@ -1,9 +1,13 @@
 /* Reads the chat template and the special tokens of a tokenizer folder, in the order of precedence
  * of transformers. */
 #include "data/chat/chat_impl.h"
+#include "spec/config/config.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
@@ -121,4 +125,46 @@ qd_status qd_chat_load_folder(const char *folder, const char *which, qd_chat **c
         *chat = NULL;
     }
     return status;
+}
+
+qd_status qd_chat_load(const char *path, qd_chat **chat)
+{
+    struct stat info;
+    char *text = NULL;
+    size_t length = 0;
+    *chat = NULL;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        return qd_chat_load_folder(path, NULL, chat);
+    QD_TRY(qd_file_read(path, QD_CHAT_MOST_TEXT, &text, &length));
+    qd_status status = qd_chat_load_text(path, text, length, chat);
+    free(text);
+    return status;
+}
+
+/* Whether a folder has a template that qd_chat_load() reads; `path` becomes the folder, or the file
+ * if there are no settings next to it. */
+static bool has_template(const char *folder, char *path)
+{
+    static const char *const names[] = {"tokenizer_config.json", "chat_template.jinja"};
+    for (int i = 0; i < 2; i++) {
+        char file[PATH_MAX];
+        if ((size_t)snprintf(file, sizeof file, "%s/%s", folder, names[i]) >= sizeof file || access(file, F_OK) != 0)
+            continue;
+        snprintf(path, PATH_MAX, "%s", i == 0 ? folder : file);
+        return true;
+    }
+    return false;
+}
+
+bool qd_chat_find(const char *tokenizer, char *path)
+{
+    char folder[PATH_MAX], kept[PATH_MAX];
+    const char *slash = strrchr(tokenizer, '/');
+    if ((size_t)snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - tokenizer) : 1, slash ? tokenizer : ".") >= sizeof folder)
+        return false;
+    bool fits = (size_t)snprintf(kept, sizeof kept, "%s/" QD_RUN_HUGGINGFACE, folder) < sizeof kept;
+    if (has_template(folder, path) || (fits && has_template(kept, path)))
+        return true;
+    snprintf(path, PATH_MAX, "%s", folder);
+    return false;
 }

@@ -144,6 +144,11 @@ static qd_status check_contents(const qd_text_encoder *e, int thread, const conv
     return QD_OK;
 }
 
+qd_status qd_conversation_check(const qd_text_encoder *encoder, int thread, const qd_json_node *messages, const qd_json_node *tools)
+{
+    return check_contents(encoder, thread, &(conversation){messages, tools});
+}
+
 static bool begins_with(const qd_strbuf *whole, const qd_strbuf *start)
 {
     return start->length <= whole->length && (start->length == 0 || memcmp(whole->data, start->data, start->length) == 0);

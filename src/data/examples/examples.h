@@ -34,5 +34,8 @@ typedef struct qd_examples_job {
 /* Reads all examples in the order of the files. The result does not depend on the number of
  * threads. QD_USAGE names file and line of an example that cannot be used. */
 qd_status qd_examples_read(const qd_examples_job *job, qd_examples *examples);
+/* QD_USAGE if text of the messages or tools (NULL: none) of a conversation would pass for a special
+ * token of the template, unless the encoder's policy is QD_SPECIAL_ALLOW. */
+qd_status qd_conversation_check(const qd_text_encoder *encoder, int thread, const qd_json_node *messages, const qd_json_node *tools);
 void qd_examples_free(qd_examples *examples); /* legal for {0} */
 #endif

@@ -9,6 +9,9 @@
 #include <quadrille/config.h>
 
 /* Training data. The strings belong to the options. */
+/* Folder of a run with files of the Hugging Face folder that its model or tokenizer comes from. */
+#define QD_RUN_HUGGINGFACE "huggingface"
+
 typedef struct qd_data_config {
     const char *path, *tokenizer, *special, *chat_template, *separator, *field, *cache;
     double validation;

@@ -1,6 +1,7 @@
 /* Opens a run folder or a checkpoint, and runs its model on the ranks of a world. */
 #include "train/exec/model_run.h"
 
+#include "data/chat/chat.h"
 #include "train/exec/state.h"
 
 #include <errno.h>
@@ -49,16 +50,18 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
     return QD_OK;
 }
 
-/* Prefers the run folder's own tokenizer: the file that data.tokenizer names may have changed
- * since. The chat template stays that of the folder of data.tokenizer: the run has no copy. */
+/* Prefers the run folder's own tokenizer and chat template: the files that the configuration names
+ * may have changed since. */
 static void find_tokenizer(qd_model_run *run)
 {
     qd_data_config *data = &run->config.data;
-    const char *trained = data->tokenizer, *slash = strrchr(trained, '/');
+    const char *trained = data->tokenizer;
     if (run->folder[0] != '\0' && exists(run->folder, "tokenizer.json", run->tokenizer)) {
         data->tokenizer = run->tokenizer;
-        if (data->chat_template[0] == '\0' && trained[0] != '\0') {
-            snprintf(run->chat_template, sizeof run->chat_template, "%.*s", slash ? (int)(slash - trained) : 1, slash ? trained : ".");
+        if (qd_chat_find(run->tokenizer, run->chat_template)) {
+            data->chat_template = run->chat_template;
+        } else if (data->chat_template[0] == '\0' && trained[0] != '\0') {
+            qd_chat_find(trained, run->chat_template);
             data->chat_template = run->chat_template;
         }
     }

@@ -11,8 +11,11 @@
 /* QD_USAGE for options out of range. */
 qd_status qd_generate_options_check(const qd_generate_options *options);
 
-/* On rank 0, and with several ranks inside qd_generator_lead(). Starts a new sequence.
- * options->model, context, device, threads and ranks are not read. Sets what the report says about
- * prompt and text, not about the model. */
+/* Whether all prompts are token ids: the text has to be opened for ids then. */
+bool qd_generates_ids(const qd_generate_options *options);
+
+/* On rank 0, and with several ranks inside qd_generator_lead(). Continues the prompts one after
+ * another. options->model, context, device, threads and ranks are not read. Sets what the report
+ * says about prompt and text, not about the model. */
 qd_status qd_continue_text(qd_generator *generator, qd_model_text *text, const qd_generate_options *options, qd_generate_report *report);
 #endif

@@ -1,11 +1,39 @@
 /* Encodes and decodes text with a model's tokenizer, or as bytes. */
 #include "train/generate/model_text.h"
 
+#include "ckpt/hf_companions.h"
+
 #include <string.h>
 
-qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
+bool qd_model_text_ends(const qd_model_text *text, int32_t token)
 {
-    memset(text, 0, sizeof *text);
+    for (int i = 0; i < text->end_count; i++)
+        if (text->ends[i] == token)
+            return true;
+    return false;
+}
+
+static void add_end(qd_model_text *text, int64_t token)
+{
+    if (token >= 0 && token < text->vocab && !qd_model_text_ends(text, (int32_t)token) && text->end_count < QD_MOST_ENDS)
+        text->ends[text->end_count++] = (int32_t)token;
+}
+
+/* The end of documents in training, and what the model's Hugging Face folder names. */
+static qd_status find_ends(const qd_config *c, qd_model_text *text)
+{
+    int64_t ids[QD_MOST_ENDS];
+    int count = 0;
+    add_end(text, text->ids ? -1 : text->encoder.document_end);
+    if (c->run_dir[0] != '\0')
+        QD_TRY(qd_hf_end_tokens(c->run_dir, ids, QD_MOST_ENDS, &count));
+    for (int i = 0; i < count; i++)
+        add_end(text, ids[i]);
+    return QD_OK;
+}
+
+static qd_status open_tokenizer(const qd_config *c, qd_model_text *text)
+{
     if (c->data.tokenizer[0] == '\0' && c->run_dir[0] == '\0')
         return QD_FAIL(QD_USAGE, "the session has no tokenizer to decode its %lld tokens: data.tokenizer can name it",
                        (long long)c->model.vocab);
@@ -29,8 +57,33 @@ qd_status qd_model_text_open(const qd_config *c, qd_model_text *text)
     return QD_OK;
 }
 
+qd_status qd_model_text_open(const qd_config *c, bool ids, qd_model_text *text)
+{
+    memset(text, 0, sizeof *text);
+    text->ids = ids;
+    text->vocab = c->model.vocab;
+    text->template = c->data.chat_template;
+    if (!ids)
+        QD_TRY(open_tokenizer(c, text));
+    return find_ends(c, text);
+}
+
+qd_status qd_model_text_open_chat(qd_model_text *text)
+{
+    if (text->chat)
+        return QD_OK;
+    qd_status status = text->template[0] != '\0' ? qd_chat_load(text->template, &text->chat)
+                                                 : QD_FAIL(QD_USAGE, "the folder of its tokenizer is unknown");
+    if (status != QD_OK)
+        return qd_error_prefix(status, "the model has no chat template: ");
+    const char *end = qd_chat_token(text->chat, "eos_token");
+    add_end(text, end && text->tokenizer ? qd_tokenizer_special(text->tokenizer, end) : -1);
+    return QD_OK;
+}
+
 void qd_model_text_close(qd_model_text *text)
 {
+    qd_chat_destroy(text->chat);
     if (text->tokenizer)
         qd_text_encoder_destroy(&text->encoder);
     qd_tokenizer_destroy(text->tokenizer);
@@ -46,6 +99,10 @@ void qd_model_text_decode(const qd_model_text *text, int32_t token, qd_strbuf *o
 {
     const char byte = (char)token, *bytes = token < 256 ? &byte : NULL;
     size_t length = 1;
+    if (text->ids) {
+        qd_strbuf_printf(out, "%d ", token);
+        return;
+    }
     if (text->tokenizer)
         bytes = qd_tokenizer_bytes(text->tokenizer, token, &length);
     if (bytes)

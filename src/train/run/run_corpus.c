@@ -2,6 +2,7 @@
 #include "train/run/run_corpus.h"
 
 #include "base/text/strbuf.h"
+#include "data/chat/chat.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -259,16 +260,16 @@ static bool encoding_progress(void *context, const qd_tokenize_progress *progres
     return !p || !p->report || p->report(p->context, "tokens", progress->bytes, progress->bytes_total);
 }
 
-/* data.chat_template, or the folder of data.tokenizer; "": none. */
+/* data.chat_template, or that of data.tokenizer; "": none. */
 static qd_status find_template(const qd_config *c, file_path template)
 {
-    const char *tokenizer = c->data.tokenizer, *slash = strrchr(tokenizer, '/');
+    const char *tokenizer = c->data.tokenizer;
     if (c->data.chat_template[0] != '\0' && access(c->data.chat_template, R_OK) != 0)
         return QD_FAIL(QD_USAGE, "data.chat_template: %s: %s", c->data.chat_template, strerror(errno));
     if (c->data.chat_template[0] != '\0' || tokenizer[0] == '\0')
         snprintf(template, sizeof(file_path), "%s", c->data.chat_template);
     else
-        snprintf(template, sizeof(file_path), "%.*s", slash ? (int)(slash - tokenizer) : 1, slash ? tokenizer : ".");
+        qd_chat_find(tokenizer, template);
     return QD_OK;
 }
 

@@ -3,6 +3,8 @@
 #include "train/run/run_state.h"
 
 #include "base/text/strbuf.h"
+#include "ckpt/hf_companions.h"
+#include "ckpt/huggingface.h"
 #include "train/ranks/common.h"
 #include "train/record/starts.h"
 #include "train/ranks/leftovers.h"
@@ -91,6 +93,32 @@ static qd_status write_asked(const qd_rank_run *s)
     return status;
 }
 
+static bool has_file(const char *folder, const char *name)
+{
+    char path[PATH_MAX + 16];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Files of Hugging Face folders that belong to weights, tokenizer and chat template. A tokenizer
+ * that the run trains has none. */
+static qd_status keep_companions(const qd_config *c)
+{
+    qd_run_file folder;
+    const char *tokenizer = c->data.tokenizer, *slash = strrchr(tokenizer, '/');
+    QD_TRY(qd_hf_forget(c->run_dir));
+    if (c->weights[0] != '\0') {
+        snprintf(folder, sizeof folder, "%.*s/../..", PATH_MAX - 8, c->weights); /* a checkpoint of a run */
+        bool checkpoint = has_file(folder, "config.yaml") && !has_file(c->weights, "config.yaml") && !qd_hf_is_folder(c->weights);
+        QD_TRY(qd_hf_keep_model(checkpoint ? folder : c->weights, c->run_dir));
+    }
+    if (tokenizer[0] != '\0' && strcmp(tokenizer, "bytes") != 0) {
+        snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - tokenizer) : 1, slash ? tokenizer : ".");
+        QD_TRY(qd_hf_keep_text(folder, c->run_dir));
+    }
+    return c->data.chat_template[0] != '\0' ? qd_hf_keep_template(c->data.chat_template, c->run_dir) : QD_OK;
+}
+
 /* The files other than the metrics. */
 static qd_status write_files(qd_rank_run *s)
 {
@@ -112,6 +140,7 @@ static qd_status write_files(qd_rank_run *s)
         return QD_OK;
     if (!s->corpus.tokenizer)
         return clear_file(c, "tokenizer.json");
+    QD_TRY(keep_companions(c));
     QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is useless without the tokenizer it was trained with */
     qd_run_file key, new_key;
     QD_TRY(qd_run_path(c, "tokenizer.key", key));
