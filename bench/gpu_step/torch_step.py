@@ -105,14 +105,14 @@ def timed(function, warm_up, repeat):
     return sorted(times)[len(times) // 2]
 
 
-def measure(make, vocab, batch, seq, o):
+def measure(make, vocab, batch, seq, o, compile_model=torch.compile):
     """Times steps of the model that make() returns; its loss is a function of tokens and targets."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     with torch.device("cuda"):
         model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-    compiled = torch.compile(model)
+    compiled = compile_model(model)
     data = torch.randint(0, vocab - 300, (batch, seq + 1), device="cuda")
     tokens, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
     last = [None]
