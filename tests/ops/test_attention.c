@@ -321,9 +321,12 @@ static const attention_case long_score_cases[] = {
     {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0},
     /* shapes of models, around the tiles of the accelerator's kernels; some with documents */
     {2, 384, 4, 2, 128, QD_BF16, false, true, 0, 100, 0, 0},
-    {1, 320, 4, 4, 64, QD_BF16, false, true, 0, 0, 5, 0},
+    {1, 320, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0},
     {1, 500, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},
+    {1, 512, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},
     {2, 256, 2, 1, 256, QD_BF16, false, false, 0, 0, 0, 0},
+    {1, 256, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0},
+    {1, 384, 2, 1, 128, QD_BF16, false, true, 0, 200, 10, 0},
     {1, 300, 4, 2, 256, QD_BF16, true, true, 0, 70, 8, 0.1},
     {1, 200, 2, 1, 192, QD_BF16, true, false, 0, 0, 0, 0},
     {1, 333, 2, 1, 96, QD_BF16, true, true, 0, 33, 0, 0.2},
