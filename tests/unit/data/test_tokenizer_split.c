@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "base/rng.h"
 #include "data/tokenizer/split/split.h"
 #include "data/tokenizer/split/unicode.h"
@@ -280,6 +281,28 @@ static void refuses_expressions(void **status)
     }
 }
 
+/* Each match backtracks a few million times, which the limit of a single one allows: 4 kB of text
+ * would take minutes. */
+static void gives_up_slow_expressions(void **status)
+{
+    (void)status;
+    static const char source[] = "(?:a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?a?)b|a";
+    uint8_t text[4096];
+    memset(text, 'a', sizeof text);
+    qd_regex *regex;
+    qd_regex_state *state;
+    piece_list list = {.count = 0};
+    assert_int_equal(qd_regex_create("here", source, strlen(source), &regex), QD_OK);
+    assert_int_equal(qd_regex_state_create(&state), QD_OK);
+    const double begin = qd_clock_thread_cpu();
+    assert_int_equal(qd_regex_split(regex, state, text, sizeof text, note, &list), QD_USAGE);
+    print_message("given up after %.1f s: %s\n", qd_clock_thread_cpu() - begin, qd_error_message());
+    assert_true(qd_clock_thread_cpu() - begin < 20);
+    assert_non_null(strstr(qd_error_message(), "here: the regular expression backtracks too much"));
+    qd_regex_state_destroy(state);
+    qd_regex_destroy(regex);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -289,6 +312,7 @@ int main(void)
         cmocka_unit_test(reads_expressions_as_oniguruma),
         cmocka_unit_test(refuses_what_engines_read_differently),
         cmocka_unit_test(refuses_expressions),
+        cmocka_unit_test(gives_up_slow_expressions),
     };
     return cmocka_run_group_tests_name("tokenizer split", tests, NULL, NULL);
 }

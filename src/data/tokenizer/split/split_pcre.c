@@ -8,8 +8,17 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+/* The time for all texts that a state has split. An expression that backtracks far in every match,
+ * but never far enough for the limit of a single one, would take minutes for a few kilobytes; those
+ * of published tokenizers take less than a microsecond per byte. */
+static const double allowed_seconds = 2, allowed_seconds_per_byte = 20e-6;
+/* What one match counts at most: a process that was suspended meanwhile did not compute. */
+static const double most_per_match = 0.5;
 
 struct qd_regex {
     pcre2_code *code;
@@ -24,6 +33,8 @@ struct qd_regex_state {
     qd_strbuf whole;  /* a copy of the text with invalid parts replaced */
     size_t *origin;   /* for each byte of `whole`, its offset in the text */
     size_t capacity;
+    double spent;     /* seconds of matching */
+    double allowed;
 };
 
 qd_status qd_regex_create(const char *where, const char *regex, size_t length, qd_regex **compiled)
@@ -101,6 +112,7 @@ qd_status qd_regex_state_create(qd_regex_state **state)
     /* Limits: an expression that backtracks catastrophically ends with an error. */
     pcre2_set_match_limit(made->context, 50 * 1000 * 1000);
     pcre2_set_heap_limit(made->context, 256 * 1024);
+    made->allowed = allowed_seconds;
     *state = made;
     return QD_OK;
 }
@@ -147,6 +159,14 @@ static qd_status mend(qd_regex_state *state, const uint8_t *text, size_t length)
     return state->whole.failed ? QD_FAIL(QD_NO_MEMORY, "no memory to split a text of %zu bytes", length) : QD_OK;
 }
 
+/* Precise to a few milliseconds, and as cheap as reading memory: it is read for every match. */
+static double coarse_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const uint8_t *text, size_t length,
                          qd_regex_emit emit, void *context)
 {
@@ -161,6 +181,8 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
     }
 #define ORIGIN(place) (origin ? origin[place] : (place))
     size_t at = 0;
+    double before = coarse_now();
+    state->allowed += allowed_seconds_per_byte * (double)size;
     while (at < size) {
         int found = compiled->fast
                         ? pcre2_jit_match(compiled->code, subject, size, at, PCRE2_NO_UTF_CHECK, state->match, state->context)
@@ -175,6 +197,13 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
             return QD_FAIL(QD_USAGE, "%s: the regular expression gave up at byte %zu of the text: %s", compiled->where,
                            ORIGIN(at), (char *)message);
         }
+        const double now = coarse_now();
+        state->spent += fmin(now - before, most_per_match);
+        before = now;
+        if (state->spent > state->allowed)
+            return QD_FAIL(QD_USAGE,
+                           "%s: the regular expression backtracks too much: it has taken more than the %.1f s allowed for the text up to "
+                           "byte %zu of %zu", compiled->where, state->allowed, ORIGIN(at), length);
         size_t start = place[0], stop = place[1];
         if (start > at)
             QD_TRY(emit(context, ORIGIN(at), ORIGIN(start) - ORIGIN(at), false));
