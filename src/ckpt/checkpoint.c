@@ -259,6 +259,14 @@ bool qd_checkpoint_has(const qd_checkpoint *c, qd_ckpt_kind kind)
     return false;
 }
 
+bool qd_checkpoint_holds(const qd_checkpoint *c, const char *name)
+{
+    for (int i = 0; i < c->tensor_count; i++)
+        if (c->tensors[i].kind == QD_CKPT_VALUE && strcmp(c->tensors[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 /* If size and header are unchanged, all tensors are at the recorded offsets. */
 static qd_status open_file(qd_checkpoint *c, stored_file *f)
 {

@@ -221,7 +221,7 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
     for (int i = 0; i < ledger->param_count; i++) {
         const qd_param *p = &ledger->params[i];
         char name[sizeof list->name];
-        if (p->tied_to >= 0)
+        if (p->tied_to >= 0 || p->adapter) /* adapters are in files of their own */
             continue;
         QD_TRY(their_name(f, ledger, p, name, sizeof name));
         qd_hf_tensor *t = n > 0 && strcmp(list[n - 1].name, name) == 0 ? &list[n - 1] : &list[n++];

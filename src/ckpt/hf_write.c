@@ -64,6 +64,36 @@ static void put_transposed(const float *ours, int64_t rows, int64_t cols, int64_
                     theirs[c * total + first + r] = ours[r * cols + c];
 }
 
+/* W += scale · B·A, in double; nothing if the layer has no adapter. */
+static qd_status merge_adapter(const exporter *x, const qd_param *p, float *values)
+{
+    const qd_lora *lora = &x->ledger->model.lora;
+    const qd_param *a = qd_ledger_adapter(x->ledger, p, 'A'), *b = qd_ledger_adapter(x->ledger, p, 'B');
+    if (!a || !b)
+        return QD_OK;
+    const int64_t rows = p->shape[0], cols = p->shape[1], rank = lora->rank;
+    const qd_atom whole_a = {{0, 0}, {rank, cols}}, whole_b = {{0, 0}, {rows, rank}};
+    float *factors = malloc((size_t)(rank * (rows + cols)) * sizeof *factors);
+    double *sum = malloc((size_t)cols * sizeof *sum);
+    qd_status status = factors && sum ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to merge the adapter of '%s'", p->name);
+    if (status == QD_OK)
+        status = qd_checkpoint_read(x->checkpoint, a, QD_CKPT_VALUE, &whole_a, factors);
+    if (status == QD_OK)
+        status = qd_checkpoint_read(x->checkpoint, b, QD_CKPT_VALUE, &whole_b, factors + rank * cols);
+    for (int64_t row = 0; row < rows && status == QD_OK; row++) {
+        const float *left = factors + rank * cols + row * rank;
+        memset(sum, 0, (size_t)cols * sizeof *sum);
+        for (int64_t k = 0; k < rank; k++)
+            for (int64_t i = 0; i < cols; i++)
+                sum[i] += (double)left[k] * (double)factors[k * cols + i];
+        for (int64_t i = 0; i < cols; i++)
+            values[row * cols + i] = (float)((double)values[row * cols + i] + qd_lora_scale(lora) * sum[i]);
+    }
+    free(factors);
+    free(sum);
+    return status;
+}
+
 static qd_status assemble(exporter *x, const qd_hf_tensor *t)
 {
     int64_t first = 0;
@@ -74,6 +104,7 @@ static qd_status assemble(exporter *x, const qd_hf_tensor *t)
         const qd_atom all = {{0, 0}, {p->shape[0], p->shape[1]}};
         float *to = t->transposed ? x->ours : x->theirs + first * p->shape[1];
         QD_TRY(qd_checkpoint_read(x->checkpoint, p, QD_CKPT_VALUE, &all, to));
+        QD_TRY(merge_adapter(x, p, to));
         if (t->transposed)
             put_transposed(x->ours, p->shape[0], p->shape[1], first, t->shape[1], x->theirs);
         first += p->shape[0];

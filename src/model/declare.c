@@ -92,22 +92,90 @@ qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out)
     return qd_declare_op(b, op, out, m->hidden);
 }
 
+/* The factors of the adapters of one linear layer: A (rank, in) and B (out, rank) of each part that
+ * has one. Where the layer is sharded by outputs, A is replicated and B sharded like the layer;
+ * where it is sharded by inputs, A is sharded like the layer and B is replicated. */
+typedef struct adapter_part {
+    const char *name;
+    int64_t out;
+    qd_split split;
+    int expert, dim; /* of an expert: its index, and the dimension of its matrix that etp shards */
+} adapter_part;
+
+static qd_weight adapter_factors(qd_layer *b, const adapter_part *parts, int count, int64_t in, bool outer)
+{
+    int rank = b->model->lora.rank;
+    qd_weight weight = {b->param_count, 0};
+    b->fuse++;
+    for (int i = 0; i < count; i++) {
+        const adapter_part *part = &parts[i];
+        if (!qd_lora_takes(&b->model->lora, part->name))
+            continue;
+        bool inputs = part->split == QD_SPLIT_COLS;
+        const char *suffix = qd_arena_printf(b->arena, "%s.lora_%c.weight", part->name, outer ? 'B' : 'A');
+        /* A: the variance of PEFT's initial values, which are uniform in ± 1 / sqrt(in). */
+        qd_decl_param *p = outer ? add_param(b, suffix, part->out, rank, QD_INIT_ZERO, 0.0, inputs ? QD_SPLIT_NORM : part->split)
+                                 : add_param(b, suffix, rank, in, QD_INIT_NORMAL, 1.0 / sqrt(3.0 * (double)in),
+                                             inputs ? QD_SPLIT_COLS : QD_SPLIT_NORM);
+        if (part->expert >= 0)
+            p->split = QD_SPLIT_NONE;
+        p->expert = part->expert;
+        p->expert_dim = (int8_t)part->dim;
+        p->adapter = true;
+        weight.count++;
+    }
+    return weight;
+}
+
+/* Adds the adapters of a linear layer to its result `y`. `by`: number of parts that y is made of;
+ * experts have that many each. */
+static qd_val adapted(qd_layer *b, qd_val x, qd_val y, qd_val route, qd_weight base, const adapter_part *parts, int count, int by,
+                      const char *out)
+{
+    const qd_lora *lora = &b->model->lora;
+    int64_t in = x >= 0 ? b->values[x].cols : 0, cols = y >= 0 ? b->values[y].cols : 0;
+    qd_decl_op op = {QD_DECL_ADAPT, .y = y, .weight2 = base};
+    for (int i = 0; i < by; i++)
+        op.parts |= qd_lora_takes(lora, parts[i].name) ? 1u << i : 0;
+    int adapters = __builtin_popcount(op.parts), site = QD_DROPOUTS_MOST + b->adapters++;
+    if (lora->dropout > 0.0)
+        x = qd_declare_op(b, (qd_decl_op){QD_DECL_DROPOUT, .x = x, .y = -1, .site = site},
+                          qd_arena_printf(b->arena, "%s_lora_in", out), in);
+    qd_decl_op down = {route < 0 ? QD_DECL_LINEAR : QD_DECL_GROUPED_LINEAR, .x = x, .y = route};
+    down.weight = adapter_factors(b, parts, count, in, false);
+    op.weight = adapter_factors(b, parts, count, in, true);
+    op.x = qd_declare_op(b, down, qd_arena_printf(b->arena, "%s_lora", out), adapters * (int64_t)lora->rank);
+    double factor = qd_lora_scale(lora);
+    if (factor != 1.0)
+        op.x = qd_declare_op(b, (qd_decl_op){QD_DECL_SCALE, .x = op.x, .y = -1, .factor = factor},
+                             qd_arena_printf(b->arena, "%s_lora_scaled", out), adapters * (int64_t)lora->rank);
+    return qd_declare_op(b, op, out, cols);
+}
+
 qd_val qd_linear(qd_layer *b, qd_val x, const qd_linear_part *parts, int count, bool bias, double init_std, const char *out)
 {
     qd_decl_op op = {QD_DECL_LINEAR, .x = x, .y = -1};
     int64_t in = x >= 0 ? b->values[x].cols : 0, cols = 0;
+    adapter_part adapters[QD_PARTS_MOST];
+    bool adapts = false;
     b->fuse++;
     op.weight = (qd_weight){b->param_count, count};
     for (int i = 0; i < count; i++) {
         add_param(b, qd_arena_printf(b->arena, "%s.weight", parts[i].name), parts[i].out, in, QD_INIT_NORMAL, init_std, parts[i].split);
         cols += parts[i].out;
+        adapts = adapts || qd_lora_takes(&b->model->lora, parts[i].name);
+        if (i < QD_PARTS_MOST)
+            adapters[i] = (adapter_part){parts[i].name, parts[i].out, parts[i].split, -1, 0};
     }
     b->fuse++;
     op.weight2 = (qd_weight){b->param_count, bias ? count : 0};
     for (int i = 0; i < count && bias; i++)
         add_param(b, qd_arena_printf(b->arena, "%s.bias", parts[i].name), parts[i].out, 0, QD_INIT_ZERO, 0.0,
                   parts[i].split == QD_SPLIT_COLS ? QD_SPLIT_NONE : parts[i].split);
-    return qd_declare_op(b, op, out, cols);
+    if (!adapts || count > QD_PARTS_MOST)
+        return qd_declare_op(b, op, out, cols);
+    qd_val y = qd_declare_op(b, op, qd_arena_printf(b->arena, "%s_frozen", out), cols);
+    return adapted(b, x, y, -1, op.weight, adapters, count, count, out);
 }
 
 double qd_residual_std(const qd_model *m)
@@ -195,16 +263,27 @@ static qd_val grouped_linear(qd_layer *b, qd_val x, qd_val route, const char *co
 {
     int experts = b->model->moe.experts;
     qd_decl_op op = {QD_DECL_GROUPED_LINEAR, .x = x, .y = route};
+    adapter_part *adapters = QD_ARENA_NEW(b->arena, adapter_part, experts * count);
+    bool adapts = false;
     b->fuse++;
     op.weight = (qd_weight){b->param_count, experts * count};
     for (int i = 0; i < experts; i++)
         for (int k = 0; k < count; k++) {
-            qd_decl_param *p = add_param(b, qd_arena_printf(b->arena, "mlp.experts.%d.%s.weight", i, names[k]), out, in, QD_INIT_NORMAL,
-                                         std, QD_SPLIT_NONE);
+            const char *full = qd_arena_printf(b->arena, "mlp.experts.%d.%s", i, names[k]);
+            qd_decl_param *p =
+                add_param(b, qd_arena_printf(b->arena, "%s.weight", full ? full : ""), out, in, QD_INIT_NORMAL, std, QD_SPLIT_NONE);
             p->expert = i;
             p->expert_dim = (int8_t)dim;
+            adapts = adapts || (full && qd_lora_takes(&b->model->lora, full));
+            if (adapters && full)
+                adapters[i * count + k] = (adapter_part){full, out, QD_SPLIT_NONE, i, dim};
         }
-    return qd_declare_op(b, op, name, count * out);
+    if (!adapters)
+        b->no_memory = true;
+    if (!adapts || b->no_memory)
+        return qd_declare_op(b, op, name, count * out);
+    qd_val y = qd_declare_op(b, op, qd_arena_printf(b->arena, "%s_frozen", name), count * out);
+    return adapted(b, x, y, route, op.weight, adapters, experts * count, count, name);
 }
 
 /* The result of the shared experts, times a gate that each row of x computes. */

@@ -35,6 +35,7 @@ typedef struct qd_decl_param {
     int8_t expert_dim; /* of an expert's matrix: the dimension that etp shards */
     bool counts;       /* its gradient counts tokens per expert (router biases) */
     bool tied;         /* shares the values of the token table */
+    bool adapter;      /* a factor of an adapter (lora.h); where a model has adapters, only these are trained */
 } qd_decl_param;
 
 /* Consecutive parameters of the layer that one op reads as one matrix or vector; count 0: none. */
@@ -60,6 +61,7 @@ typedef struct qd_weight {
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
     X(ADD)                /* out = x + y */                                                                                                \
     X(GATE)               /* out (T, d) = each row of x times the sigmoid of that row's y (T, 1) */                                        \
+    X(ADAPT)              /* out = y + x · weightᵀ by parts: matrix i reads part i of x, and adds to columns of y; also by expert */       \
     X(ROUTE)              /* out: experts and weights chosen for each token from logits x; weight: bias of the choice */                   \
     X(SEND)               /* out (A, d): copies of the rows of x, sorted by the expert that routing y chose */                             \
     X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert */                                                  \
@@ -77,11 +79,14 @@ typedef enum qd_decl_kind {
 typedef int qd_val; /* a value of the layer; -1: none */
 
 #define QD_DROPOUTS_MOST 4 /* dropouts per module; masks are keyed by module and site. Site 0 is the embedding */
+#define QD_ADAPTERS_MOST 16 /* linear layers with adapters per module; their dropouts have the sites after QD_DROPOUTS_MOST */
+#define QD_PARTS_MOST 8 /* matrices of a linear layer */
 
 typedef struct qd_decl_op {
     qd_decl_kind kind;
     qd_val x, y, out;
-    qd_weight weight, weight2;
+    qd_weight weight, weight2; /* adapt: weight2 is that of the layer; bit i of `parts`: its part i has an adapter */
+    unsigned parts;
     int site;       /* dropout: index among the dropouts of the module */
     int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
     bool local;     /* rope: the angles of layers with windows (model.rope_local_base) */
@@ -103,7 +108,7 @@ typedef struct qd_layer {
     qd_decl_op *ops;
     int param_count, value_count, op_count;
     int param_capacity, value_capacity, op_capacity;
-    int fuse, site;
+    int fuse, site, adapters;
     bool no_memory;
 } qd_layer;
 

@@ -62,7 +62,7 @@ static qd_status check_values(const checking *c)
         const qd_decl_op *op = &b->ops[i];
         bool none = op->kind == QD_DECL_INPUT || op->kind == QD_DECL_EMBED;
         bool two = op->kind == QD_DECL_ADD || op->kind == QD_DECL_SEND || op->kind == QD_DECL_GROUPED_LINEAR ||
-                   op->kind == QD_DECL_GROUPED_ACTIVATION || op->kind == QD_DECL_COLLECT;
+                   op->kind == QD_DECL_GROUPED_ACTIVATION || op->kind == QD_DECL_COLLECT || op->kind == QD_DECL_ADAPT;
         if ((!none && (op->x < 0 || op->x >= written)) || (two && (op->y < 0 || op->y >= written)))
             return QD_FAIL(QD_USAGE, "the %s family: in its %s, '%s' is computed from a value that does not exist", c->family->name,
                            c->module, op->out >= 0 ? name_of(b, op->out) : "what leaves it");
@@ -106,6 +106,7 @@ static qd_status check_widths(const checking *c)
             wanted = has;
             has = b->values[op->y].cols;
             break;
+        case QD_DECL_ADAPT: wanted = __builtin_popcount(op->parts) * (int64_t)m->lora.rank; break;
         default: break;
         }
         if (wanted >= 0 && has != wanted)
@@ -135,6 +136,9 @@ qd_status qd_family_check(const qd_family *family, int declaration, const qd_lay
         return QD_FAIL(QD_USAGE, "the %s family: its %s has a router, and the model no experts: set model.experts", family->name, c.module);
     if (layer->site > QD_DROPOUTS_MOST)
         return QD_FAIL(QD_USAGE, "the %s family declares a module with more than %d dropouts", family->name, QD_DROPOUTS_MOST - 1);
+    if (layer->adapters > QD_ADAPTERS_MOST)
+        return QD_FAIL(QD_USAGE, "the %s family declares a module with more than %d linear layers with adapters", family->name,
+                       QD_ADAPTERS_MOST);
     QD_TRY(check_ends(&c, embed, head));
     QD_TRY(check_values(&c));
     QD_TRY(check_widths(&c));

@@ -3,6 +3,7 @@
 #define QD_MODEL_MODEL_H
 
 #include "model/fields.h"
+#include "model/lora.h"
 
 #include <quadrille/status.h>
 #include <quadrille/types.h>
@@ -38,6 +39,7 @@ typedef struct qd_model {
     QD_SCORE_FIELDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     QD_MODEL_KINDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     qd_moe moe;
+    qd_lora lora; /* not a field of the table: it belongs to a run, not to a model */
 } qd_model;
 
 /* The defaults of the table (fields.h), and those of the architecture where the table says auto;

@@ -58,6 +58,33 @@ qd_status qd_run_scale(const qd_op_call *c)
     });
 }
 
+/* Rows [row, row + rows) of the operand, of which the first is row `first` of the global batch. */
+static qd_status dropout_rows(const qd_op_call *c, int64_t row, int64_t rows, int64_t first)
+{
+    const qd_frame *f = c->frame;
+    const qd_op *op = c->op;
+    bool adapter = op->site >= QD_DROPOUTS_MOST; /* sites behind those of all modules */
+    int modules = f->program->ledger->module_count;
+    qd_dropout_args a = {
+        .x = call_row(c, QD_DROPOUT_X, row), .y = call_row(c, QD_DROPOUT_Y, row), .rows = rows, .cols = op->n, .first_row = first,
+        .p = (float)(adapter ? call_model(c)->lora.dropout : call_model(c)->dropout), .seed = f->seed, .step = f->step,
+        .site = (uint32_t)(adapter ? QD_DROPOUTS_MOST * modules + QD_ADAPTERS_MOST * f->module + op->site - QD_DROPOUTS_MOST
+                                   : QD_DROPOUTS_MOST * f->module + op->site),
+        .dtype = call_dtype(c, QD_DROPOUT_X),
+    };
+    if (op->k <= 1)
+        return f->kernels->dropout(f->stream, &a);
+    /* Columns are shard `to` of k equal ones: in rows of n columns, every row has k. */
+    a.rows = 1;
+    for (int64_t i = 0; i < rows; i++) {
+        a.x = call_row(c, QD_DROPOUT_X, row + i);
+        a.y = call_row(c, QD_DROPOUT_Y, row + i);
+        a.first_row = (first + i) * op->k + op->to;
+        QD_TRY(f->kernels->dropout(f->stream, &a));
+    }
+    return QD_OK;
+}
+
 /* Masks are keyed by the index of a row in the global batch. Under cp the rows of a sequence have
  * other positions, run by run. */
 qd_status qd_run_dropout(const qd_op_call *c)
@@ -76,12 +103,7 @@ qd_status qd_run_dropout(const qd_op_call *c)
             first = f->first_row + batch * p->strategy.seq + runs[i].position + within - runs[i].row;
             rows = left < rows ? left : rows;
         }
-        QD_TRY(f->kernels->dropout(f->stream, &(qd_dropout_args){
-            .x = call_row(c, QD_DROPOUT_X, row - c->op->first), .y = call_row(c, QD_DROPOUT_Y, row - c->op->first), .rows = rows,
-            .cols = c->op->n, .first_row = first, .p = (float)call_model(c)->dropout, .seed = f->seed, .step = f->step,
-            .site = (uint32_t)(QD_DROPOUTS_MOST * f->module + c->op->site),
-            .dtype = call_dtype(c, QD_DROPOUT_X),
-        }));
+        QD_TRY(dropout_rows(c, row - c->op->first, rows, first));
         row += rows;
     }
     return QD_OK;

@@ -10,6 +10,12 @@ static bool with_gradients(const qd_op_call *c)
     return c->at[QD_HEAD_LOSS_DX] != NULL;
 }
 
+/* A frozen matrix has no gradient. */
+static int gemm_count(const qd_op_call *c)
+{
+    return !with_gradients(c) ? 1 : c->at[QD_HEAD_LOSS_WEIGHT_GRAD] ? HEAD_GEMMS : WEIGHT_GRAD;
+}
+
 static int64_t chunk_rows(const qd_op *op, int64_t first)
 {
     return op->m - first < op->chunk ? op->m - first : op->chunk;
@@ -47,7 +53,7 @@ static qd_matmul_args chunk_gemm(const qd_op_call *c, head_gemm which, int64_t f
 
 bool qd_head_loss_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args)
 {
-    int each = with_gradients(c) ? HEAD_GEMMS : 1;
+    int each = gemm_count(c);
     int64_t first = number / each * c->op->chunk;
     if (first >= c->op->m)
         return false;
@@ -75,6 +81,8 @@ qd_status qd_run_head_loss(const qd_op_call *c)
             continue;
         gemm = chunk_gemm(c, DX, first);
         QD_TRY(f->kernels->matmul(f->stream, &gemm));
+        if (gemm_count(c) < HEAD_GEMMS)
+            continue;
         gemm = chunk_gemm(c, WEIGHT_GRAD, first);
         QD_TRY(f->kernels->matmul(f->stream, &gemm));
     }

@@ -78,6 +78,7 @@ qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
 
 /* The GEMMs of an op: fills the arguments of GEMM `number`; false: the op has fewer. */
 bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
+bool qd_adapt_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 bool qd_head_loss_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 bool qd_head_logits_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 
@@ -87,6 +88,7 @@ qd_status qd_run_norm(const qd_op_call *c);
 qd_status qd_run_norm_grad(const qd_op_call *c);
 qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms and gradients */
 qd_status qd_run_bias_grad(const qd_op_call *c);
+qd_status qd_run_adapt(const qd_op_call *c); /* also its gradients */
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);
 qd_status qd_run_attention(const qd_op_call *c);

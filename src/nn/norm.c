@@ -64,6 +64,12 @@ qd_status qd_run_norm_grad(const qd_op_call *c)
     });
 }
 
+/* Frozen norms have no gradient. */
+static qd_dtype frozen_dtype(const qd_op_call *c, int grad)
+{
+    return c->op->slot[grad] >= 0 ? call_dtype(c, grad) : QD_F32;
+}
+
 qd_status qd_run_head_norm(const qd_op_call *c)
 {
     const qd_model *m = call_model(c);
@@ -88,7 +94,7 @@ qd_status qd_run_head_norm_grad(const qd_op_call *c)
         .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = m->head_dim, .accumulate = c->accumulate,
         .plus_one = m->norm == QD_NORM_RMS_ONE,
         .dtype = call_dtype(c, QD_HEAD_NORM_GRAD_DY), .param_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA),
-        .grad_dtype = call_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
+        .grad_dtype = frozen_dtype(c, QD_HEAD_NORM_GRAD_Q_GAMMA_GRAD),
     });
 }
 
@@ -145,6 +151,6 @@ qd_status qd_run_qk_norm_grad(const qd_op_call *c)
     a.k_grad = c->at[QD_QK_NORM_GRAD_K_GAMMA_GRAD];
     a.accumulate = c->accumulate;
     a.param_dtype = call_dtype(c, QD_QK_NORM_GRAD_Q_GAMMA);
-    a.grad_dtype = call_dtype(c, QD_QK_NORM_GRAD_Q_GAMMA_GRAD);
+    a.grad_dtype = frozen_dtype(c, QD_QK_NORM_GRAD_Q_GAMMA_GRAD);
     return c->frame->kernels->qk_norm_backward(c->frame->stream, &a);
 }

@@ -3,10 +3,12 @@
 
 #include <stdlib.h>
 
-/* Created on first use, then cached; depends only on the run and the number of parts. */
+/* Created on first use, then cached; depends only on the run, the number of parts and what is
+ * transferred. */
 struct qd_shard_lists {
     qd_shard_lists *next;
     int param, params, parts;
+    qd_buffer_kind kind; /* of the buffer of whole tensors */
     qd_segment_list *ranks; /* per part */
     qd_segment *segments;
 };
@@ -29,7 +31,7 @@ static void fill_rows(const qd_program *p, qd_shard_lists *l)
     for (int r = 0; r < l->parts; r++) {
         int64_t rows = 0;
         for (int i = 0; i < p->ledger->param_count; i++)
-            if (p->ledger->params[i].tied_to < 0 && p->ledger->params[i].family == l->param)
+            if (p->ledger->params[i].tied_to < 0 && !p->ledger->params[i].frozen && p->ledger->params[i].family == l->param)
                 rows += qd_storage_part(&p->storage, i, l->parts, r).rows;
         l->segments[r] = (qd_segment){offset, rows};
         l->ranks[r] = (qd_segment_list){&l->segments[r], rows > 0 ? 1 : 0};
@@ -37,18 +39,25 @@ static void fill_rows(const qd_program *p, qd_shard_lists *l)
     }
 }
 
+/* Where parameters are in a whole buffer of this kind. */
+static const int64_t *offsets(const qd_program *p, qd_buffer_kind kind)
+{
+    return kind == QD_BUFFER_PARAM || kind == QD_BUFFER_UNIT ? p->storage.value : p->storage.offset;
+}
+
 static void fill_run(const qd_program *p, qd_shard_lists *l)
 {
     const qd_storage *s = &p->storage;
+    const int64_t *offset = offsets(p, l->kind);
     qd_segment *next = l->segments;
     for (int r = 0; r < l->parts; r++) {
         l->ranks[r].segments = next;
         for (int i = l->param; i < l->param + l->params; i++) {
-            if (!qd_storage_has(p->ledger, s, i))
+            if (!qd_storage_moves(p->ledger, s, i, l->kind == QD_BUFFER_UNIT))
                 continue;
             qd_extent part = qd_storage_part(s, i, l->parts, r);
             if (part.count > 0)
-                *next++ = (qd_segment){s->value[i] - s->value[l->param] + part.first, part.count};
+                *next++ = (qd_segment){offset[i] - offset[l->param] + part.first, part.count};
         }
         l->ranks[r].count = (int)(next - l->ranks[r].segments);
     }
@@ -57,9 +66,10 @@ static void fill_run(const qd_program *p, qd_shard_lists *l)
 static qd_status find_lists(qd_bound *b, const qd_action *a, const qd_shard_lists **lists)
 {
     const qd_program *p = b->program;
+    qd_buffer_kind kind = p->buffers[a->buffer].kind;
     qd_shard_lists **chain = &b->lists[a->params > 0 ? a->param : p->ledger->param_count];
     for (qd_shard_lists *l = *chain; l; l = l->next) {
-        if (l->param == a->param && l->params == a->params && l->parts == a->parts) {
+        if (l->param == a->param && l->params == a->params && l->parts == a->parts && l->kind == kind) {
             *lists = l;
             return QD_OK;
         }
@@ -67,7 +77,7 @@ static qd_status find_lists(qd_bound *b, const qd_action *a, const qd_shard_list
     qd_shard_lists *l = calloc(1, sizeof *l);
     if (!l)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the parts of %d parameters", a->params);
-    *l = (qd_shard_lists){.next = *chain, .param = a->param, .params = a->params, .parts = a->parts};
+    *l = (qd_shard_lists){.next = *chain, .param = a->param, .params = a->params, .parts = a->parts, .kind = kind};
     *chain = l;
     size_t most = (size_t)a->parts * (size_t)(a->params > 0 ? a->params : 1);
     l->ranks = calloc((size_t)a->parts, sizeof *l->ranks);
@@ -109,14 +119,15 @@ static qd_status addresses(qd_bound *b, const qd_action *a, const qd_shard_lists
         *part = *whole + first * (int64_t)qd_dtype_size(a->dtype);
         return QD_OK;
     }
-    const qd_storage *s = &p->storage; /* a copy of tied values is stored behind the others */
-    QD_TRY(qd_bound_at(b, a->buffer, (a->param == s->copied ? s->value : s->offset)[a->param], a->dtype, &address));
+    const qd_storage *s = &p->storage;
+    QD_TRY(qd_bound_at(b, a->buffer, offsets(p, p->buffers[a->buffer].kind)[a->param], a->dtype, &address));
     *whole = address;
     *part = NULL;
     if (a->part < 0)
         return QD_OK;
     const qd_buffer *buffer = &p->buffers[a->part];
-    QD_TRY(qd_bound_at(b, a->part, buffer->persistent ? p->storage.shard_offset[a->param] : buffer->first, a->dtype, &address));
+    const int64_t *shards = buffer->kind == QD_BUFFER_PARAM ? s->shard_value : s->shard_offset;
+    QD_TRY(qd_bound_at(b, a->part, buffer->persistent ? shards[a->param] : buffer->first, a->dtype, &address));
     *part = address;
     return QD_OK;
 }

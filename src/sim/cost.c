@@ -174,6 +174,9 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_GATE_GRAD] = STREAM,
     [QD_OP_DROPOUT] = STREAM,
     [QD_OP_BIAS_GRAD] = STREAM,
+    [QD_OP_ADAPT] = STREAM, /* ranks are small: memory bound */
+    [QD_OP_ADAPT_DX] = STREAM,
+    [QD_OP_ADAPT_DW] = STREAM,
     [QD_OP_HEAD_LOSS] = HEAD,
     [QD_OP_HEAD_LOGITS] = PRODUCT,
     [QD_OP_HEAD_NORM] = STREAM,
@@ -529,7 +532,8 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     case QD_ACTION_PACK:
     case QD_ACTION_UNPACK:
         cost.memory = qd_cost_stream(
-            c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0));
+            c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0,
+                                                      p->buffers[a->buffer].kind == QD_BUFFER_UNIT));
         break;
     case QD_ACTION_NORM: break;
     default: return cost; /* memory, tokens, collectives */

@@ -78,7 +78,16 @@ static const struct {
     {EXPERTS "model.experts=6 model.experts_per_token=2 model.expert_ffn=8 model.shared_experts=1 model.shared_ffn=11 "
              "model.shared_gate=true model.router_normalised=false model.qkv_bias=true ",
      NULL, true, false},
+    {LLAMA "lora.rank=3 lora.alpha=5 lora.dropout=0.2 model.qkv_bias=true ", NULL, true, false},
+    {LLAMA "lora.rank=2 lora.targets=q_proj,v_proj,down_proj model.qk_norm=true model.tied=true ", NULL, false, false},
+    {GPT2 "lora.rank=4 lora.alpha=6 lora.rslora=true lora.targets=k_proj,up_proj,o_proj model.dropout=0.1 ", NULL, false, false},
+    {EXPERTS "model.experts=5 model.experts_per_token=2 model.expert_ffn=7 model.shared_experts=1 lora.rank=2 lora.alpha=3 ", NULL, false,
+     false},
+    {EXPERTS "model.experts=5 model.experts_per_token=2 model.expert_ffn=7 model.router_bias_rate=0.01 lora.rank=3 "
+             "lora.targets=router,up_proj,down_proj ",
+     NULL, false, false},
     {OLMO2, NULL, false, false},
+    {OLMO2 "lora.rank=2 ", NULL, false, false},
     {OLMO2 "model.heads=2 model.kv_heads=2 model.tied=true model.qkv_bias=true model.dropout=0.1 ", NULL, true, false},
     {LLAMA "model.qk_norm=true model.qk_norm_over=width ", NULL, false, false},
     {LLAMA "model.arch=olmo model.clip_qkv=0.7 model.tied=true ", NULL, false, false},
@@ -191,7 +200,7 @@ static void compare_gradients(const char *words, qd_team *team, reference_model 
     double squares = 0.0;
     int tensors = 0;
     for (int i = 0; i < l->param_count; i++) {
-        if (l->params[i].tied_to >= 0 || l->params[i].counts) /* a count of choices is not a gradient */
+        if (l->params[i].tied_to >= 0 || l->params[i].frozen || l->params[i].counts) /* a count of choices is not a gradient */
             continue;
         all[i] = compare_elements(team, r, i, state);
         squares += pow(qd_norm_of(all[i].difference, all[i].count), 2.0);

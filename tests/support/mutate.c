@@ -258,6 +258,9 @@ static bool mutate_param(qd_program *p, const mutation *m)
         *place = m->number == 0 ? (qd_place){QD_REPLICATE, 0, 0}
                                 : (qd_place){QD_SHARD, (int8_t)(m->number - 1), 0};
         return true;
+    case FROZEN:
+        p->ledger->params[param].frozen = m->number != 0;
+        return true;
     default:
         return false;
     }

@@ -34,6 +34,7 @@ typedef enum edit {
     NORM_REPEAT,  /* the parameter's rule in the norm: repeat, or holders, becomes `number` */
     NORM_HOLDERS,
     PLACE_TP, /* the parameter's placement on tp becomes Replicate (number 0) or Shard of dimension number - 1 */
+    FROZEN,   /* the parameter is frozen (number 1), or trained (0) */
 } edit;
 
 typedef struct mutation {

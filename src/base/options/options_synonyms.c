@@ -69,6 +69,11 @@ static const qd_synonym synonyms[] = {
     {"max_steps num_steps n_steps total_steps train_steps training_steps num_train_steps max_iters train_iters num_iters num_iterations "
      "max_iterations iterations iters n_iters",
      "train.steps", NULL, NULL},
+    {"lora_r lora_rank r lora.r peft.r", "lora.rank", NULL, NULL},
+    {"lora_alpha peft.lora_alpha", "lora.alpha", NULL, NULL},
+    {"lora_dropout peft.lora_dropout", "lora.dropout", NULL, NULL},
+    {"use_rslora", "lora.rslora", NULL, NULL},
+    {"target_modules lora_target_modules lora_targets", "lora.targets", NULL, NULL},
     {"num_epochs n_epochs max_epochs num_train_epochs epoch", "train.epochs", NULL, NULL},
     {"max_tokens total_tokens train_tokens num_tokens training_tokens token_budget", NULL, NULL,
      "train.steps counts steps: {the tokens} / (train.global_batch x data.seq)"},

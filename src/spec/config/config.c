@@ -112,6 +112,18 @@ static const qd_option options_table[] = {
     {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL,
      "offload: MiB of state per chunk; the device has buffers for three chunks", NULL},
 
+    {"lora.rank", QD_OPTION_INT, "0", 0, 65536, NULL,
+     "low-rank adapters (LoRA): rank of their matrices; the model is frozen and only they are trained; 0: all parameters are trained",
+     "lora"},
+    {"lora.alpha", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "what adapters add is multiplied by alpha / rank; 0: alpha is the rank", NULL},
+    {"lora.rslora", QD_OPTION_BOOL, "false", 0, 0, NULL, "multiply by alpha / sqrt(rank) instead", NULL},
+    {"lora.dropout", QD_OPTION_FLOAT, "0", 0, 0.999, NULL, "dropout on the input of adapters; layers with a common input share the mask",
+     NULL},
+    {"lora.targets", QD_OPTION_STRING, "all-linear", 0, 0, NULL,
+     "layers that have adapters, by PEFT's names: some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj (of experts too) "
+     "and router; all-linear: all of them except routers",
+     NULL},
+
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; mpirun and srun set the number themselves", "ranks"},
     {"parallel.dp", QD_OPTION_INT, "-1", -1, 65536, NULL, "data-parallel degree; -1: the rest of the world", "dp"},
     {"parallel.tp", QD_OPTION_INT, "1", -1, 65536, NULL, "tensor-parallel degree", "tp"},
@@ -464,6 +476,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     memset(c, 0, sizeof *c);
     int64_t seq = qd_options_int(o, "data.seq");
     QD_TRY(resolve_model(o, seq, &c->model));
+    QD_TRY(qd_lora_resolve(o, &c->model));
     QD_TRY(resolve_optimizer(o, &c->optimizer));
     if (world > 0 && qd_options_is_set(o, "parallel.ranks") && qd_options_int(o, "parallel.ranks") != world)
         return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, but %d ranks were started: remove it, or start that many",
@@ -558,6 +571,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
+    QD_TRY(qd_lora_check(c));
     if (c->check_replicas < 0)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
     if (c->heal && c->check_replicas == 0)

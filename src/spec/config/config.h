@@ -77,6 +77,9 @@ typedef struct qd_config {
 /* Resolves the options. `world` > 0 overrides parallel.ranks (the number of processes that mpirun
  * started). QD_USAGE names the key. */
 qd_status qd_config_resolve(const qd_options *options, int world, qd_config *config);
+/* lora_config.c: the lora.* options, and what this layout and device cannot do with them. */
+qd_status qd_lora_resolve(const qd_options *options, qd_model *model);
+qd_status qd_lora_check(const qd_config *config);
 /* Whether train.epochs sets the length of the run and not train.steps: one of the command line
  * overrides one of a file. */
 bool qd_config_by_epochs(const qd_options *options);

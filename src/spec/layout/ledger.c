@@ -25,6 +25,8 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
     p->fuse = fuse + d->fuse;
     p->tied_to = d->tied ? 0 : -1;
     p->counts = d->counts;
+    p->adapter = d->adapter;
+    p->frozen = l->model.lora.rank > 0 && !d->adapter;
     p->expert = d->expert;
     p->expert_dim = d->expert_dim;
     p->family = d->expert >= 0 && qd_experts_apart(&l->model, &l->mesh);
@@ -213,4 +215,20 @@ int qd_ledger_find(const qd_ledger *ledger, const char *name)
         if (strcmp(ledger->params[i].name, name) == 0)
             return i;
     return -1;
+}
+
+const qd_param *qd_ledger_adapter(const qd_ledger *ledger, const qd_param *matrix, char factor)
+{
+    static const char ending[] = ".weight";
+    const qd_module *module = &ledger->modules[matrix->module];
+    size_t length = strlen(matrix->name), stem = length - (sizeof ending - 1);
+    if (ledger->model.lora.rank == 0 || matrix->adapter || length < sizeof ending || strcmp(matrix->name + stem, ending) != 0)
+        return NULL;
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+        const qd_param *p = &ledger->params[i];
+        if (p->adapter && strncmp(p->name, matrix->name, stem) == 0 && strncmp(p->name + stem, ".lora_", 6) == 0 &&
+            p->name[stem + 6] == factor)
+            return p;
+    }
+    return NULL;
 }

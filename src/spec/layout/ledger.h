@@ -23,6 +23,8 @@ typedef struct qd_param {
     int64_t shape[QD_PARAM_DIMS]; /* global, unpadded */
     qd_init init;
     double init_std;
+    bool adapter; /* a factor of an adapter */
+    bool frozen; /* it is not trained: no gradient, no optimizer state */
     bool counts; /* router biases: the gradient counts the tokens that chose each expert; not part of the norm, has its own update rule */
     int expert;  /* index of the expert it belongs to, -1: none */
     int8_t expert_dim; /* of an expert's matrix: the dimension that etp shards */
@@ -101,6 +103,8 @@ unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
 /* Number of parameter elements; tied parameters are counted once. */
 int64_t qd_ledger_parameters(const qd_ledger *ledger);
 
+/* Factor 'A' or 'B' of the adapter of a matrix; NULL: it has none. */
+const qd_param *qd_ledger_adapter(const qd_ledger *ledger, const qd_param *matrix, char factor);
 /* Index of the parameter with this logical name, -1 if there is none. */
 int qd_ledger_find(const qd_ledger *ledger, const char *name);
 #endif

@@ -2,6 +2,11 @@
  * by rows. */
 #include "spec/layout/pieces.h"
 
+bool qd_pieces_omit(const qd_ledger *ledger, int param)
+{
+    return ledger->params[param].frozen && ledger->model.lora.stored;
+}
+
 unsigned qd_pieces_kinds(const qd_program *p)
 {
     unsigned kinds = 1u << QD_CKPT_VALUE;
@@ -17,7 +22,8 @@ static qd_atom box_of(const qd_program *p, int kind, int param)
 {
     static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     qd_atom box = qd_program_holding(p, buffers[kind], param).box;
-    if (!qd_ledger_counts(p->ledger, param, p->rank)) /* another rank of tp holds the same box and writes it */
+    /* Another rank of tp may hold the same box and write it. */
+    if (!qd_ledger_counts(p->ledger, param, p->rank) || qd_pieces_omit(p->ledger, param))
         box.length[0] = 0;
     return box;
 }
@@ -26,7 +32,7 @@ int qd_pieces_tensors(const qd_program *p)
 {
     int tensors = 0;
     for (int i = 0; i < p->ledger->param_count; i++)
-        if (p->ledger->params[i].tied_to < 0)
+        if (p->ledger->params[i].tied_to < 0 && !qd_pieces_omit(p->ledger, i))
             tensors += 1 + qd_program_keeps(p, QD_BUFFER_MOMENT1, i) + qd_program_keeps(p, QD_BUFFER_MOMENT2, i);
     return tensors;
 }
@@ -34,7 +40,7 @@ int qd_pieces_tensors(const qd_program *p)
 static int replicas_of(const qd_program *p, int param, int *replica)
 {
     qd_group group = qd_ledger_data_group(p->ledger, p->ledger->params[param].family);
-    int parts = qd_storage_share(&p->storage, param).parts;
+    int parts = qd_program_share(p, QD_BUFFER_PARAM, param).parts;
     *replica = qd_group_coord(&p->ledger->mesh, group, p->rank) / parts;
     return group.size / parts;
 }
@@ -56,6 +62,14 @@ static void add_piece(qd_state_pieces *pieces, int param, int kind, const qd_ato
     }
 }
 
+/* Parameters of one list have the same replicas: frozen ones may be whole where others are
+ * sharded. */
+enum { LISTS = 2 * QD_FAMILY_COUNT };
+static int list_of(const qd_param *param)
+{
+    return param->family + (param->frozen ? QD_FAMILY_COUNT : 0);
+}
+
 /* The boxes of a family, concatenated, form one list of elements. Each replica writes an even range
  * of it, rounded to rows. So most tensors are written whole: n replicas cut at most n - 1 tensors
  * per family and kind. */
@@ -63,28 +77,28 @@ static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
 {
     *pieces = (qd_state_pieces){.list = pieces->list};
     for (int kind = 0; kind < QD_CKPT_KIND_COUNT; kind++) {
-        int64_t totals[QD_FAMILY_COUNT] = {0}, before[QD_FAMILY_COUNT] = {0};
+        int64_t totals[LISTS] = {0}, before[LISTS] = {0};
         if (!(kinds & 1u << kind))
             continue;
         for (int i = 0; i < p->ledger->param_count; i++) {
             qd_atom box = box_of(p, kind, i);
-            totals[p->ledger->params[i].family] += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
+            totals[list_of(&p->ledger->params[i])] += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
         }
         for (int i = 0; i < p->ledger->param_count; i++) {
             qd_atom box = box_of(p, kind, i);
             int64_t row = box.length[1], count = box.length[0] * row;
             if (p->ledger->params[i].tied_to >= 0 || count == 0)
                 continue;
-            int family = p->ledger->params[i].family, replica, replicas = replicas_of(p, i, &replica);
-            int64_t begin, length, at = before[family];
-            qd_slice(totals[family], replicas, replica, &begin, &length);
+            int list = list_of(&p->ledger->params[i]), replica, replicas = replicas_of(p, i, &replica);
+            int64_t begin, length, at = before[list];
+            qd_slice(totals[list], replicas, replica, &begin, &length);
             /* A row belongs to the range that contains its first element. */
             int64_t from = begin <= at ? 0 : (begin - at + row - 1) / row;
             int64_t to = begin + length <= at ? 0 : (begin + length - at + row - 1) / row;
             to = to < box.length[0] ? to : box.length[0];
             if (from < to)
                 add_piece(pieces, i, kind, &box, from, to - from);
-            before[family] += count;
+            before[list] += count;
         }
     }
 }

@@ -26,6 +26,8 @@ typedef struct qd_state_pieces {
     int64_t elements, largest; /* total; of the largest piece */
 } qd_state_pieces;
 
+/* Whether checkpoints leave a parameter out: frozen values that are stored elsewhere. */
+bool qd_pieces_omit(const qd_ledger *ledger, int param);
 /* The kinds of state that a training program keeps, as bits 1 << qd_ckpt_kind. */
 unsigned qd_pieces_kinds(const qd_program *program);
 /* The pieces of the program's rank, for the given kinds. */

@@ -27,6 +27,12 @@
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
+    /* Low-rank adapters of a linear layer, by parts (qd_op.parts): part i of x is multiplied by \
+     * matrix i of the weight and added to columns of `add`. In place, y is add. count: rows per \
+     * expert, with matrices of each expert */ \
+    OP(ADAPT, "adapt", r(X), r(WEIGHT), r(ADD), r(COUNT, optional), w(Y))                                                     \
+    OP(ADAPT_DX, "adapt.dx", r(DY), r(WEIGHT), r(COUNT, optional), w(DX))                                                     \
+    OP(ADAPT_DW, "adapt.dw", r(DY), r(X), r(COUNT, optional), g(WEIGHT_GRAD))                                                 \
     OP(BIAS_GRAD, "bias.grad", r(DY), g(GRAD))                                /* the sum of the rows of dy */                 \
     /* input: the positions; in place, y is x */ \
     OP(ROPE, "rope", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                                \
@@ -50,15 +56,15 @@
        w(LOGITS, optional), w(LOSSES, optional))                                                                              \
     OP(HEAD_LOGITS, "head.logits", r(X), r(WEIGHT), w(LOGITS))                /* of the last row */                           \
     OP(HEAD_NORM, "head.norm", r(X), r(Q_GAMMA), r(K_GAMMA), w(Y), w(RSTD))   /* x and y: queries, keys, values */            \
-    OP(HEAD_NORM_GRAD, "head.norm.grad", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), r(RSTD), g(Q_GAMMA_GRAD), g(K_GAMMA_GRAD),      \
-       w(DX))                                                                 /* in place, dx is dy */                        \
+    OP(HEAD_NORM_GRAD, "head.norm.grad", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), r(RSTD), g(Q_GAMMA_GRAD, optional),     \
+       g(K_GAMMA_GRAD, optional), w(DX))                                      /* in place, dx is dy */                        \
     /* Norms of all queries of a row together, and of all keys. sums, dots (R, 2): for queries and \
      * for keys, of this rank's columns until they are summed over tp */ \
     OP(QK_SQUARES, "qk.squares", r(X), w(SUMS))                               /* sums of x² */                                \
     OP(QK_NORM, "qk.norm", r(X), r(SUMS), r(Q_GAMMA), r(K_GAMMA), w(Y))                                                       \
     OP(QK_DOTS, "qk.dots", r(DY), r(X), r(Q_GAMMA), r(K_GAMMA), w(DOTS))      /* sums of dy·gamma·x */                        \
-    OP(QK_NORM_GRAD, "qk.norm.grad", r(DY), r(X), r(SUMS), r(DOTS), r(Q_GAMMA), r(K_GAMMA), g(Q_GAMMA_GRAD),                  \
-       g(K_GAMMA_GRAD), w(DX))                                                /* in place, dx is dy */                        \
+    OP(QK_NORM_GRAD, "qk.norm.grad", r(DY), r(X), r(SUMS), r(DOTS), r(Q_GAMMA), r(K_GAMMA),                                   \
+       g(Q_GAMMA_GRAD, optional), g(K_GAMMA_GRAD, optional), w(DX))           /* in place, dx is dy */                        \
     OP(ROUTE, "route", r(LOGITS), r(BIAS, optional), w(CHOICE), w(WEIGHT), w(LOAD))                                           \
     /* place: index of each assignment in the rows sorted by expert; from: source row of each of \
      * those; count: rows per expert */ \

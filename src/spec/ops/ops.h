@@ -86,6 +86,9 @@ typedef struct qd_op {
     int32_t heads, kv_heads;   /* rope, attention: on this rank */
     int64_t window;            /* attention: how many of the last positions a row attends to; 0: all */
     int32_t experts, expert;   /* grouped GEMM: number of experts on this rank, and the first of them */
+    /* adapters: m rows of n columns, rank k. Part i reads columns [i k, (i + 1) k) of the narrow
+     * operand and covers part_cols[i] columns of the wide one from part_at[i] on */
+    int32_t parts, part_at[QD_PARTS_MOST], part_cols[QD_PARTS_MOST];
     int32_t round;             /* context parallelism: how many ranks back the keys come from; -1: all keys, in order of positions */
     qd_op_exchange exchange;
     int32_t after;             /* waits for this asynchronous op and all before it; -1: none */

@@ -9,9 +9,14 @@ QD_SAME_PLACE(Y, ROPE, ROPE_INVERSE);
  * in place. */
 static bool in_place(qd_op_kind kind, int *operand, int *result)
 {
-    *operand = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DY : kind == QD_OP_QK_NORM_GRAD ? QD_QK_NORM_GRAD_DY : QD_ROPE_X;
-    *result = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DX : kind == QD_OP_QK_NORM_GRAD ? QD_QK_NORM_GRAD_DX : QD_ROPE_Y;
-    return kind == QD_OP_ROPE || kind == QD_OP_ROPE_INVERSE || kind == QD_OP_HEAD_NORM_GRAD || kind == QD_OP_QK_NORM_GRAD;
+    *operand = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DY : kind == QD_OP_QK_NORM_GRAD ? QD_QK_NORM_GRAD_DY
+               : kind == QD_OP_ADAPT          ? QD_ADAPT_ADD
+                                              : QD_ROPE_X;
+    *result = kind == QD_OP_HEAD_NORM_GRAD ? QD_HEAD_NORM_GRAD_DX : kind == QD_OP_QK_NORM_GRAD ? QD_QK_NORM_GRAD_DX
+              : kind == QD_OP_ADAPT          ? QD_ADAPT_Y
+                                             : QD_ROPE_Y;
+    return kind == QD_OP_ROPE || kind == QD_OP_ROPE_INVERSE || kind == QD_OP_HEAD_NORM_GRAD || kind == QD_OP_QK_NORM_GRAD ||
+           kind == QD_OP_ADAPT;
 }
 
 static void replace(qd_class_writer *w, int slot, int by)

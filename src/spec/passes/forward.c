@@ -40,8 +40,8 @@ static const qd_sequence_value values[VALUES] = {
 };
 
 /* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the
- * rank holds only some of them. */
-enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4 };
+ * rank holds only some of them. GROUPED: the adapter is of experts. */
+enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8 };
 
 #define LOWER(declared, when, unless, kind, ...) \
     QD_STEP(QD_DECL_##declared, when, unless, kind, 0, PER_ROW, PER_ROW, PER_ROW, __VA_ARGS__)
@@ -61,6 +61,8 @@ static const qd_step steps[] = {
     LOWER(SCALE, 0, 0, SCALE, (X, X), (Y, OUT)),
     LOWER(DROPOUT, TRAINING, 0, DROPOUT, (X, X), (Y, OUT)),
     LOWER(ADD, 0, 0, ADD, (A, X), (B, Y), (Y, OUT)),
+    LOWER(ADAPT, GROUPED, 0, ADAPT, (X, X), (WEIGHT, WEIGHT), (ADD, Y), (COUNT, COUNT), (Y, OUT)),
+    LOWER(ADAPT, 0, GROUPED, ADAPT, (X, X), (WEIGHT, WEIGHT), (ADD, Y), (Y, OUT)),
     LOWER(GATE, 0, 0, GATE, (X, X), (GATE, Y), (Y, OUT)),
     LOWER(ROUTE, 0, 0, ROUTE, (LOGITS, X), (BIAS, WEIGHT), (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (LOAD, LOAD)),
     LOWER(ROUTE, 0, 0, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT)),
@@ -88,6 +90,24 @@ typedef struct lowering {
     const qd_decl_op *declared;
 } lowering;
 
+/* The columns of the parts of an adapter follow from the shapes of the layer's matrices on this
+ * rank. */
+static void set_parts(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
+{
+    bool grouped = w->decl->params[d->weight.param].expert >= 0;
+    int64_t at = 0;
+    int first = w->module->param_begin + d->weight2.param;
+    for (int i = 0; i < QD_PARTS_MOST && i < d->weight2.count; i++) {
+        /* Experts have matrices of the same shape, and this rank may not hold the first. */
+        int64_t cols = grouped ? w->ledger->params[first + i].shape[0] : qd_ledger_atom(w->ledger, first + i, w->config->rank).length[0];
+        if (d->parts & 1u << i) {
+            op->part_at[op->parts] = (int32_t)at;
+            op->part_cols[op->parts++] = (int32_t)cols;
+        }
+        at += cols;
+    }
+}
+
 static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 {
     const lowering *l = (const lowering *)(const void *)s;
@@ -100,6 +120,8 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
         float factor = (float)l->declared->factor;
         op->scale = c->param == QD_BF16 ? (double)qd_bf16_to_f32(qd_f32_to_bf16(factor)) : (double)factor;
     }
+    if (op->kind == QD_OP_ADAPT)
+        set_parts(s->w, l->declared, op);
 }
 
 /* What the values of an op depend on beyond the table. */
@@ -113,7 +135,7 @@ static void prepare(lowering *l, const qd_decl_op *d)
     slot[OUT] = d->out >= 0 ? l->slot[d->out] : -1;
     slot[WEIGHT] = qd_class_weight(w, d->weight);
     slot[WEIGHT2] = qd_class_weight(w, d->weight2);
-    slot[WEIGHT_GRAD] = c->training ? qd_class_gradient(slot[WEIGHT]) : -1;
+    slot[WEIGHT_GRAD] = c->training ? qd_class_trained(w, slot[WEIGHT]) : -1;
     switch (d->kind) {
     case QD_DECL_INPUT:
         w->slots[slot[OUT]].kind = QD_SLOT_IN;
@@ -136,6 +158,10 @@ static void prepare(lowering *l, const qd_decl_op *d)
         break;
     case QD_DECL_ATTENTION:
         l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
+        break;
+    case QD_DECL_ADAPT:
+        l->s.facts &= ~(unsigned)GROUPED;
+        l->s.facts |= w->decl->params[d->weight.param].expert >= 0 ? GROUPED : 0;
         break;
     case QD_DECL_DROPOUT:
         if (!c->training)

@@ -176,7 +176,11 @@ static void remake_swiglu(qd_class_writer *w, int i)
             active = op->slot[QD_EXPERT_ACTIVATION_Y];
         }
     }
-    if (made < 0)
+    bool read = false; /* frozen layers need no weight gradient */
+    for (int k = made + 1; k < w->op_count && made >= 0; k++)
+        read = read || ((w->ops[k].kind == QD_OP_LINEAR_DW || w->ops[k].kind == QD_OP_EXPERTS_DW) &&
+                        w->ops[k].slot[QD_LINEAR_DW_X] == active);
+    if (!read)
         return;
     int again = qd_class_local(w, qd_class_name(w, "", active, "_again"), w->slots[active].rows, w->slots[active].cols);
     if (w->no_memory)

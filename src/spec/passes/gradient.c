@@ -8,6 +8,8 @@
  * I. */
 #include "spec/passes/passes.h"
 
+#include <string.h>
+
 /* What an operand of a gradient op is, in terms of the forward op: the value of an operand, the
  * gradient of an operand, an operand of the ROUTE_PLAN that wrote the op's places, or one of a
  * few others. The gradient of a result is the sum of what its readers contributed; that of an input
@@ -20,8 +22,8 @@ enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS,
 /* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
  * deferred until they all have. DOTS, DELTA: buffers. */
 
-/* An op of phase W that would write no gradient, because the layer lacks the weight, is left
- * out. */
+/* An op of phase W that would write no gradient, because the layer lacks the weight or the weight
+ * is frozen, is left out. */
 typedef struct gradient_rule {
     qd_phase phase;
     qd_op_kind op;
@@ -57,6 +59,9 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
     [QD_OP_ATTENTION] = {RULE(INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
                               (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA))},
     [QD_OP_ACTIVATION] = {RULE(INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
+    [QD_OP_ADAPT] = {RULE(INPUT, ADAPT_DX, (DY, d(ADAPT_Y)), (WEIGHT, v(ADAPT_WEIGHT)), (COUNT, v(ADAPT_COUNT)), (DX, d(ADAPT_X))),
+                     RULE(WEIGHT, ADAPT_DW, (DY, d(ADAPT_Y)), (X, v(ADAPT_X)), (COUNT, v(ADAPT_COUNT)), (WEIGHT_GRAD, d(ADAPT_WEIGHT))),
+                     SAME(d(ADAPT_ADD), d(ADAPT_Y))},
     [QD_OP_GATE] = {RULE(INPUT, GATE_GRAD, (DY, d(GATE_Y)), (X, v(GATE_X)), (GATE, v(GATE_GATE)), (DX, d(GATE_X)),
                          (D_GATE, d(GATE_GATE)))},
     [QD_OP_SCALE] = {RULE(INPUT, SCALE, (X, d(SCALE_Y)), (Y, d(SCALE_X)))},
@@ -151,7 +156,7 @@ static int find_gradient(derivation *d, int operand, qd_dtype dtype)
     if (d->grad[operand] != UNKNOWN || value < 0)
         return value < 0 ? -1 : d->grad[operand];
     if (w->slots[value].kind == QD_SLOT_PARAM)
-        return qd_class_gradient(value);
+        return qd_class_trained(w, value);
     bool result = qd_op_writes(&d->op, operand);
     d->grad[operand] = result ? grad_of(d->g, value) : part_of(d->g, value, d->last, dtype);
     d->unused = d->unused || (result && d->grad[operand] < 0);
@@ -202,6 +207,9 @@ static void apply(derivation *d, const gradient_rule *rule)
     op->window = d->op.window;
     op->scale = d->op.scale;
     op->site = d->op.site;
+    op->parts = d->op.parts;
+    memcpy(op->part_at, d->op.part_at, sizeof op->part_at);
+    memcpy(op->part_cols, d->op.part_cols, sizeof op->part_cols);
     w->phase = QD_PHASE_INPUT;
 }
 
@@ -273,6 +281,15 @@ static int grad_of(gradients *g, int value)
     return g->done[value] = sum;
 }
 
+/* Whether no parameter of the module is trained. */
+static bool is_frozen(const qd_class_writer *w)
+{
+    for (int i = 0; i < w->module->param_count; i++)
+        if (!w->ledger->params[w->module->param_begin + i].frozen)
+            return false;
+    return true;
+}
+
 void qd_pass_gradient(qd_class_writer *w)
 {
     int forward_count = w->op_count, in = -1, out = -1;
@@ -302,6 +319,8 @@ void qd_pass_gradient(qd_class_writer *w)
         if (absorbs(w->ops[i].kind))
             g.absorbers[w->ops[i].slot[QD_NORM_X]]++;
     }
+    if (in < 0 && is_frozen(w))
+        return; /* a frozen embedding */
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
         give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden), forward_count);
@@ -310,6 +329,8 @@ void qd_pass_gradient(qd_class_writer *w)
     for (int i = forward_count - 1; i >= 0 && !w->no_memory && !w->wrong; i--)
         if (!absorbs(w->ops[i].kind))
             derive(&g, i, -1, false);
+        else if (w->ops[i].kind == QD_OP_PERMUTE) /* complete before the gradient of the router, which may need it */
+            grad_of(&g, w->ops[i].slot[QD_PERMUTE_Y]);
     if (in >= 0 && !w->no_memory && !w->wrong)
         grad_of(&g, in);
 }

@@ -144,6 +144,7 @@ typedef enum size {
     ROWS, COLS,               /* of the first operand */
     MATRIX_ROWS, MATRIX_COLS, /* of the weight, or of its gradient */
     RESULT_COLS, DY_COLS,     /* of an activation */
+    ADD_COLS,                 /* of what an adapter adds to */
     Q_COLS, QK_COLS,          /* of this rank's query heads; of query and key heads */
     COUNTED_KEYS,             /* columns of keys that this rank counts in sums over all ranks */
     LOAD_ROWS,                /* whose choices are summed in one load, on the rank of cp with the most rows */
@@ -161,6 +162,9 @@ static const struct {
     [QD_OP_LINEAR] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
     [QD_OP_LINEAR_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
     [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, ROWS, .gemm = true},
+    [QD_OP_ADAPT] = {ROWS, ADD_COLS, MATRIX_COLS},
+    [QD_OP_ADAPT_DX] = {ROWS, COLS, MATRIX_COLS},
+    [QD_OP_ADAPT_DW] = {ROWS, COLS, MATRIX_COLS},
     [QD_OP_ACTIVATION] = {ROWS, RESULT_COLS},
     [QD_OP_ACTIVATION_GRAD] = {ROWS, DY_COLS},
     [QD_OP_ROPE] = {ROWS, QK_COLS, .heads = true},
@@ -201,6 +205,7 @@ static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
     case MATRIX_ROWS: return matrix_of(w, op)->rows;
     case MATRIX_COLS: return matrix_of(w, op)->cols;
     case RESULT_COLS: return w->slots[op->slot[QD_ACTIVATION_Y]].cols;
+    case ADD_COLS: return w->slots[op->slot[QD_ADAPT_ADD]].cols;
     case DY_COLS: return w->slots[op->slot[QD_ACTIVATION_GRAD_DY]].cols;
     case Q_COLS: return (int64_t)w->heads * m->head_dim;
     case QK_COLS: return (int64_t)(w->heads + w->kv_heads) * m->head_dim;
@@ -235,11 +240,18 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     op->n = size_of(w, op, n ? n : COLS);
     op->k = size_of(w, op, sizes[op->kind].k);
     op->flops = sizes[op->kind].gemm ? 2.0 * (double)op->m * (double)op->n * (double)op->k : 0.0;
+    for (int i = 0; i < op->parts; i++) /* only the columns of parts with adapters are computed */
+        op->flops += 2.0 * (double)op->m * (double)op->part_cols[i] * (double)op->k;
     op->heads = sizes[op->kind].heads ? w->heads : 0;
     op->kv_heads = sizes[op->kind].heads ? w->kv_heads : 0;
     qd_class_count_bytes(w, op);
     if (sizes[op->kind].port)
         op->first = w->port_first;
+    if (op->kind == QD_OP_DROPOUT && w->tensor.size > 1 && w->slots[qd_op_first(op)].layout == QD_LAYOUT_COLUMNS) {
+        op->first = 0; /* all rows, columns of one of k shards */
+        op->k = w->tensor.size;
+        op->to = w->tensor_coord;
+    }
     bool lookup = op->kind == QD_OP_EMBED || op->kind == QD_OP_EMBED_GRAD;
     if (lookup || op->kind == QD_OP_HEAD_LOGITS)
         op->first = qd_class_first_token(w, (int)(matrix_of(w, op) - w->slots));

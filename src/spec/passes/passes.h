@@ -60,6 +60,13 @@ static inline int qd_class_gradient(int weight)
     return weight < 0 ? -1 : weight + 1;
 }
 
+/* The same for a weight that is trained; -1: it is frozen. */
+static inline int qd_class_trained(const qd_class_writer *w, int weight)
+{
+    bool frozen = weight >= 0 && w->ledger->params[w->module->param_begin + w->slots[weight].param].frozen;
+    return frozen ? -1 : qd_class_gradient(weight);
+}
+
 static inline int qd_class_weight_of(int gradient)
 {
     return gradient - 1;

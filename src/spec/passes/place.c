@@ -20,6 +20,7 @@ typedef enum need {
     ONE_RANK,           /* of a partial sum, only one rank may add it: a bias, a position */
     IN, OUT,            /* the input and the result of a GEMM: how its weight is sharded decides */
     D_IN, D_OUT,        /* their gradients */
+    WIDE, D_NARROW,     /* of adapters: as OUT and D_IN, with the width of what is added to, or their own */
     ALIKE,              /* the layout and the width of the first operand; ACTIVATED: half of it if the activation is gated */
     ACTIVATED,
     ALIKE_ROWS,         /* the layout of the first operand, with its own width */
@@ -64,11 +65,14 @@ static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_ATTENTION_CACHED] = NEEDS(ATTENTION_CACHED, (QKV, COLUMNS), (O, HEADS)),
     [QD_OP_ACTIVATION] = NEEDS(ACTIVATION, (X, ALIKE), (Y, ACTIVATED)),
     [QD_OP_ACTIVATION_GRAD] = NEEDS(ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
-    [QD_OP_ADD] = NEEDS(ADD, (A, PORT), (B, PORT), (Y, PORT)),
-    [QD_OP_SCALE] = NEEDS(SCALE, (X, PORT), (Y, PORT)),
+    [QD_OP_ADAPT] = NEEDS(ADAPT, (X, IN), (ADD, WIDE), (Y, WIDE)),
+    [QD_OP_ADAPT_DX] = NEEDS(ADAPT_DX, (DY, D_OUT), (DX, D_NARROW)),
+    [QD_OP_ADAPT_DW] = NEEDS(ADAPT_DW, (DY, D_OUT), (X, IN), (WEIGHT_GRAD, OVER_ROWS)),
+    [QD_OP_ADD] = NEEDS(ADD, (A, ALIKE), (B, ALIKE), (Y, ALIKE)),
+    [QD_OP_SCALE] = NEEDS(SCALE, (X, ALIKE), (Y, ALIKE)),
     [QD_OP_GATE] = NEEDS(GATE, (X, PORT), (GATE, PORT), (Y, PORT)),
     [QD_OP_GATE_GRAD] = NEEDS(GATE_GRAD, (DY, PORT), (X, PORT), (GATE, PORT), (DX, PORT), (D_GATE, PORT)),
-    [QD_OP_DROPOUT] = NEEDS(DROPOUT, (X, PORT), (Y, PORT)),
+    [QD_OP_DROPOUT] = NEEDS(DROPOUT, (X, ALIKE), (Y, ALIKE)),
     [QD_OP_HEAD_LOSS] = RULE(qd_place_loss, HEAD_LOSS, (X, ALL), (DX, PARTIAL)),
     [QD_OP_HEAD_LOGITS] = NEEDS(HEAD_LOGITS, (X, ALL)),
     [QD_OP_ROUTE] = RULE(qd_place_route, ROUTE, (LOGITS, PORT), (CHOICE, PORT), (WEIGHT, PORT)),
@@ -202,7 +206,9 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case ALL: return QD_LAYOUT_ALL;
     case PARTIAL: return QD_LAYOUT_PARTIAL;
     case IN: return linear_x[cut_of(w, weight_of(w, op)) + 1];
+    case WIDE:
     case OUT: return linear_y[cut_of(w, weight_of(w, op)) + 1];
+    case D_NARROW:
     case D_IN: return dual(linear_x[cut_of(w, weight_of(w, op)) + 1]);
     case D_OUT: return dual(linear_y[cut_of(w, weight_of(w, op)) + 1]);
     case OF_BIAS: return bias_rows(param_of(w, weight_of(w, op)));
@@ -221,6 +227,7 @@ static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
     switch (n) {
     case OUT: return w->slots[weight_of(w, op)].rows;
     case D_IN: return w->slots[weight_of(w, op)].cols;
+    case WIDE: return w->slots[p->now[op->slot[QD_ADAPT_ADD]]].cols;
     case ALIKE: return like;
     case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);
     case HEADS: return w->heads * head;
@@ -247,6 +254,17 @@ void qd_place_keep(qd_placing *p, const qd_op *op)
     qd_class_measure(p->w, qd_class_keep(p->w, op));
 }
 
+/* Adapters of experts, and sums and factors of their rows. */
+static bool is_of_experts(const qd_placing *p, const qd_op *op)
+{
+    if (op->kind == QD_OP_ADAPT)
+        return op->slot[QD_ADAPT_COUNT] >= 0;
+    if (op->kind == QD_OP_ADAPT_DX || op->kind == QD_OP_ADAPT_DW)
+        return op->slot[QD_ADAPT_DX_COUNT] >= 0;
+    return p->w->slots[p->now[qd_op_first(op)]].layout == QD_LAYOUT_ROUTED;
+}
+QD_SAME_PLACE(COUNT, ADAPT_DX, ADAPT_DW);
+
 /* Converts the operands of an op to what it needs, gives its results their layouts, emits it and
  * sums its results. */
 static void place(qd_placing *p, const qd_op *op)
@@ -255,6 +273,10 @@ static void place(qd_placing *p, const qd_op *op)
     const placement *rule = &placements[op->kind];
     qd_op placed = *op;
     bool partial = false;
+    if (!rule->rule && is_of_experts(p, op)) {
+        qd_place_grouped(p, op);
+        return;
+    }
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         need n = rule->needs.slot[j] > 0 ? (need)(rule->needs.slot[j] - 1) : AS_IS;
         if (op->slot[j] < 0 || n == AS_IS || n == ONE_RANK)

@@ -12,8 +12,8 @@ static const qd_sequence_value values[VALUES] = {
     [SUMS] = {"row_sums", QD_VALUE_F32, ROWS, TWO},
 };
 
-/* Facts: gradients are wanted. */
-enum { GRADIENTS = 1 };
+/* Facts: gradients are wanted; the matrix is trained. */
+enum { GRADIENTS = 1, TRAINED = 2 };
 enum { ONE_RANK, CHUNK, END };
 /* Rows of the chunk that an op reads, or writes. MAXIMUM: an exchange that is not a sum. */
 enum { ALL, READS, WRITES, MAXIMUM };
@@ -29,7 +29,7 @@ static const qd_step steps[] = {
     QD_STEP(CHUNK, 0, 0, LOSS_GRAD, READS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS),
             (LOSSES, LOSSES)),
     QD_STEP(CHUNK, GRADIENTS, 0, LINEAR_DX, WRITES, CHUNK_ROWS, HIDDEN, TOKENS, (DY, LOGITS), (WEIGHT, MATRIX), (DX, DX)),
-    QD_STEP(CHUNK, GRADIENTS, 0, LINEAR_DW, READS, TOKENS, HIDDEN, CHUNK_ROWS, (DY, LOGITS), (X, X), (WEIGHT_GRAD, MATRIX_GRAD)),
+    QD_STEP(CHUNK, GRADIENTS | TRAINED, 0, LINEAR_DW, READS, TOKENS, HIDDEN, CHUNK_ROWS, (DY, LOGITS), (X, X), (WEIGHT_GRAD, MATRIX_GRAD)),
     QD_STEP(END, 0, 0, LOSS_SUM, ALL, ROWS, ONE, NONE, (LOSSES, LOSSES), (INPUT, INPUT), (LOSS, LOSS)),
 };
 
@@ -41,7 +41,7 @@ typedef struct loss {
 static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 {
     const loss *l = (const loss *)(const void *)s;
-    double products = op->kind == QD_OP_HEAD_LOSS && s->facts & GRADIENTS ? 3.0 : 1.0;
+    double products = op->kind != QD_OP_HEAD_LOSS || !(s->facts & GRADIENTS) ? 1.0 : s->facts & TRAINED ? 3.0 : 2.0;
     op->flops = 2.0 * products * (double)op->m * (double)op->n * (double)op->k; /* k is 0 unless it is a GEMM */
     op->first = step->how == READS || step->how == MAXIMUM ? l->first : 0;
     op->to = step->how == WRITES ? l->first : 0;
@@ -72,7 +72,8 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     const qd_device_traits *traits = w->config->traits;
     const qd_slot matrix = w->slots[op->slot[QD_HEAD_LOSS_WEIGHT]];
     int64_t most = qd_head_chunk_rows(traits, w->model->vocab);
-    loss l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = op->slot[QD_HEAD_LOSS_DX] >= 0 ? GRADIENTS : 0,
+    loss l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (op->slot[QD_HEAD_LOSS_DX] >= 0 ? GRADIENTS : 0) |
+                             (op->slot[QD_HEAD_LOSS_WEIGHT_GRAD] >= 0 ? TRAINED : 0),
                     .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = matrix.rows, [HIDDEN] = matrix.cols}},
               .chunk = most > w->rows ? w->rows : most};
     qd_sequence_begin(&l.s);

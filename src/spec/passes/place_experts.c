@@ -202,6 +202,14 @@ static int64_t at_most(double wanted, int64_t worst)
     return ceil(wanted) < (double)worst ? (int64_t)ceil(wanted) : worst;
 }
 
+static bool has_adapters(const qd_class_writer *w)
+{
+    for (int i = 0; i < w->decl->param_count; i++)
+        if (w->decl->params[i].adapter && w->decl->params[i].expert >= 0)
+            return true;
+    return false;
+}
+
 static qd_expert_plan *plan_experts(qd_class_writer *w)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
@@ -221,11 +229,14 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     e->held = qd_experts_of(w->model, mesh, w->config->rank, &e->first);
     e->first %= moe->experts / e->nodes;
     int64_t worst = most * e->ranks * e->nodes, relayed = e->nodes * (most / k);
-    e->room = e->nodes == 1 ? w->port_rows * k : at_most(w->config->expert_rows * (double)most, most * e->nodes);
-    e->capacity = e->ranks == 1 ? e->room : at_most(w->config->expert_rows * (double)most * e->etp, worst);
+    /* Extra rounds do not know adapters: with them there is buffer space for all rows. */
+    double room = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
+    e->room = e->nodes == 1 ? w->port_rows * k : at_most(room, most * e->nodes);
+    e->capacity = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
     bool rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
     e->s = (qd_sequence){
-        w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
+        w, QD_SEQUENCE_TABLES(values, steps), finish,
+        .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
         .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
                    [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
                    [ROOM] = e->room, [CAPACITY] = e->capacity, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
@@ -302,11 +313,12 @@ static void grad_rounds(qd_expert_plan *e, int d_weight, int dx)
     if (!(e->s.facts & ROUNDS))
         return;
     plan_rounds(e, true);
-    for (int half = 0; half < (w->config->split ? 2 : 1); half++) {
+    bool trained = qd_class_trained(w, slot[UP]) >= 0;
+    for (int half = 0; half < (w->config->split && trained ? 2 : 1); half++) {
         bool inputs = half == 0, weights = half == 1 || !w->config->split;
         w->phase = inputs ? QD_PHASE_INPUT : QD_PHASE_WEIGHT;
-        slot[UP_GRAD] = weights ? qd_class_gradient(slot[UP]) : -1;
-        slot[DOWN_GRAD] = weights ? qd_class_gradient(slot[DOWN]) : -1;
+        slot[UP_GRAD] = weights ? qd_class_trained(w, slot[UP]) : -1;
+        slot[DOWN_GRAD] = weights ? qd_class_trained(w, slot[DOWN]) : -1;
         slot[ROUND_D_WEIGHT] = inputs ? d_weight : -1;
         slot[ROUND_DX] = inputs ? dx : -1;
         qd_sequence_emit(&e->s, GRAD_ROUNDS);
@@ -329,6 +341,27 @@ static void send_back(qd_placing *p, int result, bool forward)
     }
 }
 
+/* The matrices, or their gradients, that an op works with; -1: none. */
+static int weight_of(const qd_class_writer *w, const qd_op *op)
+{
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
+            return op->slot[j];
+    return -1;
+}
+
+/* The result that may be the last of the experts; -1: none. */
+static int result_of(const qd_op *op)
+{
+    switch (op->kind) {
+    case QD_OP_EXPERTS: return op->slot[QD_EXPERTS_Y];
+    case QD_OP_EXPERTS_DX: return op->slot[QD_EXPERTS_DX_DX];
+    case QD_OP_ADAPT: return op->slot[QD_ADAPT_Y];
+    case QD_OP_ADD: return op->slot[QD_ADD_Y];
+    default: return -1;
+    }
+}
+
 /* Ops over the rows of this rank's experts. */
 void qd_place_grouped(qd_placing *p, const qd_op *op)
 {
@@ -336,8 +369,7 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = w->experts;
     int *slot = e->s.slot;
     qd_op placed = *op;
-    bool product = op->kind == QD_OP_EXPERTS || op->kind == QD_OP_EXPERTS_DX;
-    int weight = product ? op->slot[QD_EXPERTS_WEIGHT] : op->kind == QD_OP_EXPERTS_DW ? op->slot[QD_EXPERTS_DW_WEIGHT_GRAD] : -1;
+    int weight = weight_of(w, op);
     int64_t out = weight >= 0 ? w->slots[weight].rows / e->held : 0, in = weight >= 0 ? w->slots[weight].cols : 0;
     if (e->to_relay)
         qd_sequence_emit(&e->s, TO_EXPERTS);
@@ -345,23 +377,26 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (qd_op_reads(op, j) && op->slot[j] != weight)
             placed.slot[j] = (int16_t)(op->slot[j] == slot[COUNT] ? slot[TABLE] : p->now[op->slot[j]]);
-    if (op->kind == QD_OP_EXPERTS) {
+    if (op->kind == QD_OP_EXPERTS && !w->decl->params[w->slots[weight].param].adapter) {
         e->ffn = slot[UP] < 0 ? out / 2 : in;
         slot[slot[UP] < 0 ? UP : DOWN] = weight;
     }
-    int64_t n = op->kind == QD_OP_EXPERTS_DX ? in : weight >= 0 ? out : e->ffn;
+    bool dx = op->kind == QD_OP_EXPERTS_DX, adapts = op->parts > 0, rowwise = op->kind == QD_OP_ADD || op->kind == QD_OP_SCALE;
+    int64_t wide = adapts || rowwise ? w->slots[placed.slot[op->kind == QD_OP_ADAPT ? QD_ADAPT_ADD : 0]].cols : 0;
+    int64_t n = dx ? in : adapts || rowwise ? wide : weight >= 0 ? out : e->ffn;
+    int64_t cols = op->kind == QD_OP_EXPERT_ACTIVATION_GRAD ? 2 * e->ffn : op->kind == QD_OP_ADAPT_DX ? op->parts * in : n;
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind == QD_SLOT_LOCAL)
-            shape(w, op->slot[j], e->capacity, op->kind == QD_OP_EXPERT_ACTIVATION_GRAD ? 2 * e->ffn : n);
+            shape(w, op->slot[j], e->capacity, cols);
     qd_op *kept = qd_class_keep(w, &placed);
     double flops = 2.0 * (double)w->port_rows * w->model->moe.per_token * e->etp * (double)out * (double)in; /* for a balanced load */
     qd_class_count_bytes(w, kept);
-    qd_op_sizes(kept, e->capacity, n, op->kind == QD_OP_EXPERTS_DX ? out : in, flops);
-    kept->experts = e->held;
-    kept->expert = e->first;
-    int result = op->slot[op->kind == QD_OP_EXPERTS ? QD_EXPERTS_Y : QD_EXPERTS_DX_DX];
-    if (product && is_collected(p, result))
-        send_back(p, result, op->kind == QD_OP_EXPERTS);
+    qd_op_sizes(kept, e->capacity, n, dx ? out : in, flops);
+    kept->experts = rowwise ? 0 : e->held;
+    kept->expert = rowwise ? 0 : e->first;
+    int result = result_of(op);
+    if (result >= 0 && is_collected(p, result))
+        send_back(p, result, op->phase == QD_PHASE_FORWARD);
 }
 
 /* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */

@@ -137,3 +137,11 @@ int64_t qd_build_module_first(const qd_builder *b, int module)
             return b->p->storage.offset[i];
     return b->p->storage.values;
 }
+
+int64_t qd_build_module_values(const qd_builder *b, int module)
+{
+    for (int i = module < b->modules ? b->ledger->modules[module].param_begin : b->ledger->param_count; i < b->ledger->param_count; i++)
+        if (b->ledger->params[i].tied_to < 0)
+            return b->p->storage.value[i];
+    return module < b->modules ? b->p->storage.stored : b->p->storage.params;
+}

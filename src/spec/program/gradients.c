@@ -84,11 +84,11 @@ static void zero_gradients(qd_builder *b, int buffer, int low, int high, bool ti
     int64_t first = 0, count = 0;
     for (int i = b->ledger->modules[low].param_begin; i <= last->param_begin + last->param_count; i++) {
         bool ends = i == last->param_begin + last->param_count;
-        if (!ends && (s->count[i] == 0 || (b->ledger->params[i].tied_to >= 0) != tied))
+        if (!ends && (s->trained[i] == 0 || (b->ledger->params[i].tied_to >= 0) != tied))
             continue;
         if (!ends && !b->grad.overwritten[i]) { /* merge neighbours, including the padding between them */
             first = count > 0 ? first : s->offset[i];
-            count = s->offset[i] + s->count[i] - first;
+            count = s->offset[i] + s->trained[i] - first;
         } else if (count > 0) {
             qd_build_zero(b, buffer, first, count, b->strategy->grad);
             count = 0;
@@ -140,7 +140,8 @@ int64_t qd_gradients_storage(const qd_builder *b, bool *sharded)
 
 static bool has_tied(const qd_builder *b, int module)
 {
-    return b->gather.units[module].tied >= 0;
+    int tied = b->gather.units[module].tied;
+    return tied >= 0 && !b->ledger->params[tied].frozen;
 }
 
 void qd_gradients_begin(qd_builder *b)
@@ -254,7 +255,7 @@ static void reduce_whole(qd_builder *b, const qd_grad_block *block, int buffer)
         int64_t first = end > begin ? b->p->storage.offset[end] : qd_build_module_first(b, block->low);
         if (group >= 0)
             reduce_range(b, block, buffer, group, first, last);
-        else if (b->grad.in_blocks) /* no other rank to reduce with, but they are added to GRAD like the others */
+        else if (b->grad.in_blocks && last > first) /* no other rank to reduce with, but they are added to GRAD like the others */
             *add_pending(b, block->low) = (qd_pending){.action = -1, .low = block->low, .first = first, .count = last - first, .part = -1,
                                                       .from = buffer, .slot = -1};
         last = first;
@@ -267,9 +268,9 @@ static int64_t choose_run(const qd_builder *b, int begin, int end, int *param)
 {
     int64_t count = 0;
     *param = end;
-    while (*param > begin && (count == 0 || (count + b->p->storage.count[*param - 1]) * grad_size(b) <= b->strategy->bucket_bytes)) {
+    while (*param > begin && (count == 0 || (count + b->p->storage.trained[*param - 1]) * grad_size(b) <= b->strategy->bucket_bytes)) {
         --*param;
-        count += b->ledger->params[*param].tied_to < 0 ? b->p->storage.count[*param] : 0;
+        count += b->ledger->params[*param].tied_to < 0 ? b->p->storage.trained[*param] : 0;
     }
     return count;
 }
@@ -285,7 +286,7 @@ static void reduce_parts(qd_builder *b, const qd_grad_block *block, int buffer)
         int family = b->ledger->params[end - 1].family;
         qd_share share = storage->share[family];
         int64_t count = choose_run(b, family_begin(b, begin, end), end, &param);
-        int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part);
+        int64_t own = qd_storage_run(b->ledger, storage, param, end - param, share.parts, share.part, false);
         bool alone = b->group.shard[family] < 0, replicas = b->group.replica[family] >= 0;
         if (alone && !replicas && b->strategy->zero == 1 && !b->strategy->sync_each) { /* whole and already in place */
             end = param;
@@ -344,7 +345,7 @@ static void reduce_replicas(qd_builder *b, qd_pending *pending)
     a->first = pending->first;
     a->bytes = 0; /* groups at other positions of the copies have different parts */
     for (int part = 0; part < parts; part++)
-        a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, parts, part),
+        a->bytes += qd_coll_bytes(QD_COLL_ALL_REDUCE, qd_storage_run(b->ledger, s, pending->param, pending->params, parts, part, false),
                                   b->strategy->grad, copies) * (b->ledger->mesh.world / (parts * copies));
     pending->action = b->p->action_count - 1;
 }
@@ -407,13 +408,13 @@ static void reduce_tensor(qd_builder *b, const qd_grad_block *block, int buffer)
     for (int i = low->param_begin, last; i < end; i = last + 1) {
         qd_group group = qd_ledger_tensor_group(b->ledger, i);
         last = i;
-        if (group.size == 1 || s->count[i] == 0 || b->ledger->params[i].tied_to >= 0)
+        if (group.size == 1 || s->trained[i] == 0 || b->ledger->params[i].tied_to >= 0)
             continue;
         while (last + 1 < end && qd_group_equal(qd_ledger_tensor_group(b->ledger, last + 1), group) &&
-               s->offset[last + 1] == s->offset[last] + s->count[last])
+               s->offset[last + 1] == s->offset[last] + s->trained[last])
             last++;
         qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, qd_build_group(b, group),
-                                           s->offset[last] + s->count[last] - s->offset[i], b->strategy->grad, -1);
+                                           s->offset[last] + s->trained[last] - s->offset[i], b->strategy->grad, -1);
         a->stream = QD_STREAM_COMPUTE;
         a->buffer = buffer;
         a->first = s->offset[i];
@@ -515,6 +516,15 @@ static void reduce_sums(qd_builder *b)
     }
 }
 
+static bool has_trained(const qd_builder *b, int module)
+{
+    const qd_module *m = &b->ledger->modules[module];
+    for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
+        if (!b->ledger->params[i].frozen)
+            return true;
+    return false;
+}
+
 /* Reductions complete in the order in which they start, from the last module to the first. So do
  * the norms, each waiting only for the reductions that cover its module. */
 void qd_gradients_finish(qd_builder *b)
@@ -549,7 +559,7 @@ void qd_gradients_finish(qd_builder *b)
     qd_muon_begin(b);
     bool chunks = qd_offload_updates(b);
     for (int module = 0; module < b->modules && !chunks; module++)
-        if (qd_build_holds(b, module))
+        if (qd_build_holds(b, module) && has_trained(b, module))
             qd_build_action(b, QD_ACTION_UPDATE, module, -1);
     qd_muon_finish(b);
     qd_offload_finish(b);

@@ -40,7 +40,7 @@ typedef struct qd_muon {
 bool qd_muon_takes(const qd_ledger *ledger, int param)
 {
     const qd_param *p = &ledger->params[param];
-    return p->ndim == 2 && p->tied_to < 0 && ledger->modules[p->module].layer >= 0;
+    return p->ndim == 2 && p->tied_to < 0 && !p->frozen && ledger->modules[p->module].layer >= 0;
 }
 
 static int family_of(const qd_program *p, int matrix)
@@ -240,7 +240,7 @@ static qd_status place_moments(qd_builder *b, qd_arena *arena, int64_t *moment2)
     if (!b->p->moment2)
         return QD_NO_MEMORY;
     for (int i = 0; i < b->ledger->param_count; i++) {
-        b->p->moment2[i] = qd_muon_takes(b->ledger, i) ? -1 : *moment2;
+        b->p->moment2[i] = qd_muon_takes(b->ledger, i) || b->ledger->params[i].frozen ? -1 : *moment2;
         if (b->p->moment2[i] >= 0 && b->ledger->params[i].tied_to < 0)
             *moment2 += qd_storage_part(s, i, qd_storage_share(s, i).parts, qd_storage_share(s, i).part).count;
     }

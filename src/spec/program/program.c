@@ -535,7 +535,7 @@ static qd_status choose_norm(builder *b, qd_arena *arena)
         const qd_param *p = &l->params[i];
         const qd_place *place = &p->value[QD_AXIS_TP];
         int copies = place->kind != QD_SHARD ? tp : place->repeat > 1 ? place->repeat : 1;
-        if (!p->counts && p->tied_to < 0)
+        if (!p->counts && !p->frozen && p->tied_to < 0)
             b->p->norm[i] = p->family == 1 ? (qd_norm_rule){qd_expert_ranks(&l->mesh), 1} : (qd_norm_rule){tp, copies};
     }
     return QD_OK;
@@ -674,7 +674,7 @@ int64_t qd_program_square_base(const qd_program *p, int family, int part)
         return part == 0 ? rows : rows + p->storage.whole_rows[family];
     for (int i = 0; i < p->ledger->param_count; i++) {
         const qd_param *param = &p->ledger->params[i];
-        if (p->storage.rows[i] == 0 || param->tied_to >= 0 || param->family != family)
+        if (p->storage.rows[i] == 0 || param->frozen || param->tied_to >= 0 || param->family != family)
             continue; /* most experts are on other ranks */
         qd_slice(p->storage.rows[i], parts, part, &first, &length); /* rows of the parts before it */
         rows += first;
@@ -701,16 +701,23 @@ int64_t qd_program_square_rows(const qd_program *p)
     return qd_program_square_base(p, QD_FAMILY_COUNT - 1, p->storage.share[QD_FAMILY_COUNT - 1].parts);
 }
 
+qd_share qd_program_share(const qd_program *p, qd_buffer_kind kind, int param)
+{
+    bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
+    return p->ledger->params[param].frozen && !sharded ? (qd_share){1, 0} : qd_storage_share(&p->storage, param);
+}
+
 qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int param)
 {
     const qd_storage *s = &p->storage;
-    qd_share share = qd_storage_share(s, param);
+    qd_share share = qd_program_share(p, kind, param);
     qd_extent own = qd_storage_part(s, param, share.parts, share.part);
     qd_holding h = {.box = qd_ledger_atom(p->ledger, param, p->rank), .count = own.count};
     h.box.begin[0] += own.first_row;
     h.box.length[0] = own.rows;
     bool sharded = p->persistent[kind] >= 0 && p->buffers[p->persistent[kind]].sharded;
-    h.offset = sharded ? s->shard_offset[param] : (param == s->copied ? s->value : s->offset)[param] + own.first;
+    bool values = kind == QD_BUFFER_PARAM;
+    h.offset = sharded ? (values ? s->shard_value : s->shard_offset)[param] : (values ? s->value : s->offset)[param] + own.first;
     if (kind == QD_BUFFER_MOMENT2 && p->moment2)
         h.offset = p->moment2[param];
     if (!qd_program_keeps(p, kind, param))
@@ -720,6 +727,8 @@ qd_holding qd_program_holding(const qd_program *p, qd_buffer_kind kind, int para
 
 bool qd_program_keeps(const qd_program *p, qd_buffer_kind kind, int param)
 {
+    if (p->ledger->params[param].frozen && kind != QD_BUFFER_PARAM)
+        return false;
     return p->persistent[kind] >= 0 && !(kind == QD_BUFFER_MOMENT2 && p->moment2 && p->moment2[param] < 0);
 }
 

@@ -303,6 +303,9 @@ typedef struct qd_holding {
     qd_atom box;
     int64_t offset, count;
 } qd_holding;
+/* The number of parts, and the part of this rank. Frozen values are whole on every rank unless the
+ * buffer is sharded: nothing is gathered after an update. */
+qd_share qd_program_share(const qd_program *program, qd_buffer_kind kind, int param);
 qd_holding qd_program_holding(const qd_program *program, qd_buffer_kind kind, int param);
 /* Whether any rank holds such state of the parameter: Muon keeps no second moment for matrices. */
 bool qd_program_keeps(const qd_program *program, qd_buffer_kind kind, int param);

@@ -169,9 +169,10 @@ int qd_build_alloc(qd_builder *b, qd_buffer_kind kind, int module, int microbatc
 void qd_build_free(qd_builder *b, int *buffer); /* if there is one; a second call does nothing */
 void qd_build_zero(qd_builder *b, int buffer, int64_t first, int64_t count, qd_dtype dtype);
 int qd_build_group(qd_builder *b, qd_group group); /* index; -1 for one rank */
-/* Where the elements of a module begin in buffers of all parameters. Tied parameters are not among
+/* Where the elements of a module begin in buffers of all gradients. Tied parameters are not among
  * them, and a module may have no others. */
 int64_t qd_build_module_first(const qd_builder *b, int module);
+int64_t qd_build_module_values(const qd_builder *b, int module); /* the same in buffers of values; `modules`: their end */
 int qd_build_last_compute(const qd_builder *b);    /* last action that computes; -1: none */
 /* REDUCE, REDUCE_SCATTER or GATHER of `count` elements, on a stream of its own if the strategy
  * overlaps; it then starts when action `after` has ended. */

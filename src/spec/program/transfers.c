@@ -97,7 +97,8 @@ static void turn_messages(qd_builder *b, int rank, int index, const int *last_mo
     if (stage > 0)
         add_message(b, (message){.kind = MESSAGE_PORT_GRAD, .from = rank, .to = s->rank_of[stage - 1], .module = last_module[stage - 1],
                                  .microbatch = mb, .sent = sent, .used = turn_of[1][cell(s, stage - 1, mb)]});
-    bool tied = b->ledger->model.tied && stage == s->stages - 1 && (b->strategy->sync_each || mb == s->micro_batches - 1);
+    bool trained = b->ledger->model.tied && !b->ledger->params[b->ledger->param_count - 1].frozen;
+    bool tied = trained && stage == s->stages - 1 && (b->strategy->sync_each || mb == s->micro_batches - 1);
     if (tied)
         add_message(b, (message){.kind = MESSAGE_TIED, .from = rank, .to = s->rank_of[0], .microbatch = mb, .sent = sent,
                                  .used = turn_of[2][cell(s, 0, mb)]});
@@ -291,7 +292,7 @@ void qd_transfers_finish(qd_builder *b)
 void qd_transfers_values(qd_builder *b)
 {
     int tied = b->ledger->param_count - 1, owner = b->ledger->params[tied].tied_to;
-    if (owner < 0 || b->order.schedule->ranks == 1 || !qd_ledger_tied_apart(b->ledger, tied))
+    if (owner < 0 || b->ledger->params[tied].frozen || b->order.schedule->ranks == 1 || !qd_ledger_tied_apart(b->ledger, tied))
         return;
     const qd_module *first = &b->ledger->modules[0], *last = &b->ledger->modules[b->modules - 1];
     bool sends = first->stage_rank == b->order.stage_rank, receives = last->stage_rank == b->order.stage_rank;

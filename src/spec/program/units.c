@@ -96,7 +96,7 @@ static int module_runs(const qd_builder *b, int module, run runs[QD_FAMILY_COUNT
 /* A buffer for this rank's parts of a run, cut into `parts`. */
 static int alloc_parts(qd_builder *b, qd_buffer_kind kind, int module, run r, int parts, int part, int64_t first)
 {
-    int64_t count = qd_storage_run(b->ledger, &b->p->storage, r.param, r.params, parts, part);
+    int64_t count = qd_storage_run(b->ledger, &b->p->storage, r.param, r.params, parts, part, b->strategy->zero == 3);
     int buffer = qd_build_alloc(b, kind, module, -1, count * (int64_t)qd_dtype_size(b->strategy->param));
     if (buffer >= 0 && !b->no_memory) {
         b->p->buffers[buffer].sharded = true;
@@ -126,9 +126,11 @@ static void gather_run(qd_builder *b, int module, run r)
     const qd_strategy *s = b->strategy;
     const qd_storage *storage = &b->p->storage;
     qd_unit *unit = &b->gather.units[module];
-    int64_t count = qd_storage_run(b->ledger, storage, r.param, r.params, 1, 0);
+    int64_t count = qd_storage_run(b->ledger, storage, r.param, r.params, 1, 0, s->zero == 3);
     int param = b->p->persistent[QD_BUFFER_PARAM], whole = s->zero < 3 ? param : unit->buffer, part = param;
     int parts = storage->share[r.family].parts, group = b->group.shard[r.family];
+    if (count == 0)
+        return; /* all of it is frozen and in place */
     if (group < 0 && r.family > 0) { /* experts that no other rank holds */
         if (s->zero == 3)
             pack(b, QD_ACTION_UNPACK, module, r, whole, part, parts);
@@ -158,13 +160,11 @@ static void gather_run(qd_builder *b, int module, run r)
 
 static void gather(qd_builder *b, int module)
 {
-    const qd_storage *storage = &b->p->storage;
     qd_unit *unit = &b->gather.units[module];
     run runs[QD_FAMILY_COUNT];
     int count = module_runs(b, module, runs);
     if (b->strategy->zero == 3) {
-        int64_t first = qd_build_module_first(b, module);
-        int64_t end = module + 1 < b->modules ? qd_build_module_first(b, module + 1) : storage->params;
+        int64_t first = qd_build_module_values(b, module), end = qd_build_module_values(b, module + 1);
         unit->buffer = qd_build_alloc(b, QD_BUFFER_UNIT, module, -1, (end - first) * (int64_t)qd_dtype_size(b->strategy->param));
         if (!b->no_memory)
             b->p->buffers[unit->buffer].first = first;

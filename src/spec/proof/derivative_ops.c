@@ -11,7 +11,7 @@ static qd_status linear(derivation *d)
     bool active = kind == QD_OP_LINEAR_GELU || kind == QD_OP_EXPERTS_SWIGLU;
     uint64_t key = qd_known_param(d, WEIGHT), x = qd_known_at(d, X).value, add = qd_known_at(d, ADD).value, bias = qd_known_param(d, BIAS);
     uint64_t y = number(FACT_LINEAR, key, x, add) ^ bias << 8;
-    if (kind == QD_OP_EXPERTS || kind == QD_OP_EXPERTS_SWIGLU)
+    if (qd_op_is_grouped(d->w->op->kind) || qd_proof_has(d->w, COUNTS))
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
     QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_LINEAR, .key = key, .x = x, .add = add, .y = y, .bias = bias}));
     if (active) {
@@ -31,7 +31,7 @@ static qd_status linear_dx(derivation *d)
     if (!f)
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
-    if (kind == QD_OP_EXPERTS_DX || kind == QD_OP_EXPERTS_DX_SWIGLU)
+    if (qd_op_is_grouped(d->w->op->kind) || qd_proof_has(d->w, COUNTS))
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
     known dx = qd_known_gradient(f->x, f->y);
     if (kind == QD_OP_LINEAR_DX_GELU || kind == QD_OP_EXPERTS_DX_SWIGLU) { /* continue through the activation */
@@ -52,7 +52,7 @@ static qd_status linear_dw(derivation *d)
     if (!f)
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
-    if (d->w->op->kind == QD_OP_EXPERTS_DW)
+    if (qd_op_is_grouped(d->w->op->kind) || qd_proof_has(d->w, COUNTS))
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
     if (f->bias != 0 && qd_proof_has(d->w, BIAS_GRAD) && qd_known_param(d, BIAS_GRAD) != f->bias)
         return qd_derivation_fail(d, BIAS_GRAD, "it is not the bias that the forward pass adds");
@@ -109,10 +109,20 @@ static const fact *norm_of(const derivation *d)
     return NULL;
 }
 
+/* Whether the gradient that an op writes is that of the parameter it reads, or there is none
+ * because the parameter is frozen. */
+static bool own_gradient(const derivation *d, proof_operand gradient, proof_operand param)
+{
+    int slot = qd_proof_slot_of(d->w->op, param);
+    int first = d->w->ledger->modules[d->w->class_->module].param_begin;
+    bool frozen = slot >= 0 && d->w->ledger->params[first + d->w->ops->slots[slot].param].frozen;
+    return qd_known_param(d, gradient) == (frozen ? 0 : qd_known_param(d, param));
+}
+
 static qd_status norm_grad(derivation *d)
 {
     const fact *f = norm_of(d);
-    if (!f || qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA))
+    if (!f || !own_gradient(d, GAMMA_GRAD, GAMMA))
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
     QD_TRY(qd_derivation_is_value(d, X, f->x));
@@ -211,7 +221,7 @@ static qd_status activation_grad(derivation *d)
 static qd_status head_norm_grad(derivation *d)
 {
     const fact *f = qd_derivation_find(d, FACT_HEAD_NORM, number(0, qd_known_param(d, GAMMA), qd_known_param(d, K_GAMMA), 0));
-    if (!f || qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA) || qd_known_param(d, K_GAMMA_GRAD) != qd_known_param(d, K_GAMMA))
+    if (!f || !own_gradient(d, GAMMA_GRAD, GAMMA) || !own_gradient(d, K_GAMMA_GRAD, K_GAMMA))
         return qd_derivation_no_fact(d);
     uint64_t x = f->x, state = number(NORM_STATE, f->y, 1, 0);
     QD_TRY(qd_derivation_is_value(d, X, x)); /* before it is overwritten in place */
@@ -250,7 +260,7 @@ static qd_status qk_norm_grad(derivation *d)
         qd_known_set_value(d, DELTA, sums);
         return qd_derivation_whole(d, D_QKV, f->y);
     }
-    if (qd_known_param(d, GAMMA_GRAD) != qd_known_param(d, GAMMA) || qd_known_param(d, K_GAMMA_GRAD) != qd_known_param(d, K_GAMMA))
+    if (!own_gradient(d, GAMMA_GRAD, GAMMA) || !own_gradient(d, K_GAMMA_GRAD, K_GAMMA))
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_is_value(d, STATE, number(NORM_STATE, f->x, 3, 0)));
     QD_TRY(qd_derivation_is_value(d, DELTA, sums));
@@ -352,8 +362,11 @@ static qd_status route_grad(derivation *d)
 static qd_status plan(derivation *d)
 {
     int list = d->w->op->kind == QD_OP_ROUTE_PLAN ? BY_EXPERT_LIST : d->w->op->kind == QD_OP_NODE_PLAN ? BY_NODE_LIST : RELAY_LIST;
-    if (list != RELAY_LIST)
+    if (list != RELAY_LIST) {
         QD_TRY(qd_derivation_is_value(d, CHOICE, thing(CHOICES)));
+        if (!qd_derivation_find_result(d, FACT_ROUTE, qd_known_at(d, COMBINE_WEIGHT).value))
+            return qd_derivation_fail(d, COMBINE_WEIGHT, "it is not the weights that the router chose");
+    }
     if (list == BY_NODE_LIST) {
         QD_TRY(qd_derivation_is_value(d, PLACE, list_part(BY_EXPERT_LIST, LIST_PLACE)));
         QD_TRY(qd_derivation_is_value(d, COUNTS, list_part(BY_EXPERT_LIST, LIST_COUNTS)));
@@ -484,15 +497,18 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_LINEAR:
     case QD_OP_LINEAR_ADD:
     case QD_OP_LINEAR_GELU:
+    case QD_OP_ADAPT:
     case QD_OP_EXPERTS:
     case QD_OP_EXPERTS_SWIGLU:
         return linear(d);
     case QD_OP_LINEAR_DX:
     case QD_OP_LINEAR_DX_GELU:
+    case QD_OP_ADAPT_DX:
     case QD_OP_EXPERTS_DX:
     case QD_OP_EXPERTS_DX_SWIGLU:
         return linear_dx(d);
     case QD_OP_LINEAR_DW:
+    case QD_OP_ADAPT_DW:
     case QD_OP_EXPERTS_DW:
         return linear_dw(d);
     case QD_OP_BIAS_GRAD:

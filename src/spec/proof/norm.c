@@ -72,7 +72,7 @@ qd_status qd_proof_norm(qd_proof *proof, const qd_program *p, int action, const 
         for (int i = 0; i < module->param_count; i++) {
             int param = module->param_begin + i;
             const qd_param *of = &l->params[param];
-            if (of->tied_to >= 0 || of->counts) {
+            if (of->tied_to >= 0 || of->counts || of->frozen) {
                 if (p->norm[param].holders != 0)
                     return QD_FAIL(QD_MISMATCH, "gradients: rank %d, action %d (norm): %s must not count in the norm",
                                    p->rank, action, of->name);

@@ -299,6 +299,11 @@ qd_status qd_proof_rule_linear(proof_walk *w);
 qd_status qd_proof_rule_linear_dx(proof_walk *w);
 qd_status qd_proof_rule_linear_dw(proof_walk *w);
 qd_status qd_proof_rule_bias_grad(proof_walk *w);
+/* Requires rows to be with their experts. Without expert parallelism rows sorted by expert are. */
+qd_status qd_proof_with_experts(const proof_walk *w, proof_operand operand, proof_value *v);
+qd_status qd_proof_rule_adapt(proof_walk *w);
+qd_status qd_proof_rule_adapt_dx(proof_walk *w);
+qd_status qd_proof_rule_adapt_dw(proof_walk *w);
 qd_status qd_proof_rule_activation(proof_walk *w);
 qd_status qd_proof_rule_activation_grad(proof_walk *w);
 qd_status qd_proof_rule_add(proof_walk *w);

@@ -258,8 +258,7 @@ qd_status qd_proof_rule_return(proof_walk *w)
     return qd_proof_write(w, Y, &x);
 }
 
-/* Requires rows to be with their experts. Without expert parallelism rows sorted by expert are. */
-static qd_status with_experts(const proof_walk *w, proof_operand operand, proof_value *v)
+qd_status qd_proof_with_experts(const proof_walk *w, proof_operand operand, proof_value *v)
 {
     QD_TRY(qd_proof_in_fold(w, operand, v, FOLD_EXPERTS));
     bool here = v->stage == AT_EXPERTS || (v->stage == BY_EXPERT && qd_expert_ranks(w->proof->mesh) == 1) ||
@@ -274,7 +273,7 @@ qd_status qd_proof_rule_experts(proof_walk *w)
     proof_value x, weight;
     QD_TRY(qd_proof_read(w, operand, &x));
     QD_TRY(qd_proof_is_gradient(w, operand, &x, back));
-    QD_TRY(with_experts(w, operand, &x));
+    QD_TRY(qd_proof_with_experts(w, operand, &x));
     QD_TRY(qd_proof_param(w, WEIGHT, &weight));
     QD_TRY(qd_proof_in_fold(w, WEIGHT, &weight, FOLD_EXPERTS));
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
@@ -305,10 +304,10 @@ qd_status qd_proof_rule_experts_dw(proof_walk *w)
     proof_value dy, x;
     QD_TRY(qd_proof_read(w, DY, &dy));
     QD_TRY(qd_proof_is_gradient(w, DY, &dy, true));
-    QD_TRY(with_experts(w, DY, &dy));
+    QD_TRY(qd_proof_with_experts(w, DY, &dy));
     QD_TRY(qd_proof_read(w, X, &x));
     QD_TRY(qd_proof_is_gradient(w, X, &x, false));
-    QD_TRY(with_experts(w, X, &x));
+    QD_TRY(qd_proof_with_experts(w, X, &x));
     proof_place place = dy.place[0];
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
         proof_code a = (proof_code)dy.place[0].code[d], b = (proof_code)x.place[0].code[d], code = qd_proof_code_linear_dw(a, b);

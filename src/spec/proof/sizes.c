@@ -18,6 +18,7 @@
  *   Q      n + 2k                     e f    experts · n, experts · k; b  k for each rank of etp
  *   q o c  columns of queries, keys and values; of queries; of keys and values, by the op's heads
  *   g d K  heads and kv heads; size of a head; columns of keys
+ *   A P    parts · k; columns of all parts, of each expert
  *   E t    experts of the model; experts per token
  *   s r p  rows of whole sequences; of this rank's positions; of a port */
 #define SHAPE(kind, triple) [QD_OPERAND_PLACE(kind, FIRST triple)] = {SECOND triple, THIRD triple},
@@ -38,6 +39,9 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(LINEAR_DX, (DY, 'w', ']'), (WEIGHT, 'k', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DX_GELU, (DY, 'w', 'k'), (WEIGHT, 'k', 'n'), (SUM, 'v', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DW, (DY, 'y', '*'), (X, 'x', 'n'), (WEIGHT_GRAD, 'm', 'n'), (BIAS_GRAD, 'm', '1')),
+    ROW(ADAPT, (X, 'm', 'A'), (WEIGHT, 'P', 'k'), (ADD, 'm', 'n'), (Y, 'm', 'n')),
+    ROW(ADAPT_DX, (DY, 'm', 'n'), (WEIGHT, 'P', 'k'), (DX, 'm', 'A')),
+    ROW(ADAPT_DW, (DY, 'm', 'n'), (X, 'm', 'A'), (WEIGHT_GRAD, 'P', 'k')),
     ROW(BIAS_GRAD, (DY, 'm', 'n'), (GRAD, 'n', '1')),
     ROW(ROPE, (X, 'm', 'q'), (Y, 'm', 'q')),
     ROW(ROPE_INVERSE, (X, 'm', 'q'), (Y, 'm', 'q')),
@@ -134,6 +138,14 @@ static int64_t port_rows(const proof_walk *w, int64_t *first)
     return count;
 }
 
+static int64_t covered(const qd_op *op)
+{
+    int64_t cols = 0;
+    for (int i = 0; i < op->parts && i < QD_PARTS_MOST; i++)
+        cols += op->part_cols[i];
+    return cols;
+}
+
 /* What a letter stands for. */
 static int64_t meaning(const proof_walk *w, char letter)
 {
@@ -168,6 +180,8 @@ static int64_t meaning(const proof_walk *w, char letter)
     case 'g': return op->heads + op->kv_heads;
     case 'd': return model->head_dim;
     case 'K': return (int64_t)op->kv_heads * model->head_dim;
+    case 'A': return op->parts * op->k;
+    case 'P': return covered(op) * (op->experts > 0 ? op->experts : 1);
     case 'E': return model->moe.experts;
     case 't': return model->moe.per_token;
     case 's': return s->micro_batch * s->seq;
@@ -354,9 +368,54 @@ static qd_status check_rows(const proof_walk *w)
     return QD_OK;
 }
 
-qd_status qd_proof_sizes(const proof_walk *w)
+/* Rows of a port, or of columns that are sharded over tp all rows and this rank's shard. */
+static qd_status check_dropout(const proof_walk *w)
 {
     int64_t first;
+    port_rows(w, &first);
+    if (w->op->k == 0)
+        return number(w, "the first row of this rank", w->op->first, first);
+    QD_TRY(number(w, "the first row", w->op->first, 0));
+    QD_TRY(number(w, "the ranks of tp", w->op->k, w->proof->mesh->degree[QD_AXIS_TP]));
+    return number(w, "this rank's position in tp", w->op->to,
+                  qd_mesh_group_coord(w->proof->mesh, QD_AXIS_BIT(QD_AXIS_TP), w->program->rank));
+}
+
+/* The parts of an adapter follow from the declaration: the layer's matrices that have one, and
+ * their columns on this rank. */
+static qd_status check_adapter(const proof_walk *w)
+{
+    const qd_op *op = w->op;
+    const qd_module *module = &w->ledger->modules[w->class_->module];
+    const qd_layer *decl = &w->ledger->decls[module->decl];
+    int weight = w->ops->slots[op->slot[op->kind == QD_OP_ADAPT_DW ? QD_ADAPT_DW_WEIGHT_GRAD : QD_ADAPT_WEIGHT]].param;
+    for (int i = 0; i < decl->op_count; i++) {
+        const qd_decl_op *declared = &decl->ops[i];
+        if (declared->kind != QD_DECL_ADAPT || declared->weight.param != weight)
+            continue;
+        bool grouped = decl->params[weight].expert >= 0;
+        int64_t at = 0;
+        int parts = 0;
+        for (int k = 0; k < declared->weight2.count && k < QD_PARTS_MOST; k++) {
+            int base = module->param_begin + declared->weight2.param + k;
+            int64_t cols = grouped ? w->ledger->params[base].shape[0] : qd_ledger_atom(w->ledger, base, w->program->rank).length[0];
+            if (declared->parts & 1u << k) {
+                QD_TRY(number(w, "the first column of a part", op->part_at[parts], at));
+                QD_TRY(number(w, "the columns of a part", op->part_cols[parts++], cols));
+            }
+            at += cols;
+        }
+        QD_TRY(number(w, "the parts with adapters", op->parts, parts));
+        if (grouped)
+            return check_experts(w);
+        QD_TRY(number(w, "the experts of a dense layer", op->experts, 0));
+        return number(w, "the first expert of a dense layer", op->expert, 0);
+    }
+    return qd_proof_fail(w, NO_OPERAND, 0, -1, "the layer does not declare this adapter");
+}
+
+qd_status qd_proof_sizes(const proof_walk *w)
+{
     QD_TRY(check_shapes(w));
     if (qd_op_communicates(w->op))
         QD_TRY(check_exchange(w));
@@ -375,7 +434,10 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_QK_NORM:
     case QD_OP_QK_DOTS:
     case QD_OP_QK_NORM_GRAD: return check_keys(w);
-    case QD_OP_DROPOUT: port_rows(w, &first); return number(w, "the first row of this rank", w->op->first, first);
+    case QD_OP_DROPOUT: return check_dropout(w);
+    case QD_OP_ADAPT:
+    case QD_OP_ADAPT_DX:
+    case QD_OP_ADAPT_DW: return check_adapter(w);
     case QD_OP_ROUTE:
     case QD_OP_ROUTE_GRAD: return check_route(w);
     case QD_OP_COLUMNS: return check_columns(w);

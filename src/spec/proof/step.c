@@ -253,7 +253,7 @@ static qd_status move_params(proof_run *r)
     int persistent = p->persistent[QD_BUFFER_PARAM];
     for (int i = a->param; i < a->param + a->params; i++) {
         qd_share share = qd_storage_share(&p->storage, i);
-        if (!qd_storage_has(r->ledger, &p->storage, i) || p->storage.count[i] == 0)
+        if (!qd_storage_moves(r->ledger, &p->storage, i, kind_of(r, a->buffer) == QD_BUFFER_UNIT) || p->storage.count[i] == 0)
             continue;
         bool source = a->part == persistent || a->part < 0 || r->packed[a->part] == a->parts;
         if (a->kind == QD_ACTION_PACK) { /* own rows are always up to date, others if all are */
@@ -349,6 +349,8 @@ static qd_status all_passes(proof_run *r)
         if (r->ledger->modules[m].stage_rank != stage)
             continue;
         unsigned wanted = qd_proof_class_of(r, m)->phases & ((1u << QD_PHASE_COUNT) - 1u);
+        if (r->program->strategy.training) /* also of a frozen embedding: it takes the gradient that reaches it */
+            wanted |= 1u << QD_PHASE_INPUT;
         for (int mb = 0; mb < batches; mb++)
             if ((r->done[(size_t)m * (size_t)batches + (size_t)mb] & wanted) != wanted)
                 return qd_proof_action_fail(r, -1, 0, -1, "%s has not run all of its passes for micro-batch %d", r->ledger->modules[m].name,
@@ -385,9 +387,10 @@ static qd_status begin(proof_run *r)
     memset(r->now, 0xff, sizeof r->now);
     int param = p->persistent[QD_BUFFER_PARAM];
     for (int i = 0; i < r->ledger->param_count; i++) {
-        bool whole = param >= 0 && !p->buffers[param].sharded && qd_storage_share(&p->storage, i).parts == 1;
-        r->fresh[i] = whole ? param : -1; /* after a step only a rank's own rows are up to date */
-        if (p->storage.count[i] > 0 && r->ledger->params[i].tied_to < 0)
+        bool whole = param >= 0 && !p->buffers[param].sharded &&
+                     (qd_storage_share(&p->storage, i).parts == 1 || r->ledger->params[i].frozen);
+        r->fresh[i] = whole ? param : -1; /* after a step only a rank's own rows are up to date, unless nothing changes them */
+        if (p->storage.trained[i] > 0 && r->ledger->params[i].tied_to < 0)
             r->held[r->held_count++] = i;
     }
     for (int b = 0; b < p->buffer_count; b++)
@@ -419,7 +422,7 @@ qd_status qd_proof_step(qd_proof *proof, proof_program *of)
     proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger, .loss_by = -1, .norm_by = -1};
     r.tied = -1;
     for (int i = 0; i < r.ledger->param_count; i++)
-        r.tied = r.ledger->params[i].tied_to >= 0 ? i : r.tied;
+        r.tied = r.ledger->params[i].tied_to >= 0 && !r.ledger->params[i].frozen ? i : r.tied;
     qd_status status = begin(&r);
     for (; r.index < r.program->action_count && status == QD_OK; r.index++) {
         r.action = &r.program->actions[r.index];

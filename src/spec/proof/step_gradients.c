@@ -143,6 +143,9 @@ qd_status qd_proof_gradients_module(proof_run *r)
             int param = begin + w->param + i;
             if (s->count[param] == 0)
                 continue;
+            if (r->ledger->params[param].frozen)
+                return qd_proof_action_fail(r, param, 0, -1, "%s writes it, but the parameter is frozen",
+                                            qd_op_name(c->ops->ops[w->op].kind));
             int buffer = a->use[r->ledger->params[param].tied_to >= 0 ? QD_USE_TIED_GRAD : QD_USE_GRAD];
             const proof_gradient term = {.kind = KNOWN, .op = (int16_t)c->ops->ops[w->op].kind, .count = 1, .place = w->place[i > 0]};
             QD_TRY(add_range(r, buffer, param, s->offset[param], s->offset[param] + s->count[param], &term, w->overwrites && a->overwrite));
@@ -240,7 +243,7 @@ static qd_status move_parts(proof_run *r)
     const qd_storage *s = &p->storage;
     bool scatter = a->kind == QD_ACTION_REDUCE_SCATTER, back = a->kind == QD_ACTION_UNPACK;
     for (int i = a->param; i < a->param + a->params; i++) {
-        if (r->ledger->params[i].tied_to >= 0 || s->count[i] == 0)
+        if (r->ledger->params[i].tied_to >= 0 || s->trained[i] == 0)
             continue;
         qd_share share = qd_storage_share(s, i);
         qd_extent own = qd_storage_part(s, i, share.parts, share.part);
@@ -539,7 +542,7 @@ static qd_status update(proof_run *r)
         return QD_OK;
     }
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (r->ledger->params[i].tied_to < 0 && !(r->program->matrices && qd_muon_takes(r->ledger, i)))
+        if (r->ledger->params[i].tied_to < 0 && !r->ledger->params[i].frozen && !(r->program->matrices && qd_muon_takes(r->ledger, i)))
             QD_TRY(update_param(r, i, update_size(r, i)));
     return QD_OK;
 }
@@ -626,7 +629,7 @@ qd_status qd_proof_gradients_end(proof_run *r)
     if (!p->strategy.training)
         return check_loss(r);
     int copied = p->storage.copied;
-    if (copied >= 0 && qd_program_holding(p, QD_BUFFER_PARAM, copied).count > 0 && !r->copy_fresh)
+    if (copied >= 0 && !r->ledger->params[copied].frozen && qd_program_holding(p, QD_BUFFER_PARAM, copied).count > 0 && !r->copy_fresh)
         return qd_proof_action_fail(r, -1, 0, -1, "this rank's copy of %s is not brought up to date after the update",
                                     r->ledger->params[copied].name);
     if (!r->norm_known)

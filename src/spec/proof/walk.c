@@ -26,6 +26,12 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_linear_dx;
     case QD_OP_LINEAR_DW:
         return qd_proof_rule_linear_dw;
+    case QD_OP_ADAPT:
+        return qd_proof_rule_adapt;
+    case QD_OP_ADAPT_DX:
+        return qd_proof_rule_adapt_dx;
+    case QD_OP_ADAPT_DW:
+        return qd_proof_rule_adapt_dw;
     case QD_OP_BIAS_GRAD:
         return qd_proof_rule_bias_grad;
     case QD_OP_ROPE:
@@ -354,6 +360,11 @@ static qd_status check_params(proof_walk *w)
         if (p->counts)
             read = w->ledger->model.moe.bias_rate > 0.0; /* the gradient is a count that the update reads */
         if (p->expert > 0)                               /* experts are read together */
+            continue;
+        if (p->frozen && written)
+            return QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: the parameter %s is frozen, but an op computes its gradient",
+                           w->program->rank, module->name, p->name);
+        if (p->frozen)
             continue;
         if (written != read)
             return QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: the parameter %s %s", w->program->rank, module->name, p->name,

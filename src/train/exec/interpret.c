@@ -301,7 +301,7 @@ static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, 
         if (what == LOOK_SUMS && look->gradient < 0)
             look->gradient = (int)at;
         for (int k = 0; what == LOOK_GRADIENT && look->gradient < 0 && k < p->ledger->param_count; k++)
-            if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.count[k])
+            if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.trained[k])
                 look->gradient = k;
     }
 }
@@ -360,7 +360,7 @@ static qd_status do_reduce_scatter(qd_interpreter *it, const qd_action *a, int i
     const qd_storage *s = &it->program->storage;
     for (int i = a->param; i < a->param + a->params && it->in->look; i++) {
         void *data;
-        if (it->program->ledger->params[i].tied_to >= 0)
+        if (it->program->ledger->params[i].tied_to >= 0 || s->trained[i] == 0)
             continue;
         QD_TRY(qd_bound_at(it->bound, a->buffer, s->offset[i], a->dtype, &data));
         QD_TRY(look_at(it, data, s->offset[i], s->count[i], a->dtype, LOOK_GRADIENT));

@@ -25,7 +25,7 @@ qd_status qd_row_runs(const qd_program *p, qd_sum_run **runs, int64_t *count)
             cursors[family][part] = qd_program_square_base(p, family, part);
     for (int i = 0; i < p->ledger->param_count; i++) {
         const qd_param *param = &p->ledger->params[i];
-        if (param->tied_to >= 0)
+        if (param->tied_to >= 0 || param->frozen)
             continue;
         bool counts = place < p->norm[i].holders && place % p->norm[i].repeat == 0;
         for (int part = 0; part < s->share[param->family].parts; part++) {

@@ -30,7 +30,9 @@ static qd_status load_param(qd_trainer *t, qd_state_read read, void *context, in
     return qd_trainer_put(t, param, tensor_of[kind], values);
 }
 
-static qd_status load(qd_trainer *t, qd_state_read read, void *context, bool weights_only)
+/* has: whether the source holds a tensor; NULL: all but adapters, which are then left as they
+ * are. */
+static qd_status load(qd_trainer *t, qd_state_read read, bool (*has)(void *context, const char *name), void *context, bool weights_only)
 {
     const qd_program *p = qd_trainer_program(t);
     int64_t largest = qd_trainer_largest(t);
@@ -42,7 +44,9 @@ static qd_status load(qd_trainer *t, qd_state_read read, void *context, bool wei
         if (kind != QD_CKPT_VALUE && (weights_only || !qd_trainer_holds(t, tensor_of[kind])))
             continue;
         for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++)
-            if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
+            if (weights_only && p->ledger->params[i].adapter && !(has && has(context, p->ledger->params[i].name)))
+                continue;
+            else if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
                 status = load_param(t, read, context, i, (qd_ckpt_kind)kind, values);
     }
     free(values);
@@ -51,7 +55,7 @@ static qd_status load(qd_trainer *t, qd_state_read read, void *context, bool wei
 
 qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, void *context)
 {
-    return load(t, read, context, true);
+    return load(t, read, NULL, context, true);
 }
 
 static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
@@ -59,10 +63,15 @@ static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_k
     return qd_checkpoint_read(context, param, kind, box, out);
 }
 
+static bool holds_tensor(void *context, const char *name)
+{
+    return qd_checkpoint_holds(context, name);
+}
+
 qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
 {
     const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
-    QD_TRY(load(t, read_checkpoint, c, weights_only));
+    QD_TRY(load(t, read_checkpoint, holds_tensor, c, weights_only));
     if (!weights_only)
         qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});
     return QD_OK;

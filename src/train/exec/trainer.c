@@ -134,7 +134,8 @@ static qd_status store_param(qd_trainer *t, int param, int64_t first, int64_t co
     qd_stream *stream = qd_device_compute_stream(t->device);
     int64_t offset = qd_program_holding(p, QD_BUFFER_PARAM, param).offset + first;
     char *to = (char *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset * (int64_t)qd_dtype_size(p->strategy.param);
-    char *master = param == p->storage.copied ? NULL : qd_bound_kind(t->bound, QD_BUFFER_MASTER); /* a tied copy is never updated */
+    bool updated = param != p->storage.copied && !p->ledger->params[param].frozen; /* a tied copy is never updated */
+    char *master = updated ? qd_bound_kind(t->bound, QD_BUFFER_MASTER) : NULL;
     if (count == 0)
         return QD_OK;
     if (p->strategy.param == QD_F32) {
@@ -398,7 +399,7 @@ static qd_status find_param(const qd_trainer *t, const char *name, int64_t count
 
 /* The buffer that stores a kind of tensor, and its type; fp32 if there is a master copy, or its low
  * half. */
-static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dtype *dtype)
+static qd_buffer_kind buffer_of(const qd_trainer *t, int param, qd_tensor_kind kind, qd_dtype *dtype)
 {
     const qd_strategy *s = &t->program->strategy;
     *dtype = kind == QD_TENSOR_GRADIENT ? s->grad : QD_F32;
@@ -408,7 +409,7 @@ static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dty
     case QD_TENSOR_MOMENT2: return QD_BUFFER_MOMENT2;
     case QD_TENSOR_VALUE: break;
     }
-    if (s->training && s->param != QD_F32)
+    if (s->training && s->param != QD_F32 && !(param >= 0 && t->program->ledger->params[param].frozen))
         return QD_BUFFER_MASTER;
     *dtype = s->param;
     return QD_BUFFER_PARAM;
@@ -417,13 +418,13 @@ static qd_buffer_kind buffer_of(const qd_trainer *t, qd_tensor_kind kind, qd_dty
 bool qd_trainer_holds(const qd_trainer *t, qd_tensor_kind kind)
 {
     qd_dtype dtype;
-    return qd_bound_kind(t->bound, buffer_of(t, kind, &dtype)) != NULL;
+    return qd_bound_kind(t->bound, buffer_of(t, -1, kind, &dtype)) != NULL;
 }
 
 qd_holding qd_trainer_holding(const qd_trainer *t, int param, qd_tensor_kind kind)
 {
     qd_dtype dtype;
-    return qd_program_holding(t->program, buffer_of(t, kind, &dtype), param);
+    return qd_program_holding(t->program, buffer_of(t, param, kind, &dtype), param);
 }
 
 int64_t qd_trainer_largest(const qd_trainer *t)
@@ -439,7 +440,7 @@ int64_t qd_trainer_largest(const qd_trainer *t)
 static qd_status check_kept(const qd_trainer *t, int param, qd_tensor_kind kind)
 {
     qd_dtype dtype;
-    if (!qd_program_keeps(t->program, buffer_of(t, kind, &dtype), param))
+    if (!qd_program_keeps(t->program, buffer_of(t, param, kind, &dtype), param))
         return QD_FAIL(QD_USAGE, "the optimizer keeps no such state of '%s'", t->program->ledger->params[param].name);
     return QD_OK;
 }
@@ -448,18 +449,18 @@ qd_status qd_trainer_get(qd_trainer *t, int param, qd_tensor_kind kind, float *o
 {
     qd_dtype dtype;
     qd_holding own = qd_trainer_holding(t, param, kind);
-    const char *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
+    const char *base = qd_bound_kind(t->bound, buffer_of(t, param, kind, &dtype));
     QD_TRY(check_kept(t, param, kind));
     if (own.count == 0)
         return QD_OK;
     const char *from = base + own.offset * (int64_t)qd_dtype_size(dtype);
     qd_stream *stream = qd_device_compute_stream(t->device);
-    if (buffer_of(t, kind, &dtype) == QD_BUFFER_MASTER && qd_master_is_split(&t->program->strategy)) {
+    if (buffer_of(t, param, kind, &dtype) == QD_BUFFER_MASTER && qd_master_is_split(&t->program->strategy)) {
         int64_t offset = qd_program_holding(t->program, QD_BUFFER_PARAM, param).offset;
         return read_parts(stream, (const uint16_t *)qd_bound_kind(t->bound, QD_BUFFER_PARAM) + offset, (const int16_t *)base + own.offset,
                           out, own.count);
     }
-    if (in_host(t, buffer_of(t, kind, &dtype))) {
+    if (in_host(t, buffer_of(t, param, kind, &dtype))) {
         QD_TRY(qd_stream_wait(stream));
         memcpy(out, from, (size_t)own.count * sizeof *out);
         return QD_OK;
@@ -486,11 +487,11 @@ qd_status qd_trainer_put(qd_trainer *t, int param, qd_tensor_kind kind, const fl
     qd_holding own = qd_trainer_holding(t, param, kind);
     if (kind == QD_TENSOR_VALUE)
         return store_param(t, param, 0, own.count, values);
-    float *base = qd_bound_kind(t->bound, buffer_of(t, kind, &dtype));
+    float *base = qd_bound_kind(t->bound, buffer_of(t, param, kind, &dtype));
     QD_TRY(check_kept(t, param, kind));
     if (dtype != QD_F32)
         return QD_FAIL(QD_USAGE, "the gradient of '%s' is not fp32 state and cannot be written", t->program->ledger->params[param].name);
-    if (in_host(t, buffer_of(t, kind, &dtype)))
+    if (in_host(t, buffer_of(t, param, kind, &dtype)))
         return write_host(t, base + own.offset, values, own.count);
     qd_stream *stream = qd_device_compute_stream(t->device);
     QD_TRY(qd_copy(stream, base + own.offset, values, own.count * 4));
@@ -504,7 +505,7 @@ static qd_atom spoken_box(const qd_program *p, int param, int rank)
     const qd_mesh *mesh = &p->ledger->mesh;
     qd_atom box = qd_ledger_atom(p->ledger, param, rank);
     int64_t first, rows;
-    int family = p->ledger->params[param].family, parts = qd_storage_share(&p->storage, param).parts;
+    int family = p->ledger->params[param].family, parts = qd_program_share(p, QD_BUFFER_PARAM, param).parts;
     int at = qd_group_coord(mesh, qd_ledger_data_group(p->ledger, family), rank);
     qd_slice(box.length[0], parts, at % parts, &first, &rows);
     box.begin[0] += first;

@@ -21,7 +21,8 @@ static places find_places(const qd_program *p, int param)
                                              : wide                                       ? QD_BUFFER_MOMENT1
                                                                                           : QD_BUFFER_MASTER, param);
     return (places){value.offset, qd_program_holding(p, QD_BUFFER_GRAD, param).offset, state.offset,
-                    p->moment2 ? p->moment2[param] : state.offset, value.count, p->ledger->params[param].decay};
+                    p->moment2 ? p->moment2[param] : state.offset, p->ledger->params[param].frozen ? 0 : value.count,
+                    p->ledger->params[param].decay};
 }
 
 static void *shifted(void *base, int64_t elements, qd_dtype dtype)

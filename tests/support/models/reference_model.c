@@ -204,8 +204,11 @@ static void clip(evaluation *e, const qd_decl_op *op, const double *x, double *y
 static void dropout(evaluation *e, const qd_decl_op *op, const double *x, double *y)
 {
     char name[32];
-    float p = (float)e->model->dropout;
-    snprintf(name, sizeof name, "dropout.%u", (unsigned)(QD_DROPOUTS_MOST * e->module + op->site));
+    bool adapter = op->site >= QD_DROPOUTS_MOST;
+    float p = (float)(adapter ? e->model->lora.dropout : e->model->dropout);
+    int first = adapter ? QD_DROPOUTS_MOST * e->r->ledger->module_count - QD_DROPOUTS_MOST : 0;
+    snprintf(name, sizeof name, "dropout.%u",
+             (unsigned)(first + (adapter ? QD_ADAPTERS_MOST : QD_DROPOUTS_MOST) * e->module + op->site));
     qd_philox_key key = qd_rng_key(e->r->seed, name);
     for (int64_t i = 0; i < e->rows * width(e, op->x); i++) {
         uint32_t words[4];
@@ -214,10 +217,35 @@ static void dropout(evaluation *e, const qd_decl_op *op, const double *x, double
     }
 }
 
-static void scale(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+static void scale(evaluation *e, const qd_decl_op *op, int64_t rows, const double *x, double *y)
 {
-    for (int64_t i = 0; i < e->rows * width(e, op->x); i++)
+    for (int64_t i = 0; i < rows * width(e, op->x); i++)
         y[i] = x[i] * (double)(float)op->factor;
+}
+
+/* The layer's result, plus what the adapters of some of its parts add. */
+static void adapt(evaluation *e, const qd_decl_op *op, int64_t rows, const double *x, double *y)
+{
+    bool grouped = e->decl->params[op->weight.param].expert >= 0;
+    int experts = grouped ? e->model->moe.experts : 1, adapters = op->weight.count / experts, per = op->weight2.count / experts;
+    int64_t rank = e->model->lora.rank, in = width(e, op->x), out = width(e, op->out);
+    double *delta = calloc((size_t)out, sizeof *delta);
+    memcpy(y, e->value[op->y], (size_t)(rows * out) * sizeof *y);
+    for (int64_t t = 0; t < (grouped ? rows : e->rows); t++) {
+        int64_t at = 0;
+        for (int part = 0, which = 0; part < per; part++) {
+            int64_t cols = e->decl->params[op->weight2.param + part].rows;
+            if (op->parts & 1u << part) {
+                int expert = grouped ? e->r->choices[e->module][t] : 0;
+                times(x + t * in + which * rank, param(e, op->weight.param + expert * adapters + which), cols, rank, delta);
+                for (int64_t i = 0; i < cols; i++)
+                    y[t * out + at + i] += delta[i];
+                which++;
+            }
+            at += cols;
+        }
+    }
+    free(delta);
 }
 
 static void add(evaluation *e, const qd_decl_op *op, const double *x, double *y)
@@ -373,7 +401,8 @@ static void evaluate_op(evaluation *e, const qd_decl_op *op)
     case QD_DECL_ROPE: rope(e, op, x, y); break;
     case QD_DECL_ATTENTION: attention(e, op, x, y); break;
     case QD_DECL_ACTIVATION: activation(e, op, e->rows, x, y); break;
-    case QD_DECL_SCALE: scale(e, op, x, y); break;
+    case QD_DECL_SCALE: scale(e, op, assignments, x, y); break;
+    case QD_DECL_ADAPT: adapt(e, op, assignments, x, y); break;
     case QD_DECL_DROPOUT: dropout(e, op, x, y); break;
     case QD_DECL_ADD: add(e, op, x, y); break;
     case QD_DECL_GATE: gate(e, op, x, y); break;

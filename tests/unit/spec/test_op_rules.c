@@ -39,6 +39,9 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_LINEAR_DX] = GRADIENT,
     [QD_OP_LINEAR_DX_GELU] = FUSION,
     [QD_OP_LINEAR_DW] = GRADIENT,
+    [QD_OP_ADAPT] = FORWARD,
+    [QD_OP_ADAPT_DX] = GRADIENT,
+    [QD_OP_ADAPT_DW] = GRADIENT,
     [QD_OP_BIAS_GRAD] = GRADIENT,
     [QD_OP_ROPE] = FORWARD,
     [QD_OP_ROPE_INVERSE] = GRADIENT,
@@ -187,6 +190,8 @@ static const struct {
     {LLAMA "model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.shared_experts=1 model.shared_gate=true ", "cpu", true,
      false},
     {OLMO2 "parallel.ranks=4 parallel.tp=4 ", "cpu", false, false},
+    {LLAMA "lora.rank=4 lora.alpha=6 lora.dropout=0.1 ", "cpu", true, false},
+    {EXPERTS "lora.rank=4 lora.alpha=6 ", "cpu", true, false},
 };
 
 static void check_op(const char *words, bool one_rank, const qd_cluster *cluster, const qd_model *model, const qd_module_class *c,

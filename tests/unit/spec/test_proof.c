@@ -33,6 +33,7 @@
 #define QWEN2_MOE MOE "model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.qkv_bias=true "
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
 #define PLAIN "parallel.sp=false parallel.overlap=false "
+#define LORA "lora.rank=2 lora.alpha=6 "
 #define EP2 "parallel.ranks=4 parallel.ep=2 "
 
 typedef struct mutant {
@@ -92,6 +93,26 @@ static const mutant mutants[] = {
     {GEMMA2 TP2, {OP_CAP, "loss.grad", "head", .nth = 0}, {"(loss.grad)", "'logits'", "they are capped at 0"}},
     {GEMMA2 "parallel.ranks=2 ", {OP_CAP, "head.loss", "head", .nth = 0}, {"(head.loss)", "'logits'", "but the model says 5"}},
     {GEMMA3 TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"(norm)", "'attn_branch'", "axis tp: it is a partial sum"}},
+    /* Adapters: partial sums of the narrow values, factors that are placed wrongly, frozen
+     * parameters. */
+    {LLAMA TP2 PLAIN LORA, {OP_DROP, "all_reduce", "block.0", .nth = 0}, {"block.0", "axis tp: it is a partial sum", NULL}},
+    {LLAMA TP2 PLAIN LORA, {OP_DROP, "all_reduce", "block.0", .nth = 1}, {"block.0", "axis tp: it is a partial sum", NULL}},
+    {LLAMA TP2 PLAIN LORA, {OP_DROP, "adapt", "block.0", .nth = 0}, {"block.0", "lora_B", "no rank uses it"}},
+    {LLAMA TP2 PLAIN LORA, {OP_DROP, "adapt.dw", "block.0", .nth = 0}, {"block.0", "lora_B", "no op computes its gradient"}},
+    {LLAMA TP2 PLAIN LORA, {OP_DROP, "adapt.dx", "block.0", .nth = 0}, {"block.0", "no op has written it", NULL}},
+    {LLAMA TP2 PLAIN LORA, {OP_SCALE, "scale", "block.0", .nth = 0, .number = 2}, {"(scale)", "its factor is not the one", NULL}},
+    {LLAMA TP2 PLAIN LORA,
+     {OP_SLOT, "linear.dw", "block.0", .nth = 0, .number = QD_LINEAR_DW_WEIGHT_GRAD, .to = "attn.q.weight"},
+     {"block.0", NULL, NULL}},
+    {LLAMA TP2 PLAIN LORA, {PLACE_TP, "block.0.attn.q.lora_A.weight", .number = 1}, {"(adapt)", "'qkv_lora_scaled'", NULL}},
+    {LLAMA TP2 PLAIN LORA, {PLACE_TP, "block.0.attn.q.lora_B.weight", .number = 0}, {"(adapt)", "axis tp", NULL}},
+    {LLAMA TP2 PLAIN LORA, {PLACE_TP, "block.0.mlp.down.lora_A.weight", .number = 0}, {"(linear)", "axis tp", NULL}},
+    {LLAMA TP2 LORA, {OP_DROP, "reduce_scatter", "block.0", .nth = 0}, {"block.0", "no op has written", NULL}},
+    {LLAMA TP2 LORA, {ACTION_DROP, "reduce", "tp", .param = "block.0.attn.q.lora_A.weight"}, {"lora_A", "axis tp", "never summed"}},
+    {LLAMA TP2 PLAIN LORA, {FROZEN, "block.0.attn.q.lora_A.weight", .number = 1}, {"lora_A", "is frozen, but an op computes", NULL}},
+    {LLAMA TP2 PLAIN LORA, {FROZEN, "block.0.mlp.down.weight", .number = 0}, {"mlp.down.weight", "no op computes its gradient", NULL}},
+    {LLAMA TP2 PLAIN LORA, {NORM_HOLDERS, "block.0.attn.q.weight", .number = 2}, {"attn.q.weight", "must not count in the norm", NULL}},
+    {LLAMA TP2 PLAIN LORA, {NORM_HOLDERS, "block.0.attn.q.lora_A.weight", .number = 0}, {"lora_A", "elements are counted", NULL}},
     /* Biases, and positions, on every rank of a partial sum. */
     {GPT2 TP2 PLAIN,
      {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},
@@ -419,6 +440,9 @@ static void everything_is_needed(void **state)
         GEMMA2 TP2,
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
+        LLAMA TP2 LORA "parallel.zero=3 lora.dropout=0.1 ",
+        LLAMA TP2 PLAIN LORA,
+        MOE "parallel.ranks=4 parallel.ep=4 " LORA,
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -502,6 +526,8 @@ static void operands_are_the_right_ones(void **state)
         GEMMA2 TP2,
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
+        LLAMA TP2 LORA "model.qk_norm=true ",
+        DEEPSEEK "parallel.ranks=2 parallel.ep=2 " LORA,
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {

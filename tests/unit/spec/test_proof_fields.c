@@ -44,11 +44,14 @@ static const char *const layouts[] = {
     MOE "model.shared_experts=1 model.shared_gate=true parallel.ranks=2 parallel.tp=2 ",
     LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 parallel.tp=2 ",
     LLAMA "model.arch=gemma2 model.logit_softcap=5 parallel.ranks=2 ",
+    LLAMA "parallel.ranks=4 parallel.tp=4 lora.rank=2 lora.alpha=6 lora.dropout=0.1 parallel.zero=2 ",
+    LLAMA "parallel.ranks=2 parallel.tp=2 parallel.sp=false lora.rank=2 lora.targets=q_proj,v_proj,down_proj lora.dropout=0.1 ",
+    DEEPSEEK "parallel.ranks=2 parallel.ep=2 lora.rank=2 lora.alpha=6 ",
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
- * chunk; s site; o scale; p soft-cap; l load_tokens. Exchanges: g group, i its index, d type, q
- * count. */
+ * chunk; s site; o scale; p soft-cap; l load_tokens; P parts, A column of the last part, C columns
+ * of the first part. Exchanges: g group, i its index, d type, q count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = "mnkf",
     [QD_OP_EMBED_GRAD] = "mnkf",
@@ -60,6 +63,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_LINEAR_DX] = "mnkft",
     [QD_OP_LINEAR_DX_GELU] = "mnkft",
     [QD_OP_LINEAR_DW] = "mnkft",
+    [QD_OP_ADAPT] = "mnkexPAC",
+    [QD_OP_ADAPT_DX] = "mnkexPAC",
+    [QD_OP_ADAPT_DW] = "mnkexPAC",
     [QD_OP_BIAS_GRAD] = "mn",
     [QD_OP_ROPE] = "mhv",
     [QD_OP_ROPE_INVERSE] = "mhv",
@@ -139,6 +145,7 @@ static bool change(qd_op *op, char field, bool more)
     int64_t *wide = field == 'm' ? &op->m : field == 'n' ? &op->n : field == 'k' ? &op->k : field == 'f' ? &op->first
                     : field == 't' ? &op->to : field == 'w' ? &op->window : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
+                      : field == 'P' ? &op->parts : field == 'A' ? &op->part_at[op->parts - 1] : field == 'C' ? &op->part_cols[0]
                       : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index : NULL;
     double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : NULL;
     if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0))

@@ -39,7 +39,9 @@ qd_status qd_cpu_head_norm_backward(qd_stream *stream, const qd_head_norm_args *
     const float *sum;
     QD_TRY(qd_cpu_row_sum(cpu, "head_norm_backward", a->rows, 2 * (int64_t)a->head_dim, backward_block, &job, &sum));
     const qd_cpu_reduce_ops *reduce = qd_cpu_reduce_ops_for(cpu);
-    reduce->put_grad(a->q_grad, a->grad_dtype, sum, a->head_dim, a->accumulate);
-    reduce->put_grad(a->k_grad, a->grad_dtype, sum + a->head_dim, a->head_dim, a->accumulate);
+    if (a->q_grad)
+        reduce->put_grad(a->q_grad, a->grad_dtype, sum, a->head_dim, a->accumulate);
+    if (a->k_grad)
+        reduce->put_grad(a->k_grad, a->grad_dtype, sum + a->head_dim, a->head_dim, a->accumulate);
     return QD_OK;
 }

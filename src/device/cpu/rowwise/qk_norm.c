@@ -59,7 +59,9 @@ qd_status qd_cpu_qk_norm_backward(qd_stream *stream, const qd_qk_norm_args *a)
     const float *sum;
     QD_TRY(qd_cpu_row_sum(cpu, "qk_norm_backward", a->rows, a->q_cols + a->k_cols, backward_block, &job, &sum));
     const qd_cpu_reduce_ops *reduce = qd_cpu_reduce_ops_for(cpu);
-    reduce->put_grad(a->q_grad, a->grad_dtype, sum, a->q_cols, a->accumulate);
-    reduce->put_grad(a->k_grad, a->grad_dtype, sum + a->q_cols, a->k_cols, a->accumulate);
+    if (a->q_grad)
+        reduce->put_grad(a->q_grad, a->grad_dtype, sum, a->q_cols, a->accumulate);
+    if (a->k_grad)
+        reduce->put_grad(a->k_grad, a->grad_dtype, sum + a->q_cols, a->k_cols, a->accumulate);
     return QD_OK;
 }

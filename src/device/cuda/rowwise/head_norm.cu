@@ -140,7 +140,7 @@ extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head
     QD_TRY(check("head_norm_backward", a));
     QD_TRY(qd_check_float("head_norm_backward", "gradient", a->grad_dtype));
     const qd_cuda_launch l = qd_cuda_launch_of(stream);
-    if (a->rows <= 0 && !a->accumulate) {
+    if (a->rows <= 0 && !a->accumulate && a->q_grad && a->k_grad) {
         const size_t bytes = (size_t)a->head_dim * qd_dtype_size(a->grad_dtype);
         QD_CUDA_TRY(cudaMemsetAsync(a->q_grad, 0, bytes, l.stream));
         QD_CUDA_TRY(cudaMemsetAsync(a->k_grad, 0, bytes, l.stream));
@@ -164,6 +164,8 @@ extern "C" qd_status qd_cuda_head_norm_backward(qd_stream *stream, const qd_head
         QD_CUDA_LAUNCHED();
         return QD_OK;
     }));
+    if (!a->q_grad && !a->k_grad) /* frozen */
+        return QD_OK;
     void *to[] = {a->q_grad, a->k_grad};
     return qd_cuda_add_parts(l.stream, to, 2, a->grad_dtype, (const float *)parts, (int)blocks, a->head_dim, a->accumulate);
 }

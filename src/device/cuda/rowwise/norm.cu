@@ -693,6 +693,8 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
     QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
     kernel<<<(unsigned)blocks, dim3(threads, groups), shared, l.stream>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
+    if (width == 0) /* frozen */
+        return QD_OK;
     return qd_cuda_add_parts(l.stream, to, OUTPUTS, a->grad_dtype, (const float *)parts, (int)blocks, a->cols, a->accumulate);
 }
 
