@@ -2,9 +2,10 @@
 """Counts the code that writes or transforms op lists: the passes of `src/spec/passes`, and the
 hand-written writers that they replaced, at the last commit that had them.
 
-A code line holds at least one token that is not part of a comment. Lines of tables are counted
-apart: the initializers of constant arrays and structs at file scope (rules, shapes, names). Macros,
-types and declarations count as code. The verifier (`src/spec/proof`), the declarations of models
+A line counts if it holds a token that is not part of a comment. Three kinds are told apart:
+functions; the initializers of constant arrays and structs at file scope, which are tables (rules,
+shapes, names); and what remains: types, the names that tables are written in, macros, prototypes,
+includes. The verifier (`src/spec/proof`), the declarations of models
 (`src/model`) and the table of ops (`src/spec/ops`) are not part of either side.
 
     tools/count_passes.py           both sides; needs the history of the repository
@@ -33,6 +34,7 @@ PASSES = "src/spec/passes"
 TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'', re.S)
 # A constant with an initializer at file scope; function-local ones belong to their function.
 TABLE = re.compile(r"^static (?:const struct \{[^{}]*\} |[^;{}]*\bconst\b)[^;{}]*= \{(?:[^\n]*\};$|$.*?^\};$)", re.M | re.S)
+BODY = re.compile(r"^(?!typedef|struct|enum|#)\w[^;{}=]*\)\n\{$.*?^\}$", re.M | re.S)
 FUNCTION = r"^(?:static )?[\w *]*\b{}\([^;{{]*\)\n\{{$.*?^\}}$"
 
 
@@ -45,23 +47,28 @@ def lines(text):
 
 
 def count(text, functions=None):
-    """Lines of code and lines of tables."""
+    """Lines of functions, of declarations and of tables."""
     text = without_comments(text)
     if functions:
         found = [re.search(FUNCTION.format(name), text, re.M | re.S) for name in functions]
         text = "\n".join(match.group(0) for match in found)
     tables = sum(lines(match.group(0)) for match in TABLE.finditer(text))
-    return lines(text) - tables, tables
+    code = sum(lines(match.group(0)) for match in BODY.finditer(text))
+    return code, lines(text) - code - tables, tables
 
 
 def side(title, sources, show):
-    total = [0, 0]
+    total = [0, 0, 0]
     for path, text, functions in sources:
-        code, tables = count(text, functions)
-        total = [total[0] + code, total[1] + tables]
+        row = count(text, functions)
+        total = [sum(pair) for pair in zip(total, row)]
         if show:
-            print(f"{code:7}{tables:8}  {path}" + (f" ({', '.join(functions)})" if functions else ""))
-    print(f"{total[0]:7}{total[1]:8}  {title}")
+            print_row(row, path + (f" ({', '.join(functions)})" if functions else ""))
+    print_row(total, title)
+
+
+def print_row(row, title):
+    print("".join(f"{number:11}" for number in row) + f"{sum(row):8}  {title}")
 
 
 def main():
@@ -77,7 +84,7 @@ def main():
             return file.read()
 
     names = sorted(name for name in os.listdir(os.path.join(ROOT, PASSES)) if name.endswith((".c", ".h")))
-    print("   code  tables")
+    print("  functions      types     tables   total")
     side(f"hand-written lists ({BEFORE})", [(path, at_commit(path), functions) for path, functions in WRITERS], show)
     side(f"passes ({PASSES})", [(f"{PASSES}/{name}", today(f"{PASSES}/{name}"), None) for name in names], show)
 

@@ -7,6 +7,77 @@
 #include "spec/layout/experts.h"
 #include "spec/passes/passes.h"
 
+/* How the second op of a rule is found: as the only op that accesses a local result of the first,
+ * as the first op that reads it, or as an op, or an earlier op, that has the same value as an
+ * operand. */
+typedef enum link { ONLY_READER, FIRST_READER, SHARES, SHARES_EARLIER } link;
+
+/* When a rule applies: in the forward pass, or if the device's traits and the model allow
+ * it (see `enabled`). */
+typedef enum guard { FORWARD, RESIDUAL_IN_GEMM, GELU_IN_GEMM, SUMS_IN_NORM, SUMS_IN_GEMM, ONE_SOURCE } guard;
+
+/* Two ops become one. The result stands at the place of the first, or of the second (`at`). Its
+ * operands are operands of the two, a() and b(); if its kind is that of the op at its place, it
+ * keeps the others. */
+typedef struct fusion {
+    guard guard;
+    qd_op_kind first;
+    int value; /* operand of the first op */
+    link link;
+    qd_op_kind second;
+    int as;    /* operand of the second op that is this value */
+    enum { AT_FIRST, AT_SECOND } at;
+    qd_op_kind result;
+    qd_operands operands;
+    int absent; /* 1 + an operand that the op at the place of the result must not have yet; 0: none */
+    int early;  /* 1 + an operand of the second op that must be available before the first; 0: none */
+    void (*rule)(qd_class_writer *w, int i); /* instead of all this: rewrites op i */
+} fusion;
+enum { SECOND = 32 };
+#define a(operand) QD_##operand
+#define b(operand) (SECOND + QD_##operand)
+#define FUSE(when, one, of_one, how, two, of_two, where, kind, ...) \
+    .guard = when, .first = QD_OP_##one, .value = QD_##one##_##of_one, .link = how, .second = QD_OP_##two, .as = QD_##two##_##of_two, \
+    .at = where, .result = QD_OP_##kind, .operands = QD_OPERAND_TABLE(kind, __VA_ARGS__)
+
+static void add_in_shared(qd_class_writer *w, int i);
+static void remake_swiglu(qd_class_writer *w, int i);
+static void squares_in_grouped(qd_class_writer *w, int i);
+
+/* Applied one after another, each to the whole list. */
+static const fusion fusions[] = {
+    /* The sum over experts adds the result of shared experts, or the residual. */
+    {FUSE(FORWARD, COMBINE, Y, ONLY_READER, ADD, B, AT_FIRST, COMBINE, (ADD, b(ADD_A)), (Y, b(ADD_Y))), .absent = 1 + QD_COMBINE_ADD,
+     .early = 1 + QD_ADD_A},
+    {.rule = add_in_shared},
+    {FUSE(RESIDUAL_IN_GEMM, LINEAR, Y, ONLY_READER, ADD, B, AT_FIRST, LINEAR_ADD, (X, a(LINEAR_X)), (WEIGHT, a(LINEAR_WEIGHT)),
+          (BIAS, a(LINEAR_BIAS)), (ADD, b(ADD_A)), (Y, b(ADD_Y))),
+     .early = 1 + QD_ADD_A},
+    {FUSE(FORWARD, ADD, Y, FIRST_READER, NORM, X, AT_SECOND, NORM, (X, a(ADD_A)), (ADD, a(ADD_B)), (SUM, a(ADD_Y))),
+     .absent = 1 + QD_NORM_ADD},
+    {FUSE(GELU_IN_GEMM, LINEAR, Y, FIRST_READER, ACTIVATION, X, AT_FIRST, LINEAR_GELU, (X, a(LINEAR_X)), (WEIGHT, a(LINEAR_WEIGHT)),
+          (BIAS, a(LINEAR_BIAS)), (SUM, a(LINEAR_Y)), (Y, b(ACTIVATION_Y)))},
+    {FUSE(GELU_IN_GEMM, LINEAR_DX, DX, ONLY_READER, ACTIVATION_GRAD, DY, AT_FIRST, LINEAR_DX_GELU, (DY, a(LINEAR_DX_DY)),
+          (WEIGHT, a(LINEAR_DX_WEIGHT)), (SUM, b(ACTIVATION_GRAD_X)), (DX, b(ACTIVATION_GRAD_DX)))},
+    {.rule = remake_swiglu},
+    /* The gradient of a norm writes and reads the gradients of the biases on either side of it, and
+     * sums them over rows on the way. */
+    {FUSE(SUMS_IN_NORM, BIAS_GRAD, DY, SHARES, NORM_GRAD, DX, AT_SECOND, NORM_GRAD, (DX_SUMS, a(BIAS_GRAD_GRAD))),
+     .absent = 1 + QD_NORM_GRAD_DX_SUMS},
+    {FUSE(SUMS_IN_NORM, BIAS_GRAD, DY, SHARES, NORM_GRAD, ADD, AT_SECOND, NORM_GRAD, (ADD_SUMS, a(BIAS_GRAD_GRAD))),
+     .absent = 1 + QD_NORM_GRAD_ADD_SUMS},
+    /* The GEMM that gives a weight's gradient reads what reached the bias, and sums its rows. */
+    {FUSE(SUMS_IN_GEMM, BIAS_GRAD, DY, SHARES_EARLIER, LINEAR_DW, DY, AT_SECOND, LINEAR_DW, (BIAS_GRAD, a(BIAS_GRAD_GRAD))),
+     .absent = 1 + QD_LINEAR_DW_BIAS_GRAD},
+    {FUSE(ONE_SOURCE, EXPERTS, Y, FIRST_READER, EXPERT_ACTIVATION, X, AT_FIRST, EXPERTS_SWIGLU, (X, a(EXPERTS_X)),
+          (WEIGHT, a(EXPERTS_WEIGHT)), (COUNT, a(EXPERTS_COUNT)), (GATE_UP, a(EXPERTS_Y)), (Y, b(EXPERT_ACTIVATION_Y)))},
+    {FUSE(ONE_SOURCE, EXPERTS_DX, DX, ONLY_READER, EXPERT_ACTIVATION_GRAD, DY, AT_FIRST, EXPERTS_DX_SWIGLU, (DY, a(EXPERTS_DX_DY)),
+          (WEIGHT, a(EXPERTS_DX_WEIGHT)), (COUNT, a(EXPERTS_DX_COUNT)), (GATE_UP, b(EXPERT_ACTIVATION_GRAD_X)),
+          (D_ACTIVE, a(EXPERTS_DX_DX)), (D_GATE_UP, b(EXPERT_ACTIVATION_GRAD_DX)), (Y, b(EXPERT_ACTIVATION_GRAD_Y)))},
+    {.rule = squares_in_grouped},
+};
+QD_SAME_PLACE(COUNT, EXPERTS, EXPERTS_DX);
+
 enum { GONE = QD_OP_KIND_COUNT }; /* an op that was fused into another */
 
 /* Number of ops from `first` on that access a slot; the last of them in *last. */
@@ -53,104 +124,85 @@ static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, qd_operands 
     qd_class_count_bytes(w, op);
 }
 
-/* Fuses an addition into op `index`, y = x·Wᵀ + b; the sum is written to `y`. */
-static void take_add(qd_class_writer *w, int index, int add, int y)
-{
-    const qd_op *op = &w->ops[index];
-    rewrite(w, index, QD_OP_LINEAR_ADD,
-            QD_OPERANDS(LINEAR_ADD, (X, op->slot[QD_LINEAR_X]), (WEIGHT, op->slot[QD_LINEAR_WEIGHT]), (BIAS, op->slot[QD_LINEAR_BIAS]),
-                        (ADD, add), (Y, y)));
-}
-
-/* x·Wᵀ + b, then + a: one GEMM. */
-static void add_in_linear(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_LINEAR ? only_reader(w, i, op->slot[QD_LINEAR_Y]) : -1;
-    if (!w->config->traits->fused_residual || by < 0 || w->ops[by].kind != QD_OP_ADD)
-        return;
-    const qd_op *add = &w->ops[by];
-    if (add->slot[QD_ADD_B] != op->slot[QD_LINEAR_Y] || !is_there(w, add->slot[QD_ADD_A], i))
-        return;
-    take_add(w, i, add->slot[QD_ADD_A], add->slot[QD_ADD_Y]);
-    remove_op(w, by);
-}
-
-/* Fuses additions into the sum over experts. With shared experts it adds their result; where GEMMs
- * can add, the GEMM of the shared experts adds the residual, so that the last sum covers all. */
-static void add_in_combine(qd_class_writer *w, int i)
-{
-    qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : -1;
-    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y])
-        return;
-    int add = w->ops[by].slot[QD_ADD_A], sum = w->ops[by].slot[QD_ADD_Y];
-    if (!is_there(w, add, i))
-        return;
-    if (op->slot[QD_COMBINE_ADD] < 0) {
-        op->slot[QD_COMBINE_ADD] = (int16_t)add;
-    } else {
-        int shared = qd_class_definition(w, op->slot[QD_COMBINE_ADD], i);
-        if (!w->config->traits->fused_residual || shared < 0 || w->ops[shared].kind != QD_OP_LINEAR ||
-            only_reader(w, shared, op->slot[QD_COMBINE_ADD]) != i || !is_there(w, add, shared))
-            return;
-        take_add(w, shared, add, w->ops[shared].slot[QD_LINEAR_Y]);
-    }
-    op->slot[QD_COMBINE_Y] = (int16_t)sum;
-    remove_op(w, by);
-    qd_class_count_bytes(w, op);
-    add_in_combine(w, i); /* what is added to that result */
-}
-
-/* sum = x + branch, y = norm(sum): one pass. */
-static void add_in_norm(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    if (op->kind != QD_OP_ADD || op->phase != QD_PHASE_FORWARD)
-        return;
-    int by = qd_class_reader(w, op->slot[QD_ADD_Y], i + 1);
-    if (by < 0 || w->ops[by].kind != QD_OP_NORM || w->ops[by].slot[QD_NORM_X] != op->slot[QD_ADD_Y] ||
-        w->ops[by].slot[QD_NORM_ADD] >= 0)
-        return;
-    qd_op *norm = &w->ops[by];
-    norm->slot[QD_NORM_X] = op->slot[QD_ADD_A];
-    norm->slot[QD_NORM_ADD] = op->slot[QD_ADD_B];
-    norm->slot[QD_NORM_SUM] = op->slot[QD_ADD_Y];
-    qd_class_count_bytes(w, norm);
-    remove_op(w, i);
-}
-
-/* Fuses GELU, or its derivative, into a GEMM. Selective recompute of GELU needs it as a separate
- * op. */
-static void gelu_in_linear(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    bool forward = op->kind == QD_OP_LINEAR;
-    if (!w->config->traits->fused_gelu || w->model->activation != QD_ACT_GELU_TANH || w->config->recompute == QD_RECOMPUTE_SELECTIVE ||
-        (!forward && op->kind != QD_OP_LINEAR_DX))
-        return;
-    int by = forward ? qd_class_reader(w, op->slot[QD_LINEAR_Y], i + 1) : only_reader(w, i, op->slot[QD_LINEAR_DX_DX]);
-    if (by < 0)
-        return;
-    const qd_op *act = &w->ops[by];
-    if (forward && act->kind == QD_OP_ACTIVATION) {
-        rewrite(w, i, QD_OP_LINEAR_GELU,
-                QD_OPERANDS(LINEAR_GELU, (X, op->slot[QD_LINEAR_X]), (WEIGHT, op->slot[QD_LINEAR_WEIGHT]), (BIAS, op->slot[QD_LINEAR_BIAS]),
-                            (SUM, op->slot[QD_LINEAR_Y]), (Y, act->slot[QD_ACTIVATION_Y])));
-        remove_op(w, by);
-    } else if (!forward && act->kind == QD_OP_ACTIVATION_GRAD) {
-        rewrite(w, i, QD_OP_LINEAR_DX_GELU,
-                QD_OPERANDS(LINEAR_DX_GELU, (DY, op->slot[QD_LINEAR_DX_DY]), (WEIGHT, op->slot[QD_LINEAR_DX_WEIGHT]),
-                            (SUM, act->slot[QD_ACTIVATION_GRAD_X]), (DX, act->slot[QD_ACTIVATION_GRAD_DX])));
-        remove_op(w, by);
-    }
-}
-
 /* Whether to recompute SwiGLU in the backward pass. `by_default` applies if train.swiglu is
  * auto. */
 static bool remakes(const qd_class_writer *w, bool by_default)
 {
     return w->config->swiglu == QD_SWIGLU_AGAIN || (w->config->swiglu == QD_SWIGLU_AUTO && by_default);
+}
+
+static bool enabled(const qd_class_writer *w, guard g, const qd_op *op)
+{
+    const qd_device_traits *traits = w->config->traits;
+    bool selective = w->config->recompute == QD_RECOMPUTE_SELECTIVE; /* needs activations as separate ops */
+    switch (g) {
+    case FORWARD: return op->phase == QD_PHASE_FORWARD;
+    case RESIDUAL_IN_GEMM: return traits->fused_residual;
+    case GELU_IN_GEMM: return traits->fused_gelu && w->model->activation == QD_ACT_GELU_TANH && !selective;
+    case SUMS_IN_NORM: return traits->sums_in_norm && traits->fused_residual && w->tensor.size == 1;
+    case SUMS_IN_GEMM: return traits->fused_bias_grad;
+    /* all rows come from one rank: the device then knows their number */
+    case ONE_SOURCE: return w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 && (!selective || remakes(w, true));
+    }
+    return false;
+}
+
+static int find_second(const qd_class_writer *w, const fusion *f, int i)
+{
+    int value = w->ops[i].slot[f->value];
+    if (f->link == ONLY_READER)
+        return only_reader(w, i, value);
+    if (f->link == FIRST_READER)
+        return qd_class_reader(w, value, i + 1);
+    for (int k = 0; k < (f->link == SHARES ? w->op_count : i); k++)
+        if (w->ops[k].kind == f->second && w->ops[k].slot[f->as] == value && w->ops[k].slot[f->absent - 1] < 0)
+            return k;
+    return -1;
+}
+
+static void fuse(qd_class_writer *w, const fusion *f, int i)
+{
+    if (w->ops[i].kind != f->first || !enabled(w, f->guard, &w->ops[i]))
+        return;
+    int k = find_second(w, f, i);
+    if (k < 0 || w->ops[k].kind != f->second || w->ops[k].slot[f->as] != w->ops[i].slot[f->value])
+        return;
+    const qd_op first = w->ops[i], second = w->ops[k];
+    int at = f->at == AT_FIRST ? i : k;
+    if ((f->absent > 0 && w->ops[at].slot[f->absent - 1] >= 0) || (f->early > 0 && !is_there(w, second.slot[f->early - 1], i)))
+        return;
+    qd_op *op = &w->ops[at];
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
+        int source = f->operands.slot[j] - 1;
+        if (source >= 0)
+            op->slot[j] = source < SECOND ? first.slot[source] : second.slot[source - SECOND];
+        else if (op->kind != f->result)
+            op->slot[j] = -1;
+    }
+    op->kind = f->result;
+    qd_class_count_bytes(w, op);
+    remove_op(w, at == i ? k : i);
+}
+
+/* The sum over experts adds the result of shared experts. What is added to both, the residual, is
+ * added by the GEMM of the shared experts, so that the last sum covers all. */
+static void add_in_shared(qd_class_writer *w, int i)
+{
+    qd_op *op = &w->ops[i];
+    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : -1;
+    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y] || op->slot[QD_COMBINE_ADD] < 0)
+        return;
+    const qd_op add = w->ops[by];
+    int k = qd_class_definition(w, op->slot[QD_COMBINE_ADD], i);
+    if (!w->config->traits->fused_residual || k < 0 || w->ops[k].kind != QD_OP_LINEAR ||
+        only_reader(w, k, op->slot[QD_COMBINE_ADD]) != i || !is_there(w, add.slot[QD_ADD_A], k))
+        return;
+    const qd_op shared = w->ops[k];
+    rewrite(w, k, QD_OP_LINEAR_ADD,
+            QD_OPERANDS(LINEAR_ADD, (X, shared.slot[QD_LINEAR_X]), (WEIGHT, shared.slot[QD_LINEAR_WEIGHT]),
+                        (BIAS, shared.slot[QD_LINEAR_BIAS]), (ADD, add.slot[QD_ADD_A]), (Y, shared.slot[QD_LINEAR_Y])));
+    op->slot[QD_COMBINE_Y] = add.slot[QD_ADD_Y];
+    remove_op(w, by);
 }
 
 QD_SAME_PLACE(X, LINEAR_DW, EXPERTS_DW);
@@ -209,77 +261,6 @@ static void remake_swiglu(qd_class_writer *w, int i)
     }
 }
 
-/* The gradient of a norm reads and writes the gradients of the biases on either side of it, and can
- * sum them over rows on the way. */
-static void bias_sums_in_norm(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    if (!w->config->traits->sums_in_norm || !w->config->traits->fused_residual || op->kind != QD_OP_BIAS_GRAD || w->tensor.size > 1)
-        return;
-    for (int k = 0; k < w->op_count; k++) {
-        qd_op *norm = &w->ops[k];
-        if (norm->kind != QD_OP_NORM_GRAD)
-            continue;
-        int dy = op->slot[QD_BIAS_GRAD_DY];
-        int sums = norm->slot[QD_NORM_GRAD_ADD] == dy  ? QD_NORM_GRAD_ADD_SUMS
-                   : norm->slot[QD_NORM_GRAD_DX] == dy ? QD_NORM_GRAD_DX_SUMS
-                                                       : -1;
-        if (sums < 0 || norm->slot[sums] >= 0)
-            continue;
-        norm->slot[sums] = op->slot[QD_BIAS_GRAD_GRAD];
-        remove_op(w, i);
-        qd_class_count_bytes(w, norm);
-        return;
-    }
-}
-
-/* The GEMM that gives a weight's gradient reads what reached the bias, and sums its rows. */
-static void bias_sums_in_linear(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    if (!w->config->traits->fused_bias_grad || op->kind != QD_OP_BIAS_GRAD)
-        return;
-    for (int k = i - 1; k >= 0; k--) {
-        qd_op *dw = &w->ops[k];
-        if (dw->kind != QD_OP_LINEAR_DW || dw->slot[QD_LINEAR_DW_DY] != op->slot[QD_BIAS_GRAD_DY] || dw->slot[QD_LINEAR_DW_BIAS_GRAD] >= 0)
-            continue;
-        dw->slot[QD_LINEAR_DW_BIAS_GRAD] = op->slot[QD_BIAS_GRAD_GRAD];
-        remove_op(w, i);
-        qd_class_count_bytes(w, dw);
-        return;
-    }
-}
-
-/* Fuses a grouped GEMM with the SwiGLU after it, or with its gradient, if all rows come from one
- * rank: the device then knows the number of rows. Selective recompute of SwiGLU needs it as a
- * separate op. */
-static void swiglu_in_grouped(qd_class_writer *w, int i)
-{
-    const qd_op *op = &w->ops[i];
-    bool forward = op->kind == QD_OP_EXPERTS;
-    if ((!forward && op->kind != QD_OP_EXPERTS_DX) || w->slots[op->slot[forward ? QD_EXPERTS_COUNT : QD_EXPERTS_DX_COUNT]].rows != 1 ||
-        (w->config->recompute == QD_RECOMPUTE_SELECTIVE && !remakes(w, true)))
-        return;
-    int by = forward ? qd_class_reader(w, op->slot[QD_EXPERTS_Y], i + 1) : only_reader(w, i, op->slot[QD_EXPERTS_DX_DX]);
-    if (by < 0)
-        return;
-    const qd_op *act = &w->ops[by];
-    if (forward && act->kind == QD_OP_EXPERT_ACTIVATION)
-        rewrite(w, i, QD_OP_EXPERTS_SWIGLU,
-                QD_OPERANDS(EXPERTS_SWIGLU, (X, op->slot[QD_EXPERTS_X]), (WEIGHT, op->slot[QD_EXPERTS_WEIGHT]),
-                            (COUNT, op->slot[QD_EXPERTS_COUNT]), (GATE_UP, op->slot[QD_EXPERTS_Y]),
-                            (Y, act->slot[QD_EXPERT_ACTIVATION_Y])));
-    else if (!forward && act->kind == QD_OP_EXPERT_ACTIVATION_GRAD)
-        rewrite(w, i, QD_OP_EXPERTS_DX_SWIGLU,
-                QD_OPERANDS(EXPERTS_DX_SWIGLU, (DY, op->slot[QD_EXPERTS_DX_DY]), (WEIGHT, op->slot[QD_EXPERTS_DX_WEIGHT]),
-                            (COUNT, op->slot[QD_EXPERTS_DX_COUNT]), (GATE_UP, act->slot[QD_EXPERT_ACTIVATION_GRAD_X]),
-                            (D_ACTIVE, op->slot[QD_EXPERTS_DX_DX]), (D_GATE_UP, act->slot[QD_EXPERT_ACTIVATION_GRAD_DX]),
-                            (Y, act->slot[QD_EXPERT_ACTIVATION_GRAD_Y])));
-    else
-        return;
-    remove_op(w, by);
-}
-
 /* Grouped GEMMs that are the last to write the gradients of their matrices sum their squares for
  * the norm. That requires that nothing is added later, by extra dispatch rounds or by other
  * ranks. */
@@ -295,13 +276,13 @@ static void squares_in_grouped(qd_class_writer *w, int i)
 
 void qd_pass_fuse(qd_class_writer *w)
 {
-    static void (*const rules[])(qd_class_writer *, int) = {
-        add_in_combine, add_in_linear,     add_in_norm,         gelu_in_linear,    remake_swiglu,
-        bias_sums_in_norm, bias_sums_in_linear, swiglu_in_grouped, squares_in_grouped,
-    };
-    for (size_t r = 0; r < sizeof rules / sizeof *rules; r++)
-        for (int i = 0; i < w->op_count && !w->no_memory; i++)
-            rules[r](w, i);
+    for (const fusion *f = fusions; f < fusions + sizeof fusions / sizeof *fusions; f++)
+        for (int i = 0; i < w->op_count && !w->no_memory; i++) {
+            if (f->rule)
+                f->rule(w, i);
+            else
+                fuse(w, f, i);
+        }
     int kept = 0;
     for (int i = 0; i < w->op_count; i++)
         if ((int)w->ops[i].kind != GONE)

@@ -206,7 +206,8 @@ static attention begin(qd_class_writer *w, int64_t window)
     int64_t whole = w->config->batch * w->config->seq, most = w->config->batch * qd_context_most_rows(w->config->seq, n);
     static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
     attention a = {
-        .s = {w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
+        .s = {w, QD_SEQUENCE_TABLES(values, steps), finish,
+              .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
               .number = {[ROWS] = w->rows, [WHOLE_ROWS] = whole, [MOST_ROWS] = most, [SEQ] = w->config->seq, [Q] = q, [K] = k,
                          [KV] = 2 * k, [O_COLS] = q, [QKV_SHARE] = q / n + 2 * k_share, [O_SHARE] = q / n,
                          [QKV_SHARES] = n * (q / n + 2 * k_share), [O_SHARES] = n * (q / n)}},
