@@ -17,7 +17,7 @@ from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Ge
                           MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
                           Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
                           Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
-                          Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          SmolLM3Config, SmolLM3ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -97,6 +97,13 @@ MODELS = {
                                                               shared_expert_intermediate_size=12, norm_topk_prob=True, qkv_bias=False,
                                                               use_sliding_window=True, sliding_window=5, tie_word_embeddings=True),
                           torch.float32, None, False),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**{**LLAMA, "num_hidden_layers": 4}, pad_token_id=None, rope_parameters=LINEAR),
+                torch.float32, None, False),
+    "smollm3-windows": (SmolLM3ForCausalLM, SmolLM3Config(**{**ONE_KEY, "num_hidden_layers": 3}, head_dim=6, pad_token_id=None,
+                                                          no_rope_layers=[1, 1, 0], use_sliding_window=True, sliding_window=5,
+                                                          layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                                                          mlp_bias=True, tie_word_embeddings=False),
+                        torch.float32, None, False),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=9, sliding_window=5,
                                                attn_logit_softcapping=1.5, final_logit_softcapping=2.0), torch.float32, None, False),
     "gemma2-full": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, query_pre_attn_scalar=6, attention_bias=True,
@@ -124,7 +131,7 @@ MODELS = {
 }
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
          "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
-         "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key")
+         "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
                   "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", *DENSE)
 

@@ -417,6 +417,9 @@ static void read_layer_types(reader *r, const qd_hf_family *f, qd_model *m)
             REFUSE(r, QD_UNSUPPORTED, "%s: 'max_window_layers' is %lld: windows in every second layer, but not in all of them, cannot be "
                                       "imported", FILE_OF(r), (long long)below);
     }
+    if (f->window == QD_HF_WINDOW_SWITCH_LISTED && m->window > 0 && !types)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'use_sliding_window' without 'layer_types': windows in layers without positions only cannot be "
+                                  "imported", FILE_OF(r));
     if (types && r->status == QD_OK && qd_json_count(types) != (size_t)m->layers)
         REFUSE(r, QD_USAGE, "%s: 'layer_types' has %zu entries for %d layers", FILE_OF(r), qd_json_count(types), m->layers);
     if (types && r->status == QD_OK) {
@@ -484,6 +487,30 @@ static void read_gemma(reader *r, qd_model *m)
         must_be(r, "use_bidirectional_attention", false);
 }
 
+/* Which layers have no rotary positions: those with 0 in no_rope_layers, or every n-th. */
+static void read_layers_without_rope(reader *r, qd_model *m)
+{
+    const qd_json_node *list = collection(r, "no_rope_layers", QD_JSON_LIST);
+    int every = (int)size_of(r, "no_rope_layer_interval", 4, "model.nope_every"), layer = 0;
+    if (list && qd_json_count(list) < (size_t)m->layers)
+        REFUSE(r, QD_USAGE, "%s: 'no_rope_layers' has %zu entries for %d layers", FILE_OF(r), qd_json_count(list), m->layers);
+    if (list)
+        every = 0;
+    for (int i = 0; list && r->status == QD_OK && i < m->layers; i++) {
+        int64_t rotated = -1;
+        if (!qd_json_as_int(qd_json_item(list, (size_t)i), &rotated) || (rotated != 0 && rotated != 1))
+            REFUSE(r, QD_USAGE, "%s: 'no_rope_layers' must list 0 or 1 for each layer", FILE_OF(r));
+        every = rotated == 0 && every == 0 ? i + 1 : every; /* the first without */
+    }
+    if (!list && every == 0)
+        REFUSE(r, QD_USAGE, "%s: 'no_rope_layer_interval' is 0: it must be at least 1", FILE_OF(r));
+    m->rope.nope_every = every > m->layers ? 0 : every;
+    for (int64_t rotated; list && r->status == QD_OK && layer < m->layers; layer++)
+        if (qd_json_as_int(qd_json_item(list, (size_t)layer), &rotated) && qd_model_has_rope(m, layer) != (rotated == 1))
+            REFUSE(r, QD_UNSUPPORTED, "%s: 'no_rope_layers' is 0 for layers that are not every n-th: such models cannot be imported",
+                   FILE_OF(r));
+}
+
 static void read_llama(reader *r, qd_hf_config *c)
 {
     qd_model *m = &c->model;
@@ -505,6 +532,8 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
+    if (f->defaults.rope.nope_every > 0)
+        read_layers_without_rope(r, m);
     read_windows(r, f, m);
     read_rope(r, f, c->positions, m);
 }

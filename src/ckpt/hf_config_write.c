@@ -86,7 +86,8 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
     if (m->arch == QD_ARCH_GEMMA3 && m->score_softcap > 0.0)
         return cannot("its Gemma 3 does not cap scores (model.score_softcap)");
     const bool by_type = f->defaults.rope.local_base > 0.0;
-    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || m->rope.nope_every > 0 || (qd_rope_is_local(m) && !by_type)))
+    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || (m->rope.nope_every > 0 && f->defaults.rope.nope_every == 0) ||
+                                             (qd_rope_is_local(m) && !by_type)))
         return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
                       "rope_local_base)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
@@ -249,6 +250,13 @@ static void put_llama(qd_json_writer *w, const qd_hf_family *f, const qd_model *
     else if (f->clips)
         qd_json_put_null(w, "clip_qkv");
     put_windows(w, f, m);
+    if (m->rope.nope_every > 0) {
+        qd_json_put_int(w, "no_rope_layer_interval", m->rope.nope_every);
+        qd_json_list_begin(w, "no_rope_layers"); /* 1: has positions */
+        for (int layer = 0; layer < m->layers; layer++)
+            qd_json_put_int(w, NULL, qd_model_has_rope(m, layer));
+        qd_json_end(w);
+    }
     put_rope(w, f, m);
 }
 
@@ -323,6 +331,7 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
     qd_json_put_string(&w, "torch_dtype", qd_hf_dtype_name(o->dtype));
     put_token(&w, "bos_token_id", o->begin_token);
     put_token(&w, "eos_token_id", o->end_token);
+    qd_json_put_null(&w, "pad_token_id"); /* defaults of some classes are beyond small vocabularies */
     qd_json_end(&w);
     qd_strbuf_puts(out, "\n");
     note_biases(f, m, notes);

@@ -48,6 +48,10 @@ static const qd_hf_family families[] = {
     {.kind = "llama", .class_ = "LlamaForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .mlp_bias = true, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 32000, .max_seq = 2048, .norm_eps = 1e-6,
                   .init_std = 0.02, .rope.base = 1e4}},
+    {.kind = "smollm3", .class_ = "SmolLM3ForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .mlp_bias = true,
+     .window = QD_HF_WINDOW_SWITCH_LISTED, .keys = llama_keys,
+     .defaults = {.layers = 36, .heads = 16, .kv_heads = 4, .hidden = 2048, .ffn = 11008, .vocab = 128256, .max_seq = 32768,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope = {.base = 2e6, .nope_every = 4}, .tied = true}},
     {.kind = "mistral", .class_ = "MistralForCausalLM", .arch = QD_ARCH_LLAMA, .window = QD_HF_WINDOW_SIZE, .window_default = 4096,
      .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .kv_heads = 8, .hidden = 4096, .ffn = 14336, .vocab = 32000, .max_seq = 131072,
@@ -114,10 +118,12 @@ static bool holds(const qd_hf_family *f, const qd_model *m)
         return (f->window != QD_HF_WINDOW_NONE) == (m->window > 0);
     if (f->arch != m->arch || m->arch != QD_ARCH_LLAMA) /* the others have one row each */
         return f->arch == m->arch;
-    const bool dense = m->moe.experts == 0, qwen2 = dense && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
+    const bool dense = m->moe.experts == 0, smollm3 = dense && !m->qk_norm && m->rope.nope_every > 0 && m->hf_type == QD_HF_DERIVED;
+    const bool qwen2 = dense && !smollm3 && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
     const bool norms = f->defaults.qk_norm == m->qk_norm && (!m->qk_norm || f->defaults.qk_over == m->qk_over);
     const bool gated = !dense && m->moe.shared > 0 && m->moe.shared_gate;
     return norms && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type && f->defaults.moe.shared_gate == gated &&
+           (f->defaults.rope.nope_every > 0) == smollm3 &&
            (gated || f->defaults.qkv_bias == qwen2);
 }
 

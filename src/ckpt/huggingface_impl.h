@@ -20,10 +20,12 @@ typedef struct qd_hf_key {
 /* How config.json sets sliding windows: not at all; for all layers, by sliding_window (null: none);
  * with the switch use_sliding_window, for the layers of layer_types or from max_window_layers on;
  * with the switch, for all layers; with the switch, for the layers of layer_types or every second
- * one below max_window_layers; for the layers of layer_types, or without it for those of the
+ * one below max_window_layers; with the switch, for the layers of layer_types, which must be given;
+ * for the layers of layer_types, or without it for those of the
  * family's defaults (full_every). */
 typedef enum qd_hf_window {
-    QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_SWITCH_EVEN, QD_HF_WINDOW_TYPES
+    QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_SWITCH_EVEN,
+    QD_HF_WINDOW_SWITCH_LISTED, QD_HF_WINDOW_TYPES
 } qd_hf_window;
 
 /* A model_type of transformers: its mapping to our models, and the defaults of its configuration
@@ -91,13 +93,13 @@ static inline bool qd_hf_has_experts(const qd_hf_family *f)
 /* Whether layer_types may list any layers, with the window that other keys set. */
 static inline bool qd_hf_lists_windows(const qd_hf_family *f)
 {
-    return f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_EVEN || f->window == QD_HF_WINDOW_TYPES;
+    return f->window == QD_HF_WINDOW_SWITCH || f->window >= QD_HF_WINDOW_SWITCH_EVEN;
 }
 
 /* Whether windows have a switch, use_sliding_window. */
 static inline bool qd_hf_switches_windows(const qd_hf_family *f)
 {
-    return f->window == QD_HF_WINDOW_SWITCH || f->window == QD_HF_WINDOW_SWITCH_ALL || f->window == QD_HF_WINDOW_SWITCH_EVEN;
+    return f->window >= QD_HF_WINDOW_SWITCH && f->window <= QD_HF_WINDOW_SWITCH_LISTED;
 }
 
 /* Number of blocks whose routers the load-balancing loss counts. */

@@ -57,6 +57,7 @@ static void test_defaults(void **state)
         {"gpt2", 12, 12, 12, 64, 768, 3072, 50257, 1024, 1e-5, 1e4, 0, 0, 0},
         {"llama", 32, 32, 32, 128, 4096, 11008, 32000, 2048, 1e-6, 1e4, 0, 0, 0},
         {"mistral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-6, 1e4, 0, 0, 0},
+        {"smollm3", 36, 16, 4, 128, 2048, 11008, 128256, 32768, 1e-6, 2e6, 0, 0, 0},
         {"mixtral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-5, 1e6, 8, 2, 14336},
         {"qwen2", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
         {"qwen3", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
@@ -82,7 +83,9 @@ static void test_defaults(void **state)
         assert_int_equal(m.max_seq, rows[i].positions);
         assert_true(m.norm_eps == rows[i].eps && m.rope.base == rows[i].theta && m.init_std == 0.02);
         bool gemma = strcmp(m.name, "gemma2") == 0, gemma3 = strcmp(m.name, "gemma3_text") == 0, olmo3 = strcmp(m.name, "olmo3") == 0;
-        assert_int_equal(m.tied, i == 0 || gemma || gemma3);
+        bool smollm3 = strcmp(m.name, "smollm3") == 0;
+        assert_int_equal(m.tied, i == 0 || gemma || gemma3 || smollm3);
+        assert_int_equal(m.rope.nope_every, smollm3 ? 4 : 0);
         assert_true(m.rope.local_base == (gemma3 ? 1e4 : 0.0));
         assert_int_equal(m.moe.experts, rows[i].experts);
         assert_int_equal(m.moe.per_token, rows[i].per_token);
@@ -147,6 +150,9 @@ static void test_windows(void **state)
         {"qwen2_moe", "\"use_sliding_window\": true, \"num_hidden_layers\": 4, \"max_window_layers\": 3", 4096, 0, 2},
         {"qwen2_moe", "\"use_sliding_window\": true, \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", "
                       "\"sliding_attention\"]", 4096, 1, 0},
+        {"smollm3", "\"sliding_window\": 9", 0, 0, 0},
+        {"smollm3", "\"use_sliding_window\": true, \"sliding_window\": 9, \"num_hidden_layers\": 2, \"layer_types\": "
+                    "[\"full_attention\", \"sliding_attention\"]", 9, 1, 0},
         {"gemma3_text", "\"sliding_window\": 512, \"sliding_window_pattern\": 3", 512, 0, 3},
         {"gemma3_text", "\"sliding_window_pattern\": 1", 0, 0, 0},
         {"gemma3_text", "\"num_hidden_layers\": 5", 4096, 0, 0},
@@ -164,8 +170,8 @@ static void test_windows(void **state)
 /* Every key that the table of model fields gives a family is read, and written back unchanged. */
 static void test_keys(void **state)
 {
-    static const char *const kinds[] = {"gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "qwen2_moe",
-                                        "olmo3"};
+    static const char *const kinds[] = {"gpt2",      "llama",       "mistral",   "mixtral", "qwen2", "qwen3",
+                                        "qwen3_moe", "gemma3_text", "qwen2_moe", "smollm3", "olmo3"};
     static const char *const values[] = {"2", "4", "16", "64", "192", "0.5", "true", "false"};
     int count, walked = 0;
     const qd_model_field *fields = qd_model_fields(&count);
@@ -239,6 +245,10 @@ static void test_types(void **state)
         {"llama", "\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}, \"max_position_embeddings\": 64"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
+        {"smollm3", ""},
+        {"smollm3", "\"no_rope_layers\": [1, 1, 0, 1, 1], \"num_hidden_layers\": 5, \"attention_bias\": true"},
+        {"smollm3", "\"no_rope_layer_interval\": 2, \"num_hidden_layers\": 2, \"use_sliding_window\": true, \"sliding_window\": 9, "
+                    "\"layer_types\": [\"full_attention\", \"sliding_attention\"], \"mlp_bias\": true"},
         {"qwen2_moe", ""},
         {"qwen2_moe", "\"qkv_bias\": false, \"mlp_only_layers\": [0, 1], \"norm_topk_prob\": true, \"use_sliding_window\": true"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\": 1408, \"use_sliding_window\": true, \"num_hidden_layers\": 2, "
@@ -439,6 +449,12 @@ static void test_refused(void **state)
         {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
         {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
         {"qwen3_moe", "\"mlp_only_layers\": 5", "mlp_only_layers"},
+        {"smollm3", "\"no_rope_layers\": [1, 0, 1, 1], \"num_hidden_layers\": 4", "no_rope_layers"},
+        {"smollm3", "\"no_rope_layers\": [1, 1, 0], \"num_hidden_layers\": 4", "3 entries for 4 layers"},
+        {"smollm3", "\"no_rope_layers\": [1, true, 0], \"num_hidden_layers\": 3", "0 or 1"},
+        {"smollm3", "\"no_rope_layer_interval\": 0", "no_rope_layer_interval"},
+        {"smollm3", "\"no_rope_layer_interval\": 1", "nope_every"},
+        {"smollm3", "\"use_sliding_window\": true, \"sliding_window\": 9", "layer_types"},
         {"qwen2_moe", "\"mlp_only_layers\": [3]", "mlp_only_layers"},
         {"qwen2_moe", "\"decoder_sparse_step\": 2", "decoder_sparse_step"},
         {"qwen2_moe", "\"shared_expert_intermediate_size\": 0", "shared_expert_intermediate_size"},

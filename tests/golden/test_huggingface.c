@@ -36,7 +36,8 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "llama-mlp-bias",  "qwen2-yarn",          "mistral-short-window", "qwen2-windows",
                                     "qwen3-windows",   "olmo2",               "olmo2-one-key",        "olmo",
                                     "olmo-clipped",    "gemma2",              "gemma2-full",          "gemma3",
-                                    "gemma3-capped",   "olmo3",               "olmo3-one-key"};
+                                    "gemma3-capped",   "olmo3",               "olmo3-one-key",
+                                    "smollm3",         "smollm3-windows"};
 enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 17 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
