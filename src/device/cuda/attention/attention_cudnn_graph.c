@@ -7,6 +7,8 @@
  *   backward  P = exp(S - lse);  delta = sum dO·O;  dV = Pᵀ·dO;  dS = P · (dO·Vᵀ - delta) · scale
  *             dK = dSᵀ·Q;  dQ = dS·K
  *
+ * With a soft-cap, S is cap · tanh(scale · Q·Kᵀ / cap), and dS is multiplied by 1 - tanh².
+ *
  * cuDNN expects the second operand of a GEMM as (k, n): K and, in the backward pass, V are declared
  * transposed. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
@@ -325,12 +327,12 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor dp = scores(g, s), centred = scores(g, s), by_p = scores(g, s), ds = scores(g, s);
     gemm(g, d_o, vt, dp);
     map(g, CUDNN_POINTWISE_SUB, dp, delta, centred);
-    map(g, CUDNN_POINTWISE_MUL, centred, p, by_p);
-    if (s->capped) {
-        descriptor through = scores(g, s); /* times 1 - tanh² */
-        pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_TANH_BWD, .compute = full, .x = ratio, .dy = by_p, .dx = through});
-        by_p = through;
+    descriptor slope = p;
+    if (s->capped) { /* P · (1 - tanh²), so that tanh need not be kept in registers until dO·Vᵀ is there */
+        slope = scores(g, s);
+        pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_TANH_BWD, .compute = full, .x = ratio, .dy = p, .dx = slope});
     }
+    map(g, CUDNN_POINTWISE_MUL, centred, slope, by_p);
     map(g, CUDNN_POINTWISE_MUL, by_p, scale, ds);
     descriptor dst = inside(g, half, across);
     reshape(g, ds, dst);
