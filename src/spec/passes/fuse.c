@@ -115,15 +115,6 @@ static bool is_there(const qd_class_writer *w, int slot, int index)
     return qd_class_definition(w, slot, w->op_count) < index;
 }
 
-/* Changes kind and operands of op `index`; phase, sizes and FLOPs stay. */
-static void rewrite(qd_class_writer *w, int index, qd_op_kind kind, qd_operands operands)
-{
-    qd_op *op = &w->ops[index];
-    op->kind = kind;
-    qd_op_set_operands(op, operands);
-    qd_class_count_bytes(w, op);
-}
-
 /* Whether to recompute SwiGLU in the backward pass. `by_default` applies if train.swiglu is
  * auto. */
 static bool remakes(const qd_class_writer *w, bool by_default)
@@ -184,6 +175,8 @@ static void fuse(qd_class_writer *w, const fusion *f, int i)
     remove_op(w, at == i ? k : i);
 }
 
+QD_SAME_PLACE(BIAS, LINEAR, LINEAR_ADD);
+
 /* The sum over experts adds the result of shared experts. What is added to both, the residual, is
  * added by the GEMM of the shared experts, so that the last sum covers all. */
 static void add_in_shared(qd_class_writer *w, int i)
@@ -197,15 +190,20 @@ static void add_in_shared(qd_class_writer *w, int i)
     if (!w->config->traits->fused_residual || k < 0 || w->ops[k].kind != QD_OP_LINEAR ||
         only_reader(w, k, op->slot[QD_COMBINE_ADD]) != i || !is_there(w, add.slot[QD_ADD_A], k))
         return;
-    const qd_op shared = w->ops[k];
-    rewrite(w, k, QD_OP_LINEAR_ADD,
-            QD_OPERANDS(LINEAR_ADD, (X, shared.slot[QD_LINEAR_X]), (WEIGHT, shared.slot[QD_LINEAR_WEIGHT]),
-                        (BIAS, shared.slot[QD_LINEAR_BIAS]), (ADD, add.slot[QD_ADD_A]), (Y, shared.slot[QD_LINEAR_Y])));
+    qd_op *shared = &w->ops[k];
+    shared->kind = QD_OP_LINEAR_ADD;
+    shared->slot[QD_LINEAR_ADD_Y] = shared->slot[QD_LINEAR_Y];
+    shared->slot[QD_LINEAR_ADD_ADD] = add.slot[QD_ADD_A];
+    qd_class_count_bytes(w, shared);
     op->slot[QD_COMBINE_Y] = add.slot[QD_ADD_Y];
     remove_op(w, by);
 }
 
 QD_SAME_PLACE(X, LINEAR_DW, EXPERTS_DW);
+QD_SAME_PLACE(X, ACTIVATION, EXPERT_ACTIVATION);
+QD_SAME_PLACE(X, ACTIVATION_GRAD, EXPERT_ACTIVATION_GRAD);
+QD_SAME_PLACE(DY, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
+QD_SAME_PLACE(DX, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
 
 /* The op that computes the gradients of gate and up also recomputes SwiGLU's result, which need not
  * be kept. The weight gradient that reads the result runs after that op. */
@@ -217,19 +215,15 @@ static void remake_swiglu(qd_class_writer *w, int i)
         return;
     if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
         return;
-    int x = grad->slot[routed ? QD_EXPERT_ACTIVATION_GRAD_X : QD_ACTIVATION_GRAD_X], active = -1, made = -1;
-    for (int k = 0; k < i && made < 0; k++) {
-        const qd_op *op = &w->ops[k];
-        if (op->kind == QD_OP_ACTIVATION && op->slot[QD_ACTIVATION_X] == x) {
-            made = k;
-            active = op->slot[QD_ACTIVATION_Y];
-        } else if (op->kind == QD_OP_EXPERT_ACTIVATION && op->slot[QD_EXPERT_ACTIVATION_X] == x) {
-            made = k;
-            active = op->slot[QD_EXPERT_ACTIVATION_Y];
-        }
-    }
+    qd_op_kind kind = routed ? QD_OP_EXPERT_ACTIVATION : QD_OP_ACTIVATION;
+    int made = 0;
+    while (made < i && (w->ops[made].kind != kind || w->ops[made].slot[QD_ACTIVATION_X] != grad->slot[QD_ACTIVATION_GRAD_X]))
+        made++;
+    if (made == i)
+        return;
+    int active = w->ops[made].slot[routed ? QD_EXPERT_ACTIVATION_Y : QD_ACTIVATION_Y];
     bool read = false; /* frozen layers need no weight gradient */
-    for (int k = made + 1; k < w->op_count && made >= 0; k++)
+    for (int k = made + 1; k < w->op_count; k++)
         read = read || ((w->ops[k].kind == QD_OP_LINEAR_DW || w->ops[k].kind == QD_OP_EXPERTS_DW) &&
                         w->ops[k].slot[QD_LINEAR_DW_X] == active);
     if (!read)
@@ -238,14 +232,9 @@ static void remake_swiglu(qd_class_writer *w, int i)
     if (w->no_memory)
         return;
     w->slots[again].layout = w->slots[active].layout;
-    if (routed) {
-        grad->slot[QD_EXPERT_ACTIVATION_GRAD_Y] = (int16_t)again;
-        qd_class_count_bytes(w, grad);
-    } else {
-        rewrite(w, i, QD_OP_ACTIVATION_GRAD_Y,
-                QD_OPERANDS(ACTIVATION_GRAD_Y, (X, x), (DY, grad->slot[QD_ACTIVATION_GRAD_DY]), (DX, grad->slot[QD_ACTIVATION_GRAD_DX]),
-                            (Y, again)));
-    }
+    grad->kind = routed ? grad->kind : QD_OP_ACTIVATION_GRAD_Y;
+    grad->slot[routed ? QD_EXPERT_ACTIVATION_GRAD_Y : QD_ACTIVATION_GRAD_Y_Y] = (int16_t)again;
+    qd_class_count_bytes(w, grad);
     for (int k = made + 1; k < w->op_count; k++) {
         qd_op *op = &w->ops[k];
         if ((op->kind != QD_OP_LINEAR_DW && op->kind != QD_OP_EXPERTS_DW) || op->slot[QD_LINEAR_DW_X] != active)
@@ -253,10 +242,7 @@ static void remake_swiglu(qd_class_writer *w, int i)
         op->slot[QD_LINEAR_DW_X] = (int16_t)again;
         if (k > i)
             continue;
-        qd_op late = *op;
-        for (; k < i; k++)
-            w->ops[k] = w->ops[k + 1];
-        w->ops[i] = late;
+        qd_class_move(w, k, i);
         return;
     }
 }

@@ -5,37 +5,37 @@
 
 #include <string.h>
 
-/* A copy of the table with twice the capacity; NULL when out of memory. */
-static void *grow(qd_class_writer *w, const void *table, int count, int *capacity, size_t size)
+/* Makes sure that one more entry fits into a table. */
+static bool reserve(qd_class_writer *w, void **table, int count, int *capacity, size_t size)
 {
+    if (count < *capacity || w->no_memory)
+        return !w->no_memory;
     int wanted = *capacity ? 2 * *capacity : 64;
     void *larger = qd_arena_array(w->arena, (size_t)wanted, size);
-    if (!larger) {
-        w->no_memory = true;
-        return NULL;
-    }
+    w->no_memory = !larger;
+    if (!larger)
+        return false;
     if (count > 0)
-        memcpy(larger, table, (size_t)count * size);
+        memcpy(larger, *table, (size_t)count * size);
+    *table = larger;
     *capacity = wanted;
-    return larger;
+    return true;
 }
 
 bool qd_class_reserve_slot(qd_class_writer *w)
 {
-    if (w->slot_count == w->slot_capacity && !w->no_memory) {
-        void *larger = grow(w, w->slots, w->slot_count, &w->slot_capacity, sizeof *w->slots);
-        w->slots = larger ? larger : w->slots;
-    }
-    return !w->no_memory;
+    void *slots = w->slots;
+    bool fits = reserve(w, &slots, w->slot_count, &w->slot_capacity, sizeof *w->slots);
+    w->slots = slots;
+    return fits;
 }
 
 bool qd_class_reserve_op(qd_class_writer *w)
 {
-    if (w->op_count == w->op_capacity && !w->no_memory) {
-        void *larger = grow(w, w->ops, w->op_count, &w->op_capacity, sizeof *w->ops);
-        w->ops = larger ? larger : w->ops;
-    }
-    return !w->no_memory;
+    void *ops = w->ops;
+    bool fits = reserve(w, &ops, w->op_count, &w->op_capacity, sizeof *w->ops);
+    w->ops = ops;
+    return fits;
 }
 
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols)
@@ -184,12 +184,12 @@ static const struct {
     [QD_OP_HEAD_LOGITS] = {ONE, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
 };
 
-static const qd_slot *matrix_of(const qd_class_writer *w, const qd_op *op)
+int qd_op_weight(const qd_class_writer *w, const qd_op *op)
 {
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
-            return &w->slots[op->slot[j]];
-    return NULL;
+            return op->slot[j];
+    return -1;
 }
 
 static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
@@ -202,8 +202,8 @@ static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
     case ONE: return 1;
     case ROWS: return w->slots[qd_op_first(op)].rows;
     case COLS: return w->slots[qd_op_first(op)].cols;
-    case MATRIX_ROWS: return matrix_of(w, op)->rows;
-    case MATRIX_COLS: return matrix_of(w, op)->cols;
+    case MATRIX_ROWS: return w->slots[qd_op_weight(w, op)].rows;
+    case MATRIX_COLS: return w->slots[qd_op_weight(w, op)].cols;
     case RESULT_COLS: return w->slots[op->slot[QD_ACTIVATION_Y]].cols;
     case ADD_COLS: return w->slots[op->slot[QD_ADAPT_ADD]].cols;
     case DY_COLS: return w->slots[op->slot[QD_ACTIVATION_GRAD_DY]].cols;
@@ -254,7 +254,7 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     }
     bool lookup = op->kind == QD_OP_EMBED || op->kind == QD_OP_EMBED_GRAD;
     if (lookup || op->kind == QD_OP_HEAD_LOGITS)
-        op->first = qd_class_first_token(w, (int)(matrix_of(w, op) - w->slots));
+        op->first = qd_class_first_token(w, qd_op_weight(w, op));
     if (lookup)
         op->bytes = lookup_bytes(w, op);
     if (op->kind == QD_OP_HEAD_LOGITS) { /* of one row of x */
@@ -322,4 +322,31 @@ qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op)
         return &dummy;
     w->ops[w->op_count] = *op;
     return &w->ops[w->op_count++];
+}
+
+bool qd_class_insert(qd_class_writer *w, int index, const qd_op *op)
+{
+    if (!qd_class_reserve_op(w))
+        return false;
+    memmove(&w->ops[index + 1], &w->ops[index], (size_t)(w->op_count++ - index) * sizeof *w->ops);
+    w->ops[index] = *op;
+    for (int i = 0; i < w->op_count; i++) /* the ops after it moved by one */
+        w->ops[i].after += i != index && w->ops[i].after >= index;
+    return true;
+}
+
+void qd_class_move(qd_class_writer *w, int from, int to)
+{
+    qd_op op = w->ops[from];
+    int low = from < to ? from : to, high = from < to ? to : from;
+    memmove(&w->ops[from < to ? low : low + 1], &w->ops[from < to ? low + 1 : low], (size_t)(high - low) * sizeof *w->ops);
+    w->ops[to] = op;
+}
+
+void qd_class_replace(qd_class_writer *w, int slot, int by, bool backward)
+{
+    for (int i = 0; i < w->op_count; i++)
+        for (int j = 0; j < QD_OP_SLOTS && (!backward || w->ops[i].phase != QD_PHASE_FORWARD); j++)
+            if (w->ops[i].slot[j] == slot)
+                w->ops[i].slot[j] = (int16_t)by;
 }

@@ -8,16 +8,6 @@
  * - the first op that accesses the result of an asynchronous exchange waits for it. */
 #include "spec/passes/passes.h"
 
-static void move(qd_class_writer *w, int from, int to)
-{
-    qd_op op = w->ops[from];
-    for (int i = from; i > to; i--)
-        w->ops[i] = w->ops[i - 1];
-    for (int i = from; i < to; i++)
-        w->ops[i] = w->ops[i + 1];
-    w->ops[to] = op;
-}
-
 /* Whether an op is a GEMM that can overlap with the gather for weight gradient `dw`: the input
  * gradient of the same weight; if the halves of the backward pass run separately, another weight
  * gradient, because the gather belongs to that half. */
@@ -39,7 +29,7 @@ static void start_gathers(qd_class_writer *w)
         while (k >= 0 && !hides_gather(w, &w->ops[k], dw))
             k--;
         if (k >= 0)
-            move(w, i, k);
+            qd_class_move(w, i, k);
     }
 }
 
@@ -56,7 +46,7 @@ static void delay_expert_weights(qd_class_writer *w)
         return;
     for (int i = 0, left = last; i < left;) {
         if (w->ops[i].kind == QD_OP_EXPERTS_DW) {
-            move(w, i, last);
+            qd_class_move(w, i, last);
             left--;
         } else {
             i++;
@@ -66,7 +56,7 @@ static void delay_expert_weights(qd_class_writer *w)
         last++;
     for (int i = last + 1; i < w->op_count; i++) /* before the extra dispatch rounds, which add to them */
         if (w->ops[i].kind == QD_OP_EXPERTS_DW)
-            move(w, i, ++last);
+            qd_class_move(w, i, ++last);
 }
 
 /* Whether two ops must keep their order. */
@@ -79,6 +69,15 @@ static bool conflict(const qd_op *a, const qd_op *b)
     return false;
 }
 
+/* The first op after op `index` that must come after it; op_count: none. */
+static int first_conflict(const qd_class_writer *w, int index)
+{
+    int k = index + 1;
+    while (k < w->op_count && !conflict(&w->ops[index], &w->ops[k]))
+        k++;
+    return k;
+}
+
 static bool carries_rows(const qd_op *op)
 {
     return op->exchange.uneven && op->exchange.count > 0;
@@ -87,10 +86,7 @@ static bool carries_rows(const qd_op *op)
 /* Whether the result of an earlier exchange is still in flight at op `index`. */
 static bool on_its_way(const qd_class_writer *w, int exchange, int index)
 {
-    for (int i = exchange + 1; i < index; i++)
-        if (conflict(&w->ops[exchange], &w->ops[i]))
-            return false;
-    return carries_rows(&w->ops[exchange]);
+    return carries_rows(&w->ops[exchange]) && first_conflict(w, exchange) >= index;
 }
 
 /* Op `index` is the first that needs rows of experts: moves later ops of the layer's MLP that do
@@ -105,7 +101,7 @@ static void fill(qd_class_writer *w, int index)
         for (int i = 0; i < index && free; i++)
             free = !on_its_way(w, i, index) || !conflict(&w->ops[i], op);
         if (free)
-            move(w, k, index++);
+            qd_class_move(w, k, index++);
     }
 }
 
@@ -114,9 +110,7 @@ static void fill_waits(qd_class_writer *w)
 {
     for (int i = 0; i < w->op_count; i++) {
         const qd_op *op = &w->ops[i];
-        int k = i + 1;
-        while (k < w->op_count && !conflict(op, &w->ops[k]))
-            k++;
+        int k = first_conflict(w, i);
         if (k < w->op_count && (carries_rows(op) || (op->kind == QD_OP_COMBINE_GRAD && qd_op_is_grouped(w->ops[k].kind))))
             fill(w, k);
     }
@@ -128,9 +122,7 @@ static void await(qd_class_writer *w)
         qd_op *op = &w->ops[i];
         if (!op->exchange.async)
             continue;
-        int by = i + 1;
-        while (by < w->op_count && !conflict(op, &w->ops[by]))
-            by++;
+        int by = first_conflict(w, i);
         if (by == w->op_count)
             op->exchange.async = false; /* its first reader is outside the module */
         else if (i > w->ops[by].after)

@@ -124,6 +124,11 @@ typedef struct qd_old_list {
 } qd_old_list;
 qd_old_list qd_class_restart(qd_class_writer *w);
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op); /* appends a copy */
+bool qd_class_insert(qd_class_writer *w, int index, const qd_op *op);
+void qd_class_move(qd_class_writer *w, int from, int to); /* before ops wait for exchanges: no index is adapted */
+/* All ops, or those of the backward pass, access slot `by` instead. */
+void qd_class_replace(qd_class_writer *w, int slot, int by, bool backward);
+int qd_op_weight(const qd_class_writer *w, const qd_op *op); /* the slot of its weight, or of the gradient; -1: it has none */
 
 void qd_pass_forward(qd_class_writer *w);
 void qd_pass_gradient(qd_class_writer *w);

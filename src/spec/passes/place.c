@@ -169,15 +169,6 @@ static qd_layout dual(qd_layout layout)
     return layout == QD_LAYOUT_PARTIAL ? QD_LAYOUT_ALL : layout == QD_LAYOUT_ALL ? QD_LAYOUT_PARTIAL : layout;
 }
 
-/* The slot of an op's weight or of its gradient. */
-static int weight_of(const qd_class_writer *w, const qd_op *op)
-{
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
-            return op->slot[j];
-    return -1;
-}
-
 static const qd_param *param_of(const qd_class_writer *w, int weight)
 {
     return &w->ledger->params[w->module->param_begin + w->slots[weight].param];
@@ -205,13 +196,13 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case PORT: return QD_LAYOUT_PORT;
     case ALL: return QD_LAYOUT_ALL;
     case PARTIAL: return QD_LAYOUT_PARTIAL;
-    case IN: return linear_x[cut_of(w, weight_of(w, op)) + 1];
+    case IN: return linear_x[cut_of(w, qd_op_weight(w, op)) + 1];
     case WIDE:
-    case OUT: return linear_y[cut_of(w, weight_of(w, op)) + 1];
+    case OUT: return linear_y[cut_of(w, qd_op_weight(w, op)) + 1];
     case D_NARROW:
-    case D_IN: return dual(linear_x[cut_of(w, weight_of(w, op)) + 1]);
-    case D_OUT: return dual(linear_y[cut_of(w, weight_of(w, op)) + 1]);
-    case OF_BIAS: return bias_rows(param_of(w, weight_of(w, op)));
+    case D_IN: return dual(linear_x[cut_of(w, qd_op_weight(w, op)) + 1]);
+    case D_OUT: return dual(linear_y[cut_of(w, qd_op_weight(w, op)) + 1]);
+    case OF_BIAS: return bias_rows(param_of(w, qd_op_weight(w, op)));
     case COLUMNS:
     case HEADS:
     case QKV: return QD_LAYOUT_COLUMNS;
@@ -225,8 +216,8 @@ static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
     const qd_class_writer *w = p->w;
     int64_t head = w->model->head_dim, like = w->slots[p->now[qd_op_first(op)]].cols;
     switch (n) {
-    case OUT: return w->slots[weight_of(w, op)].rows;
-    case D_IN: return w->slots[weight_of(w, op)].cols;
+    case OUT: return w->slots[qd_op_weight(w, op)].rows;
+    case D_IN: return w->slots[qd_op_weight(w, op)].cols;
     case WIDE: return w->slots[p->now[op->slot[QD_ADAPT_ADD]]].cols;
     case ALIKE: return like;
     case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);

@@ -2,8 +2,6 @@
  * again on the same inputs is bit-identical, so no choice made here changes a result. */
 #include "spec/passes/passes.h"
 
-#include <string.h>
-
 /* The first op of the backward pass that reads a slot, -1: none. */
 static int first_backward_read(const qd_class_writer *w, int slot)
 {
@@ -63,21 +61,14 @@ static qd_status run_again(qd_class_writer *w, int index)
         if (!qd_op_writes(&copy, j))
             continue;
         int slot = copy.slot[j], reader = first_backward_read(w, slot);
-        if (!qd_class_reserve_slot(w) || !qd_class_reserve_op(w))
+        if (!qd_class_reserve_slot(w))
             return QD_NO_MEMORY;
         at = reader >= 0 && reader < at ? reader : at;
         w->slots[w->slot_count] = w->slots[slot];
         copy.slot[j] = (int16_t)w->slot_count++;
-        for (int i = 0; i < w->op_count; i++)
-            for (int k = 0; k < QD_OP_SLOTS && w->ops[i].phase != QD_PHASE_FORWARD; k++)
-                if (w->ops[i].slot[k] == slot)
-                    w->ops[i].slot[k] = copy.slot[j];
+        qd_class_replace(w, slot, copy.slot[j], true);
     }
-    memmove(&w->ops[at + 1], &w->ops[at], (size_t)(w->op_count++ - at) * sizeof *w->ops);
-    w->ops[at] = copy;
-    for (int i = 0; i < w->op_count; i++) /* the ops after it moved by one */
-        w->ops[i].after += w->ops[i].after >= at;
-    return QD_OK;
+    return qd_class_insert(w, at, &copy) ? QD_OK : QD_NO_MEMORY;
 }
 
 /* Backwards through phase F: an op is recomputed if the backward pass, or another recomputed op,
