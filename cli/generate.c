@@ -243,6 +243,7 @@ static qd_status run(cli_call *call)
     o.tp = (int)qd_options_int(options, "tp");
     o.pp = (int)qd_options_int(options, "pp");
     o.ep = (int)qd_options_int(options, "ep");
+    o.precision = qd_options_string(options, "precision");
     o.on_start = on_start;
     o.on_text = on_text;
     o.on_end = on_end;
@@ -285,6 +286,7 @@ static const qd_option own[] = {
     {"ignore-end", QD_OPTION_BOOL, "false", 0, 0, NULL, "continues after the end of the document", NULL},
     {"seed", QD_OPTION_INT, "1", 0, 9e18, NULL, "equal seeds give equal text", NULL},
     {"context", QD_OPTION_INT, "0", 0, 1e8, NULL, "tokens the model sees at once; 0: as many as in training", NULL},
+    {"precision", QD_OPTION_STRING, "", 0, 0, NULL, "fp32 or bf16: how weights are stored; empty: as in training", NULL},
     CLI_OPTION_SPECIAL,
     CLI_OPTION_DEVICE,
     CLI_OPTION_THREADS,
@@ -296,7 +298,8 @@ const cli_command cli_generate = {
     .name = "generate",
     .arguments = "MODEL [--prompt TEXT | --prompt-file FILE | --prompts FILE] [--chat [--system TEXT] | --messages | --ids]\n"
                  "      [--tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--repetition-penalty R]\n"
-                 "      [--stop TEXTS] [--ignore-end] [--seed S] [--context N] [--special parse|plain|refuse] [--device D] [--threads N]\n"
+                 "      [--stop TEXTS] [--ignore-end] [--seed S] [--context N] [--special parse|plain|refuse]\n"
+                 "      [--precision P] [--device D] [--threads N]\n"
                  "      [--tp N] [--pp N] [--ep N] [--json]",
     .summary = "Continues a text with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"

@@ -87,6 +87,7 @@ typedef struct qd_generate_options {
     const char *const *stop;   /* texts that end the generation; they are not part of the text */
     size_t stop_count;
     bool ignore_end; /* continue after the end of the document */
+    const char *precision; /* "fp32" or "bf16": how weights and activations are stored; NULL: as in training */
 } qd_generate_options;
 
 /* Sets the defaults: 200 tokens, temperature 0.8, top_p 1, the rest 0. */

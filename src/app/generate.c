@@ -82,8 +82,10 @@ qd_status qd_generate_from(const qd_model_source *model, const qd_generate_optio
         options.prompts = file.prompts;
         options.prompt_count = file.count;
     }
+    qd_model_source source = *model;
+    source.precision = o->precision;
     if (status == QD_OK)
-        status = qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, model, generate_on_rank, &g);
+        status = qd_model_ranks_call(&(qd_model_ranks){o->tp, o->pp, o->ep}, &source, generate_on_rank, &g);
     qd_prompt_file_free(&file);
     report->prompt_text = NULL;
     return status;

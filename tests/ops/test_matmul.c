@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { CUT = -1 };
@@ -246,6 +247,50 @@ static void dots_flush_subnormals(void **state)
     }
 }
 
+/* A GEMM with one row has a kernel of its own: its result equals that of the row among others. */
+static void a_row_alone_is_bit_identical(void **state)
+{
+    (void)state;
+    enum { MOST_K = 2600, MOST_N = 403 };
+    static const int64_t lengths[] = {1, 7, 16, 33, 800, 1029, 2100, MOST_K - 1, MOST_K}, widths[] = {1, 16, 100, MOST_N};
+    uint16_t *half = malloc((size_t)MOST_N * MOST_K * sizeof *half);
+    float *full = malloc((size_t)MOST_N * MOST_K * sizeof *full), row[2 * MOST_K];
+    uint16_t row_half[2 * MOST_K];
+    assert_true(half && full);
+    uint32_t random = 1;
+    for (int64_t i = 0; i < (int64_t)MOST_N * MOST_K; i++) {
+        random = random * 1664525u + 1013904223u;
+        full[i] = (float)(int32_t)random * 0x1p-31f;
+        half[i] = qd_f32_to_bf16(full[i]);
+    }
+    for (int i = 0; i < 2 * MOST_K; i++) {
+        row[i] = full[(i * 37) % 5000];
+        row_half[i] = qd_f32_to_bf16(row[i]);
+    }
+    qd_device *device = ops_device(NULL, 2);
+    for (int types = 0; types < 8; types++)
+        for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
+            for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+                int64_t k = lengths[l], n = widths[w];
+                float two[2 * MOST_N], one[2 * MOST_N];
+                for (int i = 0; i < 2 * MOST_N; i++)
+                    two[i] = one[i] = full[i];
+                qd_matmul_args a = {.a = types & 1 ? (void *)row_half : row, .b = types & 2 ? (void *)half : full, .c = two, .m = 2, .n = n,
+                                    .k = k, .lda = k, .ldb = k, .ldc = n, .trans_b = true, .accumulate = w % 2 == 0,
+                                    .bias = l % 2 ? (types & 2 ? (void *)(half + 9) : full + 9) : NULL,
+                                    .a_dtype = types & 1 ? QD_BF16 : QD_F32,
+                                    .b_dtype = types & 2 ? QD_BF16 : QD_F32, .c_dtype = types & 4 ? QD_BF16 : QD_F32};
+                ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &a));
+                a.c = one;
+                a.m = 1;
+                ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &a));
+                if (memcmp(one, two, (size_t)n * (types & 4 ? 2 : 4)) != 0)
+                    fail_msg("types %d, k %lld, n %lld: the row differs from the same row of two", types, (long long)k, (long long)n);
+            }
+    free(half);
+    free(full);
+}
+
 static void refuses_bad_arguments(void **state)
 {
     (void)state;
@@ -307,6 +352,7 @@ static const ops_op op = {
 int main(int argc, char **argv)
 {
     const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
-                                      cmocka_unit_test(dots_round_as_documented), cmocka_unit_test(dots_flush_subnormals)};
-    return ops_main(argc, argv, &op, 1, more, 4);
+                                      cmocka_unit_test(dots_round_as_documented), cmocka_unit_test(dots_flush_subnormals),
+                                      cmocka_unit_test(a_row_alone_is_bit_identical)};
+    return ops_main(argc, argv, &op, 1, more, 5);
 }

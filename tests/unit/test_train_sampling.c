@@ -146,7 +146,8 @@ static void draws_are_functions_of_their_arguments(void **state)
     make_logits(400, 3.0);
     ok(qd_sampler_create(400, &sampler));
     for (uint64_t seed = 0; seed < 50; seed++) {
-        const qd_sampling a = {.temperature = 1.0, .top_p = 0.9, .seed = seed}, b = {.temperature = 1.0, .top_p = 0.9, .seed = seed, .stream = 1};
+        qd_sampling a = {.temperature = 1.0, .top_p = 0.9, .seed = seed}, b = a;
+        b.stream = 1;
         int32_t first = qd_sampler_draw(sampler, &a, logits, history, 5);
         assert_int_equal(qd_sampler_draw(sampler, &a, logits, history, 5), first);
         differ += qd_sampler_draw(sampler, &b, logits, history, 5) != first;

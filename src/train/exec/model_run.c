@@ -91,6 +91,18 @@ static qd_status open_weights(const qd_model_source *source, qd_model_run *run)
     return qd_options_copy(source->options, &run->options);
 }
 
+static qd_status set_precision(const qd_model_source *source, qd_strategy *s)
+{
+    const char *name = source->precision ? source->precision : "";
+    bool bf16 = strcmp(name, "bf16") == 0;
+    if (name[0] == '\0')
+        return QD_OK;
+    if (!bf16 && strcmp(name, "fp32") != 0)
+        return QD_FAIL(QD_USAGE, "the precision '%s' is unknown: fp32 or bf16", name);
+    s->param = s->activation = s->grad = bf16 ? QD_BF16 : QD_F32;
+    return QD_OK;
+}
+
 static qd_status set_layout(const qd_model_source *source, const char *name, qd_config *c)
 {
     int world = qd_comm_size(source->world);
@@ -116,6 +128,7 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     if (run->config.strategy.traits)
         QD_TRY(qd_config_check_device(&run->config));
+    QD_TRY(set_precision(source, &run->config.strategy));
     run->config.gpu = -1;
     run->config.world = run->config.ep = run->config.etp = run->config.nodes = 1;
     for (int axis = 0; axis < QD_AXIS_COUNT; axis++)

@@ -17,6 +17,7 @@ typedef struct qd_model_source {
     const qd_config *config;
     const qd_weights_copy *weights; /* complete */
     int64_t step;
+    const char *precision; /* fp32 or bf16: how weights and activations are stored; NULL or "": as in training */
     qd_comm *world; /* of the ranks that run the model, which call together; NULL: one rank */
     int tp, pp, ep; /* its layout, where there is a world; the rest is dp */
 } qd_model_source;

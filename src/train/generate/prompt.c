@@ -98,7 +98,9 @@ static qd_status encode_message(qd_model_text *text, const qd_prompt *p, const c
 {
     qd_strbuf json = {0};
     write_messages(p, system, &json);
-    qd_status status = json.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the prompt") : encode_messages(text, json.data, json.length, tokens);
+    qd_status status = json.failed ? QD_FAIL(QD_NO_MEMORY, "no memory for the prompt") : QD_OK;
+    if (status == QD_OK)
+        status = encode_messages(text, json.data, json.length, tokens);
     qd_strbuf_free(&json);
     return status;
 }

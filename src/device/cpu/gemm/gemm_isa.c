@@ -372,6 +372,8 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const
 #define micro_tile_pair_columns micro_tile_columns
 #endif
 
+#include "device/cpu/gemm/row_impl.h"
+
 typedef void micro_tile(const tile *t);
 
 /* A tile that extends beyond the edge of c: computed in a full tile on the stack. */
@@ -516,5 +518,5 @@ static void multiply(const qd_gemm_block *g)
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
     .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .offset_a = offset_a, .offset_b = offset_b,
-    .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply,
+    .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply, .multiply_row = multiply_row,
 };

@@ -235,9 +235,29 @@ static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, bool direc
     return a->m >= a->n;
 }
 
+typedef struct row_job {
+    const qd_cpu_gemm *gemm;
+    const qd_matmul_args *args;
+    bool pairs;
+} row_job;
+
+static void run_row(void *context, int64_t begin, int64_t end, int thread)
+{
+    const row_job *j = context;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++)
+        j->gemm->multiply_row(j->args, j->pairs, i * QD_GEMM_ROW_COLUMNS, smaller((i + 1) * QD_GEMM_ROW_COLUMNS, j->args->n));
+}
+
 static void run(qd_cpu *cpu, const qd_matmul_args *a)
 {
     const bool pairs = cpu->dots && a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16, direct = qd_gemm_direct(a, pairs);
+    if (a->m == 1 && a->k > 0 && !a->trans_a && a->trans_b) {
+        row_job row = {qd_cpu_gemm_for(cpu), a, pairs};
+        int64_t parts = count_parts(a->n, QD_GEMM_ROW_COLUMNS);
+        qd_pool_for(cpu->pool, parts, (double)a->n * (double)a->k < SMALL ? parts : 1, run_row, &row);
+        return;
+    }
     job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a, .pairs = pairs}};
     qd_gemm_block *g = &j.block;
     const int64_t threads = qd_pool_threads(cpu->pool), steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);

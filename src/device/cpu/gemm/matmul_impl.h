@@ -48,6 +48,8 @@ typedef struct qd_gemm_block {
     int64_t ld_sums;
 } qd_gemm_block;
 
+#define QD_GEMM_ROW_COLUMNS 192
+
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* register tile: panel widths of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
@@ -61,6 +63,9 @@ typedef struct qd_cpu_gemm {
     void (*pack_b)(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until);
     /* c [+]= a · b */
     void (*multiply)(const qd_gemm_block *g);
+    /* Columns [begin, end), at most QD_GEMM_ROW_COLUMNS, of a GEMM with one row and b stored (n,
+     * k): c [+]= a · b, without packing. */
+    void (*multiply_row)(const qd_matmul_args *args, bool pairs, int64_t begin, int64_t end);
 } qd_cpu_gemm;
 QD_CPU_TABLE(qd_cpu_gemm, qd_cpu_gemm)
 
