@@ -1,5 +1,5 @@
 /* Builds the report of a run folder, and follows it: config.yaml, metrics.jsonl, evaluations.jsonl,
- * memory.json, trace.json, starts.jsonl. */
+ * memory.json, trace.json, starts.jsonl, samples.jsonl. */
 #include "base/file.h"
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
@@ -22,6 +22,7 @@ static const char *const file_names[QD_RUN_FILE_COUNT] = {
     [QD_RUN_MEMORY] = "memory.json",
     [QD_RUN_TRACE] = "trace.json",
     [QD_RUN_STARTS] = "starts.jsonl",
+    [QD_RUN_SAMPLES] = "samples.jsonl",
 };
 
 qd_status qd_run_file_open(const qd_run_report *r, int folder, const char *name, int *fd)
@@ -227,6 +228,7 @@ static qd_status load(qd_run_report *r, int folder)
     QD_TRY(describe(r));
     QD_TRY(qd_run_memory(r, folder));
     QD_TRY(read_starts(r, folder));
+    QD_TRY(qd_run_samples(r, folder, file_names[QD_RUN_SAMPLES]));
     return read_trace(r, folder);
 }
 

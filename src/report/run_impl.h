@@ -20,6 +20,7 @@ typedef enum qd_run_file_id {
     QD_RUN_MEMORY,
     QD_RUN_TRACE,
     QD_RUN_STARTS,
+    QD_RUN_SAMPLES,
     QD_RUN_FILE_COUNT
 } qd_run_file_id;
 
@@ -44,6 +45,7 @@ struct qd_run_report {
     bool trace_failed; /* live: there is one, but it cannot be read (yet) */
     qd_report_mark marks[QD_RUN_MARKS]; /* of starts.jsonl */
     int mark_count;
+    qd_report_table samples;
     qd_report_memory memory;
     qd_report_memory_rank *memory_ranks;
     qd_report_trace *measured;
@@ -69,6 +71,8 @@ static inline qd_status qd_run_keep(const char **text, char *printed)
 
 /* run_figures.c: figures, notes and curves of the rows read so far. */
 qd_status qd_run_fill_figures(qd_run_report *run);
+/* run_samples.c: the table of sample texts. */
+qd_status qd_run_samples(qd_run_report *run, int folder, const char *name);
 /* run_memory.c: planned and measured memory of the ranks. */
 qd_status qd_run_memory(qd_run_report *run, int folder);
 #endif

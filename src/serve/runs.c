@@ -26,8 +26,8 @@ enum { MOST_RUNS = 2000, MOST_DEPTH = 2, MOST_NAME = 512, MOST_ENTRIES = 20000, 
  * for. */
 #define SCAN_SECONDS 2.0
 #define FORGET_SECONDS 120.0
-/* A folder that is away for longer is another run when it is back; a run that is overwritten or moved
- * keeps its number. */
+/* A folder that is away for longer is another run when it is back; a run that is overwritten or
+ * moved keeps its number. */
 #define GONE_SECONDS 60.0
 
 typedef struct run_entry {

@@ -34,7 +34,8 @@ FIELD = "[...document.querySelectorAll('#planner .field')].find(f => f.querySele
 class Page(program.ProgramTest):
     def start(self, *more):
         """A run that takes until it is stopped."""
-        return subprocess.Popen([program.PROGRAM, *self.small("train.steps=200000", "data.seq=128", "train.global_batch=16", "run.dir=runs/live", *more)],
+        return subprocess.Popen([program.PROGRAM, *self.small("train.steps=200000", "data.seq=128", "train.global_batch=16", "run.dir=runs/live",
+                                 "run.sample_every=100", "run.sample_prompts=the fox", "run.sample_tokens=8", *more)],
                                 cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def end(self, run):
@@ -87,6 +88,7 @@ class Page(program.ProgramTest):
                 self.end(run)
             chrome.until(f"{LOSS}.list[0].x.length === {self.lines()}", 5)
             kept = self.lines()
+            self.assertIn("the fox", chrome.until("document.querySelector('#tables td:nth-child(2)')?.textContent", 10))
             self.other_run(chrome)
             run = self.start("--resume")
             try:

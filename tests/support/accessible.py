@@ -1,7 +1,8 @@
 """Checks of a page for people with other eyes or without a mouse, in a real browser: contrast by the
 formulas of WCAG 2.1 (AA), names of controls, the order of the Tab key, and a visible focus."""
 
-# Functions on the page. Contrast ratios come from computed styles, composited over the grounds behind.
+# Functions on the page. Contrast ratios come from computed styles, composited over the grounds
+# behind.
 FUNCTIONS = r"""
 window.accessible ??= (() => {
   const parse = text => {
@@ -23,7 +24,8 @@ window.accessible ??= (() => {
     return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
   };
   const seen = e => e.checkVisibility({ checkOpacity: false, checkVisibilityCSS: true }) && e.getClientRects().length > 0;
-  const describe = e => `${e.tagName.toLowerCase()}${e.id ? "#" + e.id : ""} ${(e.getAttribute("aria-label") || e.textContent || e.value || "").trim().slice(0, 30)}`;
+  const text = e => (e.getAttribute("aria-label") || e.textContent || e.value || "").trim().slice(0, 30);
+  const describe = e => `${e.tagName.toLowerCase()}${e.id ? "#" + e.id : ""} ${text(e)}`;
   const nameOf = e => e.getAttribute("aria-label") || e.getAttribute("title") || (e.labels && [...e.labels].map(l => l.textContent).join(" ").trim())
     || e.textContent.trim() || (e.getAttribute("aria-labelledby") && "labelled") || "";
   return { parse, over, ratio, ground, seen, describe, nameOf,
@@ -61,7 +63,8 @@ window.accessible ??= (() => {
     boxes() {
       if (typeof view === "undefined" || !view?.paint)
         return [];
-      return view.paint.map((colour, i) => [ratio(over(parse(view.ink[i]), parse(colour)), parse(colour)), 4.5, CLASSES[i].name]).filter(([found, need]) => found < need);
+      const found = view.paint.map((colour, i) => [ratio(over(parse(view.ink[i]), parse(colour)), parse(colour)), 4.5, CLASSES[i].name]);
+      return found.filter(([is, need]) => is < need);
     },
     stops() {
       const focusable = "a[href], button, input, select, textarea, summary, [tabindex]";

@@ -82,6 +82,8 @@ static const qd_synonym synonyms[] = {
      "the decay ends with train.steps; train.decay_steps is the length of the decay of train.schedule=wsd"},
     {"eval_interval eval_steps eval_freq eval_every_n_steps val_interval val_every validation_interval val_check_interval validate_every",
      "train.eval_every", NULL, NULL},
+    {"sample_interval generate_every generation_interval sample_freq sample_steps", "run.sample_every", NULL, NULL},
+    {"sample_prompt prompts prompt", "run.sample_prompts", NULL, NULL},
     {"eval_iters eval_iterations val_iters val_batches limit_val_batches max_eval_steps", "train.eval_batches", NULL, NULL},
     {"batch_size batch bs batchsize", NULL, NULL,
      "sequences per step over all ranks are train.global_batch={N}; those that a rank computes at once are train.micro_batch={N}"},

@@ -27,11 +27,16 @@ function watchWideTables() {
 }
 watchWideTables.seen = new WeakSet();
 
+/* A longer text keeps its lines, and wraps. */
+function textCell(text) {
+  return typeof text === "string" && (text.length > 60 || text.includes("\n")) ? element("td", { class: "prose" }, text) : text;
+}
+
 /* Tables of texts. */
 function drawTables(tables) {
   document.getElementById("tables").replaceChildren();
   for (const { title, lead, rows } of tables) {
-    const [head, ...body] = rows, table = element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...body.map(r => row(r))));
+    const [head, ...body] = rows, table = element("table", {}, element("thead", {}, row(head, "th")), element("tbody", {}, ...body.map(r => row(r.map(textCell)))));
     document.getElementById("tables").append(element("section", {}, element("h2", {}, title), element("p", { class: "lead" }, lead ?? ""),
                                                      ...(body.length > 0 ? [element("div", { class: "wide" }, table)] : [])));
   }

@@ -247,6 +247,13 @@ static const qd_option options_table[] = {
      "journal",
      "restarts"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
+    {"run.sample_every", QD_OPTION_INT, "0", 0, 1e12, NULL,
+     "steps between sample texts, which the model writes to samples.jsonl in run.dir, and after the last step; 0: none", "sample-every"},
+    {"run.sample_prompts", QD_OPTION_STRING, "", 0, 0, NULL,
+     "with run.sample_every, what the texts continue: one prompt per line; empty: they start from the beginning of a document", NULL},
+    {"run.sample_tokens", QD_OPTION_INT, "64", 1, 1e6, NULL, "with run.sample_every, tokens per text", NULL},
+    {"run.sample_temperature", QD_OPTION_FLOAT, "0.8", 0, 100, NULL,
+     "with run.sample_every, the temperature of sampling; 0: always the most likely token", NULL},
     {"run.tensorboard", QD_OPTION_BOOL, "false", 0, 0, NULL, "write TensorBoard event files to run.dir/tensorboard", "tensorboard"},
     {"run.csv", QD_OPTION_BOOL, "false", 0, 0, NULL, "write metrics.csv to run.dir, with the figures of metrics.jsonl", NULL},
     {"run.trace", QD_OPTION_BOOL, "false", 0, 0, NULL, "write trace.json (Perfetto) to run.dir", "trace"},
@@ -591,6 +598,11 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->threads = (int)qd_options_int(o, "run.threads");
     c->deadline = qd_options_float(o, "run.deadline");
     c->log_every = qd_options_int(o, "run.log_every");
+    c->samples = (qd_sample_config){.every = qd_options_int(o, "run.sample_every"), .prompts = qd_options_string(o, "run.sample_prompts"),
+                                    .tokens = qd_options_int(o, "run.sample_tokens"),
+                                    .temperature = qd_options_float(o, "run.sample_temperature")};
+    if (c->samples.every == 0 && c->samples.prompts[0] != '\0')
+        return QD_FAIL(QD_USAGE, "run.sample_prompts has no effect without run.sample_every: set that, or remove it");
     c->tensorboard = qd_options_bool(o, "run.tensorboard");
     c->csv = qd_options_bool(o, "run.csv");
     c->trace = qd_options_bool(o, "run.trace");
@@ -600,10 +612,11 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     } needs_folder[] = {{"run.trace", "the folder that trace.json is written to"},
                         {"run.tensorboard", "the folder that event files are written to"},
                         {"run.csv", "the folder that metrics.csv is written to"},
+                        {"run.sample_every", "the folder that samples.jsonl is written to"},
                         {"run.save_every", "the folder that checkpoints are written to"},
                         {"run.restarts", "the folder that the run restarts from"},
                         {"run.resume", "the folder of the run to resume"}};
-    const bool wanted[] = {c->trace, c->tensorboard, c->csv, c->save_every > 0, c->restarts > 0, c->resume};
+    const bool wanted[] = {c->trace, c->tensorboard, c->csv, c->samples.every > 0, c->save_every > 0, c->restarts > 0, c->resume};
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
         if (wanted[i] && c->run_dir[0] == '\0')
             return QD_FAIL(QD_USAGE, "%s needs run.dir, %s", needs_folder[i].key, needs_folder[i].what);

@@ -21,6 +21,13 @@ typedef struct qd_data_config {
 } qd_data_config;
 
 /* Validation while training. The string belongs to the options. */
+typedef struct qd_sample_config {
+    int64_t every;       /* steps between sample texts; 0: none */
+    const char *prompts; /* one per line */
+    int64_t tokens;
+    double temperature;
+} qd_sample_config;
+
 typedef struct qd_evaluation_config {
     int64_t every;    /* steps between evaluations; 0: none by steps */
     double seconds;   /* of training between evaluations; 0: none by time */
@@ -47,6 +54,7 @@ typedef struct qd_config {
     uint64_t seed;
     qd_data_config data;
     qd_evaluation_config evaluation;
+    qd_sample_config samples;
     const char *run_dir, *device, *backend, *tuning; /* strings belong to the options */
     const char *kernels; /* instruction set that the CPU's kernels are pinned to; NULL: the machine's best */
     double tuning_seconds;

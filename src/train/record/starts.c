@@ -5,35 +5,15 @@
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 #include "spec/config/config.h"
+#include "train/record/lines.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
-#include <unistd.h>
-
-/* Copies the whole lines of starts up to `step`. */
-static qd_status keep_lines(const char *path, int64_t step, qd_strbuf *out)
-{
-    char *text = NULL;
-    size_t length;
-    if (step == 0 || access(path, F_OK) != 0)
-        return QD_OK;
-    QD_TRY(qd_file_read(path, 64 << 20, &text, &length));
-    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        long long number;
-        if (sscanf(line, "{\"step\":%lld", &number) == 1 && number <= step)
-            qd_strbuf_append(out, line, (size_t)(end + 1 - line));
-    }
-    free(text);
-    return QD_OK;
-}
 
 qd_status qd_starts_note(const char *path, int64_t step, const qd_program *program)
 {
     qd_strbuf text = {0};
     char layout[128];
-    qd_status status = keep_lines(path, step, &text);
+    qd_status status = qd_lines_keep(path, step, &text);
     qd_config_layout_text(program, layout, sizeof layout);
     qd_json_writer w = qd_json_writer_on(&text);
     qd_json_object_begin(&w, NULL);

@@ -410,6 +410,8 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     QD_TRY(qd_rank_agree(s, open_saver(s)));
     QD_TRY(qd_rank_agree(s, qd_run_folder_open(s)));
     QD_TRY(note_shared_memory(s));
+    if (run->config.samples.every > 0)
+        QD_TRY(qd_samples_create(&run->config, &s->corpus, s->trainer, &s->samples));
     if (run->config.trace) {
         QD_TRY(qd_trace_create(s->control, &s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);
@@ -478,6 +480,18 @@ static qd_status validate(qd_rank_run *s, int64_t step, double seconds)
     QD_TRY(qd_comm_broadcast(s->control, &better, 1, QD_I32, 0, NULL));
     s->improved = better != 0;
     return QD_OK;
+}
+
+/* Collective. Sample texts; what they dispatch to experts is not counted as the next step's. */
+static qd_status write_samples(qd_rank_run *s, int64_t step)
+{
+    char note[512];
+    if (!s->samples || !qd_samples_due(&s->run->config, step))
+        return QD_OK;
+    QD_TRY(qd_samples_write(s->samples, step, note, sizeof note));
+    if (note[0] != '\0')
+        qd_rank_note(s, note);
+    return s->run->config.ep * s->run->config.etp > 1 ? qd_trainer_dispatched_all(s->trainer, s->control, &s->dispatched) : QD_OK;
 }
 
 /* Collective: sums the bytes dispatched to experts in the step over all ranks. */
@@ -553,6 +567,7 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     s->end.loss = output.loss;
     s->end.tokens += output.tokens;
     QD_TRY(end_saving(s, note_skipped(s, step, &output)));
+    QD_TRY(write_samples(s, step));
     QD_TRY(ask_ranks(s, step, seconds));
     if (s->time_to_tune && s->stop == 0)
         QD_TRY(qd_run_tune_more(s));
@@ -669,6 +684,7 @@ void qd_rank_run_close(qd_rank_run *s)
     qd_recorder_destroy(s->recorder);
     qd_saver_destroy(s->saver);
     qd_replicas_destroy(s->replicas);
+    qd_samples_destroy(s->samples);
     qd_trainer_destroy(s->trainer);
     qd_trace_destroy(s->trace);
     qd_validation_close(&s->validation);

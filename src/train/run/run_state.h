@@ -6,6 +6,7 @@
 
 #include "ckpt/checkpoint.h"
 #include "train/record/recorder.h"
+#include "train/record/samples.h"
 #include "train/record/validation.h"
 #include "train/run/metrics.h"
 #include "train/run/replicas.h"
@@ -46,6 +47,7 @@ typedef struct qd_rank_run {
     char *config_text; /* rank 0: effective.yaml, which checkpoints contain too */
     qd_metrics *metrics; /* rank 0 with a run folder */
     qd_recorder *recorder; /* the same */
+    qd_samples *samples;   /* of a run that samples */
     int64_t traced; /* steps */
     qd_train_step line; /* rank 0: of the last step */
     qd_train_end end;

@@ -1,0 +1,25 @@
+/* Reads the lines of a resumed run again. */
+#include "train/record/lines.h"
+
+#include "base/file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+qd_status qd_lines_keep(const char *path, int64_t step, qd_strbuf *out)
+{
+    char *text = NULL;
+    size_t length;
+    if (step == 0 || access(path, F_OK) != 0)
+        return QD_OK;
+    QD_TRY(qd_file_read(path, (size_t)1 << 30, &text, &length));
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        long long number;
+        if (sscanf(line, "{\"step\":%lld", &number) == 1 && number <= step)
+            qd_strbuf_append(out, line, (size_t)(end + 1 - line));
+    }
+    free(text);
+    return QD_OK;
+}
