@@ -341,27 +341,6 @@ static void send_back(qd_placing *p, int result, bool forward)
     }
 }
 
-/* The matrices, or their gradients, that an op works with; -1: none. */
-static int weight_of(const qd_class_writer *w, const qd_op *op)
-{
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (op->slot[j] >= 0 && (w->slots[op->slot[j]].kind == QD_SLOT_PARAM || w->slots[op->slot[j]].kind == QD_SLOT_GRAD))
-            return op->slot[j];
-    return -1;
-}
-
-/* The result that may be the last of the experts; -1: none. */
-static int result_of(const qd_op *op)
-{
-    switch (op->kind) {
-    case QD_OP_EXPERTS: return op->slot[QD_EXPERTS_Y];
-    case QD_OP_EXPERTS_DX: return op->slot[QD_EXPERTS_DX_DX];
-    case QD_OP_ADAPT: return op->slot[QD_ADAPT_Y];
-    case QD_OP_ADD: return op->slot[QD_ADD_Y];
-    default: return -1;
-    }
-}
-
 /* Ops over the rows of this rank's experts. */
 void qd_place_grouped(qd_placing *p, const qd_op *op)
 {
@@ -369,7 +348,7 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = w->experts;
     int *slot = e->s.slot;
     qd_op placed = *op;
-    int weight = weight_of(w, op);
+    int weight = qd_op_weight(w, op);
     int64_t out = weight >= 0 ? w->slots[weight].rows / e->held : 0, in = weight >= 0 ? w->slots[weight].cols : 0;
     if (e->to_relay)
         qd_sequence_emit(&e->s, TO_EXPERTS);
@@ -394,9 +373,9 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
     qd_op_sizes(kept, e->capacity, n, dx ? out : in, flops);
     kept->experts = rowwise ? 0 : e->held;
     kept->expert = rowwise ? 0 : e->first;
-    int result = result_of(op);
-    if (result >= 0 && is_collected(p, result))
-        send_back(p, result, op->phase == QD_PHASE_FORWARD);
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (qd_op_writes(op, j) && is_collected(p, op->slot[j]))
+            send_back(p, op->slot[j], op->phase == QD_PHASE_FORWARD);
 }
 
 /* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */
