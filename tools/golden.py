@@ -133,6 +133,7 @@ CASES = {
     "qwen2-moe-untied": {**QWEN2, **dims(2, 16, 4, 2, 6, 24, 307, 17, 17), "tied": False, **experts(6, 2, 12, shared=20, normalised=False)},
     "qwen2-moe-windows": {**QWEN2, **dims(3, 16, 2, 1, 10, 24, 307, 19, 24), "tied": True, "window": 5, "full_every": 2,
                           **experts(4, 2, 12, shared=12, dense=1)},
+    "phi3-partial": {**LLAMA, **dims(2, 24, 3, 1, 8, 32, 307, 17, 17), "tied": True, "hf_type": "phi3", "rope_fraction": 0.75, "window": 5},
 }
 
 
@@ -537,6 +538,11 @@ def hf_state(c, ours):
                 for kind in ("weight", "bias"):
                     if f"block.{i}.{a}.{kind}" in ours:
                         out[f"model.layers.{i}.{z}.{kind}"] = t(f"block.{i}.{a}.{kind}")
+    if c.get("hf_type") == "phi3":
+        for i in range(c["layers"]):
+            h, q, k, v = f"model.layers.{i}.", *(f"model.layers.{i}.self_attn.{x}_proj.weight" for x in "qkv")
+            out[h + "self_attn.qkv_proj.weight"] = torch.cat([out.pop(name) for name in (q, k, v)])
+            out[h + "mlp.gate_up_proj.weight"] = torch.cat([out.pop(f"{h}mlp.{x}_proj.weight") for x in ("gate", "up")])
     for i in range(c["layers"]):
         b, h = f"block.{i}.mlp.", f"model.layers.{i}.mlp."
         if not has_experts(c, i):
@@ -578,7 +584,7 @@ def hf_model(c):
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
     kind = {"olmo": "Olmo", "olmo2": "Olmo3" if c.get("window") else "Olmo2", "gemma2": "Gemma2", "gemma3": "Gemma3"}.get(c["family"]) or (
-        "Qwen2" if c["qkv_bias"] and not c["out_bias"] else "Mistral" if c.get("hf_type") == "mistral"
+        "Qwen2" if c["qkv_bias"] and not c["out_bias"] else {"mistral": "Mistral", "phi3": "Phi3"}[c["hf_type"]] if c.get("hf_type")
         else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
     if c.get("experts"):
         kind = ("Qwen2Moe" if c.get("shared_gate") else "Olmoe" if c.get("qk_norm_over") == "width" else "Qwen3Moe" if c.get("qk_norm")
@@ -596,7 +602,7 @@ def hf_model(c):
                        **({} if kind == "Mixtral" else {"norm_topk_prob": c["router_normalised"]}),
                        **({"moe_intermediate_size": c["moe_ffn"], "mlp_only_layers": list(range(c["dense_layers"]))} if own else {}),
                        **({"shared_expert_intermediate_size": c["shared_expert_ffn"], "qkv_bias": c["qkv_bias"]} if kind == "Qwen2Moe" else {}))
-    if kind in ("Mistral", "Mixtral"):
+    if kind in ("Mistral", "Mixtral", "Phi3"):
         options["sliding_window"] = c.get("window") or None
     elif kind == "SmolLM3":
         options["no_rope_layers"] = [int(has_rope(c, i)) for i in range(c["layers"])]
@@ -620,6 +626,8 @@ def hf_model(c):
             options["clip_qkv"] = c.get("clip_qkv") or None
     elif kind == "Llama":
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
+    if kind == "Phi3":
+        rope["partial_rotary_factor"] = c.get("rope_fraction", 1.0)
     if kind in ("Gemma3", "Olmo3"):
         local = {"rope_type": "default", "rope_theta": c["rope_local_base"]} if c.get("rope_local_base") else rope
         rope = {"full_attention": rope, "sliding_attention": local}

@@ -17,7 +17,7 @@ from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Ge
                           MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
                           Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
                           Qwen2Config, Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
-                          SmolLM3Config, SmolLM3ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          Phi3Config, Phi3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests", "golden", "huggingface")
 TOKENS = 24
@@ -104,6 +104,10 @@ MODELS = {
                                                           layer_types=["full_attention", "sliding_attention", "sliding_attention"],
                                                           mlp_bias=True, tie_word_embeddings=False),
                         torch.float32, None, False),
+    "phi3": (Phi3ForCausalLM, Phi3Config(**LLAMA, pad_token_id=None, tie_word_embeddings=True, sliding_window=6), torch.float32, None,
+             False),
+    "phi3-partial": (Phi3ForCausalLM, Phi3Config(**{**ONE_KEY, "hidden_size": 32}, pad_token_id=None, partial_rotary_factor=0.75),
+                     torch.float32, None, False),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=9, sliding_window=5,
                                                attn_logit_softcapping=1.5, final_logit_softcapping=2.0), torch.float32, None, False),
     "gemma2-full": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, query_pre_attn_scalar=6, attention_bias=True,
@@ -131,7 +135,8 @@ MODELS = {
 }
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
          "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
-         "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows")
+         "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows", "phi3",
+         "phi3-partial")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
                   "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", *DENSE)
 

@@ -278,9 +278,7 @@ static void read_scaling(reader *r, reader *s, const char *where, int64_t positi
 {
     const char *kind = rope_kind(s, where);
     double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(s, "partial_rotary_factor", outside);
-    if (part != 1.0)
-        REFUSE(s, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: only fully rotated heads can be imported",
-               FILE_OF(r), part);
+    rope->fraction = part; /* the caller knows whether the family rotates parts */
     const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0,
                dynamic = strcmp(kind, "dynamic") == 0;
     if (llama3 || yarn || linear || dynamic)
@@ -341,7 +339,7 @@ static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_no
 
 /* Newer folders store base and scaling in rope_parameters, older ones in rope_theta and
  * rope_scaling. */
-static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
+static void read_rope_parameters(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
 {
     const qd_json_node *parameters = collection(r, "rope_parameters", QD_JSON_OBJECT);
     const qd_json_node *scaling = collection(r, "rope_scaling", QD_JSON_OBJECT);
@@ -363,6 +361,17 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_mo
                        FILE_OF(r), where, key);
     m->rope.base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
     read_scaling(r, &s, where, positions, &m->rope);
+}
+
+static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
+{
+    read_rope_parameters(r, f, positions, m);
+    if (m->rope.fraction != 1.0 && !f->partial)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: %s of transformers rotates whole heads, others cannot be imported",
+               FILE_OF(r), m->rope.fraction, f->kind);
+    if (f->partial && m->rope.scaling != QD_ROPE_NONE)
+        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' with scaled rotary embeddings cannot be imported, only with those of the kind 'default'",
+               FILE_OF(r), f->kind);
 }
 
 /* Whether layer_types gives a layer a window. */
@@ -532,6 +541,8 @@ static void read_llama(reader *r, qd_hf_config *c)
     if (strcmp(activation, "silu") != 0)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'hidden_act' is '%s': only silu can be imported", FILE_OF(r), activation);
     note_attention_dropout(r, "attention_dropout", 0.0);
+    if (f->partial && r->status == QD_OK && (other_number(r, "resid_pdrop", 0.0) != 0.0 || other_number(r, "embd_pdrop", 0.0) != 0.0))
+        qd_strbuf_printf(r->notes, "resid_pdrop and embd_pdrop are not read: model.dropout is for further training\n");
     if (f->defaults.rope.nope_every > 0)
         read_layers_without_rope(r, m);
     read_windows(r, f, m);

@@ -86,10 +86,13 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
     if (m->arch == QD_ARCH_GEMMA3 && m->score_softcap > 0.0)
         return cannot("its Gemma 3 does not cap scores (model.score_softcap)");
     const bool by_type = f->defaults.rope.local_base > 0.0;
-    if (m->position == QD_POSITION_ROPE && (m->rope.fraction != 1.0 || (m->rope.nope_every > 0 && f->defaults.rope.nope_every == 0) ||
-                                             (qd_rope_is_local(m) && !by_type)))
+    const bool unlike = (m->rope.fraction != 1.0 && !f->partial) || (m->rope.nope_every > 0 && f->defaults.rope.nope_every == 0) ||
+                        (qd_rope_is_local(m) && !by_type);
+    if (m->position == QD_POSITION_ROPE && unlike)
         return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
                       "rope_local_base)");
+    if (f->partial && m->rope.scaling != QD_ROPE_NONE)
+        return cannot("rotary embeddings of its Phi-3 are not scaled, or in another way (model.rope_scaling)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
@@ -228,6 +231,8 @@ static void put_rope(qd_json_writer *w, const qd_hf_family *f, const qd_model *m
         return;
     }
     qd_json_put_real(w, "rope_theta", m->rope.base);
+    if (f->partial)
+        qd_json_put_real(w, "partial_rotary_factor", m->rope.fraction);
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
     qd_json_object_begin(w, "rope_scaling");

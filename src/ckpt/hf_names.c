@@ -76,6 +76,16 @@ static const rule gemma2_rules[] = {
     {NULL, NULL},
 };
 
+/* One matrix for q, k and v, and one for gate and up. */
+static const rule phi3_rules[] = {
+    {"attn.q.weight", "self_attn.qkv_proj.weight"},
+    {"attn.k.weight", "self_attn.qkv_proj.weight"},
+    {"attn.v.weight", "self_attn.qkv_proj.weight"},
+    {"mlp.gate.weight", "mlp.gate_up_proj.weight"},
+    {"mlp.up.weight", "mlp.gate_up_proj.weight"},
+    {NULL, NULL},
+};
+
 /* Names of experts by model type: the router, and the parts before and after an expert's number; of
  * shared experts the part before, and their gate. */
 typedef struct expert_names {
@@ -94,6 +104,13 @@ static const family families[] = {
     [QD_ARCH_GEMMA2] = {"model.", "layers.", false, llama_rules, gemma2_rules},
     [QD_ARCH_GEMMA3] = {"model.", "layers.", false, llama_rules, gemma2_rules},
 };
+
+static const family phi3_family = {"model.", "layers.", false, llama_rules, phi3_rules};
+
+static const family *family_of(const qd_model *m)
+{
+    return m->hf_type == QD_HF_PHI3 ? &phi3_family : &families[m->arch];
+}
 
 /* The rule of a tensor; NULL: transformers' model does not have it. */
 static const rule *rule_of(const family *f, const char *ours)
@@ -115,9 +132,9 @@ static const expert_names *names_of(const qd_model *m)
     return m->qk_norm || m->moe.shared_gate ? &qwen_names : &mixtral_names;
 }
 
-void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size)
+void qd_hf_block_tensor(const qd_model *m, int layer, char *name, size_t size)
 {
-    const family *f = &families[arch];
+    const family *f = family_of(m);
     snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, "attn.q.weight")->theirs);
 }
 
@@ -213,7 +230,7 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
 
 qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor **tensors, int *count)
 {
-    const family *f = &families[ledger->model.arch];
+    const family *f = family_of(&ledger->model);
     qd_hf_tensor *list = QD_ARENA_NEW(arena, qd_hf_tensor, ledger->param_count + 3 * ledger->model.layers);
     int n = 0;
     if (!list)

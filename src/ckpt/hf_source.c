@@ -152,7 +152,7 @@ static qd_status check_counts(const qd_hf_source *s)
     const qd_model *m = &s->config.model;
     char name[96];
     for (int layer = 0; layer < m->layers; layer++) {
-        qd_hf_block_tensor(m->arch, layer, name, sizeof name);
+        qd_hf_block_tensor(m, layer, name, sizeof name);
         if (!find_either(s, name))
             return QD_FAIL(QD_USAGE, "%s: there is no tensor '%s', but config.json says %d layers", s->folder, name, m->layers);
     }

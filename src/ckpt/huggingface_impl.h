@@ -37,6 +37,7 @@ typedef struct qd_hf_family {
     bool mlp_bias;       /* and one for those of the MLP */
     bool clips;          /* and one for model.clip_qkv, null: none */
     bool dense_layers;   /* and those that make some layers dense */
+    bool partial;        /* and one for model.rope_fraction; angles are not scaled */
     double balance_default; /* of router_aux_loss_coef; 0: 0.001 */
     qd_hf_window window;
     int64_t window_default; /* of sliding_window; 0: null */
@@ -111,6 +112,6 @@ static inline int qd_hf_expert_layers(const qd_model *m)
 /* Prefix of an architecture's tensor names; folders of models without a head omit it. */
 const char *qd_hf_prefix(qd_arch arch);
 /* Their name of a tensor that every block has, and of one that every expert of a block has. */
-void qd_hf_block_tensor(qd_arch arch, int layer, char *name, size_t size);
+void qd_hf_block_tensor(const qd_model *model, int layer, char *name, size_t size);
 void qd_hf_expert_tensor(const qd_model *model, int layer, int expert, char *name, size_t size);
 #endif

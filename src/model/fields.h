@@ -118,9 +118,9 @@
       "soft-cap of logits, cap x tanh(logit / cap); 0: none") \
     F(REAL, dropout, "dropout", "0", QD_RANGE(0, 0.99), NULL, NULL, ALWAYS, "dropout after the embedding and each residual branch") \
     F(REAL, init_std, "init_std", "0.02", QD_RANGE(0, 10), NULL, "initializer_range", ALWAYS, "standard deviation of initial weights") \
-    /* Mistral without a window computes what Llama does, so only this tells them apart. */ \
-    F(ENUM(qd_hf_type), hf_type, "hf_type", "derived", QD_WORDS("derived|mistral"), NULL, NULL, ALWAYS, \
-      "model_type in Hugging Face folders; derived: by the other keys; mistral: for models that would be llama")
+    /* Mistral and Phi-3 may compute what Llama does, so only this tells them apart. */ \
+    F(ENUM(qd_hf_type), hf_type, "hf_type", "derived", QD_WORDS("derived|mistral|phi3"), NULL, NULL, ALWAYS, \
+      "model_type in Hugging Face folders; derived: by the other keys; mistral, phi3: for models that would be llama")
 
 /* Mixture of experts: from block first_dense on, the MLP is a router and many small gated MLPs, of
  * which each token uses a few (docs/moe.md). */

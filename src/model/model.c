@@ -10,7 +10,7 @@ static qd_status need_positive(const char *key, int64_t value)
     return QD_OK;
 }
 
-/* Whether Mistral of transformers computes this model. */
+/* Whether Mistral of transformers, and Phi-3, compute this model. */
 static bool is_mistral(const qd_model *m)
 {
     bool biases = m->qkv_bias || m->out_bias || m->mlp_bias;
@@ -55,10 +55,10 @@ qd_status qd_model_validate(const qd_model *m)
     if (!(m->score_scale >= 0.0 && m->score_softcap >= 0.0))
         return QD_FAIL(QD_USAGE, "model.score_scale (%g) and model.score_softcap (%g) must not be negative", m->score_scale,
                        m->score_softcap);
-    if (m->hf_type == QD_HF_MISTRAL && !is_mistral(m))
-        return QD_FAIL(QD_USAGE, "model.hf_type is mistral, which has RMS norms, rotary positions, SwiGLU, a window in all layers or "
+    if (m->hf_type != QD_HF_DERIVED && !is_mistral(m))
+        return QD_FAIL(QD_USAGE, "model.hf_type is %s, which has RMS norms, rotary positions, SwiGLU, a window in all layers or "
                                  "in none, and neither biases, norms or clipping of queries and keys nor experts: set "
-                                 "model.hf_type=derived");
+                                 "model.hf_type=derived", m->hf_type == QD_HF_MISTRAL ? "mistral" : "phi3");
     if (!(m->dropout >= 0.0 && m->dropout < 1.0))
         return QD_FAIL(QD_USAGE, "model.dropout is %g: it must be at least 0 and below 1", m->dropout);
     if (!(m->norm_eps > 0.0))

@@ -18,7 +18,7 @@ typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS, QD_NORM_PLAIN, QD_NORM_R
 typedef enum qd_qk_over { QD_QK_HEAD, QD_QK_WIDTH } qd_qk_over;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
 typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN, QD_ROPE_DYNAMIC } qd_rope_scaling;
-typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL } qd_hf_type;
+typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL, QD_HF_PHI3 } qd_hf_type;
 typedef enum qd_router_kind { QD_ROUTER_SOFTMAX, QD_ROUTER_SIGMOID } qd_router_kind;
 typedef enum qd_balance { QD_BALANCE_SEQUENCE, QD_BALANCE_BATCH } qd_balance;
 typedef enum qd_drop { QD_DROP_LAST, QD_DROP_LEAST } qd_drop;

@@ -57,6 +57,7 @@ static void test_defaults(void **state)
         {"gpt2", 12, 12, 12, 64, 768, 3072, 50257, 1024, 1e-5, 1e4, 0, 0, 0},
         {"llama", 32, 32, 32, 128, 4096, 11008, 32000, 2048, 1e-6, 1e4, 0, 0, 0},
         {"mistral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-6, 1e4, 0, 0, 0},
+        {"phi3", 32, 32, 32, 96, 3072, 8192, 32064, 4096, 1e-5, 1e4, 0, 0, 0},
         {"smollm3", 36, 16, 4, 128, 2048, 11008, 128256, 32768, 1e-6, 2e6, 0, 0, 0},
         {"mixtral", 32, 32, 8, 128, 4096, 14336, 32000, 131072, 1e-5, 1e6, 8, 2, 14336},
         {"qwen2", 32, 32, 32, 128, 4096, 22016, 151936, 32768, 1e-6, 1e4, 0, 0, 0},
@@ -171,7 +172,8 @@ static void test_windows(void **state)
 static void test_keys(void **state)
 {
     static const char *const kinds[] = {"gpt2",      "llama",       "mistral",   "mixtral", "qwen2", "qwen3",
-                                        "qwen3_moe", "gemma3_text", "qwen2_moe", "smollm3", "olmo3"};
+                                        "qwen3_moe", "gemma3_text", "qwen2_moe", "smollm3", "olmo3",
+                                        "phi3"};
     static const char *const values[] = {"2", "4", "16", "64", "192", "0.5", "true", "false"};
     int count, walked = 0;
     const qd_model_field *fields = qd_model_fields(&count);
@@ -245,6 +247,8 @@ static void test_types(void **state)
         {"llama", "\"rope_parameters\": {\"rope_type\": \"dynamic\", \"factor\": 2.0}, \"max_position_embeddings\": 64"},
         {"qwen3", "\"attention_bias\": true"},
         {"qwen3_moe", "\"attention_bias\": true"},
+        {"phi3", ""},
+        {"phi3", "\"partial_rotary_factor\": 0.75, \"sliding_window\": 2047, \"num_key_value_heads\": 8"},
         {"smollm3", ""},
         {"smollm3", "\"no_rope_layers\": [1, 1, 0, 1, 1], \"num_hidden_layers\": 5, \"attention_bias\": true"},
         {"smollm3", "\"no_rope_layer_interval\": 2, \"num_hidden_layers\": 2, \"use_sliding_window\": true, \"sliding_window\": 9, "
@@ -449,6 +453,10 @@ static void test_refused(void **state)
         {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
         {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
         {"qwen3_moe", "\"mlp_only_layers\": 5", "mlp_only_layers"},
+        {"phi3", "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "longrope"},
+        {"phi3", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "scaled"},
+        {"phi3", "\"partial_rotary_factor\": 0.01", "rope_fraction"},
+        {"phi3", "\"partial_rotary_factor\": 1.5", "rope_fraction"},
         {"smollm3", "\"no_rope_layers\": [1, 0, 1, 1], \"num_hidden_layers\": 4", "no_rope_layers"},
         {"smollm3", "\"no_rope_layers\": [1, 1, 0], \"num_hidden_layers\": 4", "3 entries for 4 layers"},
         {"smollm3", "\"no_rope_layers\": [1, true, 0], \"num_hidden_layers\": 3", "0 or 1"},

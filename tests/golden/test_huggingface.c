@@ -37,7 +37,8 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "qwen3-windows",   "olmo2",               "olmo2-one-key",        "olmo",
                                     "olmo-clipped",    "gemma2",              "gemma2-full",          "gemma3",
                                     "gemma3-capped",   "olmo3",               "olmo3-one-key",
-                                    "smollm3",         "smollm3-windows"};
+                                    "smollm3",         "smollm3-windows",
+                                    "phi3",            "phi3-partial"};
 enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 17 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
@@ -214,7 +215,11 @@ static void compare_gradients(const char *name, double loss_tolerance, double to
     ok(qd_hf_tensors(ledger, arena, &tensors, &count));
     for (int t = 0; t < count; t++) {
         const float *from = ((const float *)qd_safetensors_find(weights, tensors[t].name)->data);
-        ok(qd_team_write(team, ledger->params[tensors[t].params[0]].name, from, tensors[t].shape[0] * tensors[t].shape[1]));
+        for (int i = 0; i < tensors[t].param_count; i++) { /* rows of several, one after the other */
+            const qd_param *p = &ledger->params[tensors[t].params[i]];
+            ok(qd_team_write(team, p->name, from, p->shape[0] * p->shape[1]));
+            from += p->shape[0] * p->shape[1];
+        }
     }
     qd_step_output out;
     ok(qd_team_step(team, &out));
@@ -228,7 +233,11 @@ static void compare_gradients(const char *name, double loss_tolerance, double to
         assert_non_null(wanted);
         assert_int_equal(wanted->count, elements);
         float *gradient = malloc((size_t)elements * sizeof *gradient);
-        ok(qd_team_read(team, ledger->params[tensors[t].params[0]].name, QD_TENSOR_GRADIENT, gradient, elements));
+        for (int64_t i = 0, first = 0; i < tensors[t].param_count; i++) {
+            const qd_param *p = &ledger->params[tensors[t].params[i]];
+            ok(qd_team_read(team, p->name, QD_TENSOR_GRADIENT, gradient + first, p->shape[0] * p->shape[1]));
+            first += p->shape[0] * p->shape[1];
+        }
         double error = qd_relative_error(gradient, wanted->data, elements, 1e-3);
         if (!(error <= tolerance))
             fail_msg("%s: the gradient of %s differs by %g", name, tensors[t].name, error);

@@ -304,7 +304,7 @@ static void biases_are_counted(void **state)
     }
 }
 
-/* A model that Mistral of transformers cannot represent does not pass as one. */
+/* A model that Mistral and Phi-3 of transformers cannot represent does not pass as one. */
 static void mistral_is_a_plain_llama(void **state)
 {
     (void)state;
@@ -316,7 +316,7 @@ static void mistral_is_a_plain_llama(void **state)
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         char words[128];
         qd_config config;
-        snprintf(words, sizeof words, "model.hf_type=mistral %s", others[i]);
+        snprintf(words, sizeof words, "model.hf_type=%s %s", i % 2 ? "mistral" : "phi3", others[i]);
         qd_options *options = layout_options(words);
         assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
         assert_non_null(strstr(qd_error_message(), "model.hf_type=derived"));
