@@ -168,8 +168,8 @@ static bool is_grad(const qd_class_writer *w, int slot)
 static bool share_grads(const qd_class_writer *w, const qd_op *a, const qd_op *b)
 {
     for (int i = 0; i < QD_OP_SLOTS; i++)
-        for (int j = 0; j < QD_OP_SLOTS; j++) {
-            if (!is_grad(w, a->slot[i]) || !is_grad(w, b->slot[j]))
+        for (int j = 0; j < QD_OP_SLOTS && is_grad(w, a->slot[i]); j++) {
+            if (!is_grad(w, b->slot[j]))
                 continue;
             const qd_slot *x = &w->slots[a->slot[i]], *y = &w->slots[b->slot[j]];
             if (x->param < y->param + y->param_count && y->param < x->param + x->param_count)
