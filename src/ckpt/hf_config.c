@@ -329,6 +329,8 @@ static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_no
     local_base = number(r, "rope_local_base_freq", local_base, "model.rope_local_base");
     local.rope.base = number(&sliding, "rope_theta", local_base, "model.rope_base");
     read_scaling(r, &sliding, types[1], positions, &local.rope);
+    if (local.rope.fraction != 1.0)
+        m->rope.fraction = local.rope.fraction; /* the caller refuses it */
     if (m->window == 0 || qd_model_equal(m, &local))
         return;
     if (local.rope.scaling != QD_ROPE_NONE)

@@ -21,8 +21,7 @@ typedef struct qd_hf_key {
  * with the switch use_sliding_window, for the layers of layer_types or from max_window_layers on;
  * with the switch, for all layers; with the switch, for the layers of layer_types or every second
  * one below max_window_layers; with the switch, for the layers of layer_types, which must be given;
- * for the layers of layer_types, or without it for those of the
- * family's defaults (full_every). */
+ * for the layers of layer_types, or without it for those of the family's defaults (full_every). */
 typedef enum qd_hf_window {
     QD_HF_WINDOW_NONE, QD_HF_WINDOW_SIZE, QD_HF_WINDOW_SWITCH, QD_HF_WINDOW_SWITCH_ALL, QD_HF_WINDOW_SWITCH_EVEN,
     QD_HF_WINDOW_SWITCH_LISTED, QD_HF_WINDOW_TYPES

@@ -359,6 +359,8 @@ static void test_rope_by_type(void **state)
             "scales 'sliding_attention'");
     refused(state, "gemma3_text", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"longest\"}}", "longest");
     refused(state, "gemma3_text", "\"rope_scaling\": {\"rope_type\": \"linear\"}", "factor");
+    refused(state, "gemma3_text", "\"rope_parameters\": {\"sliding_attention\": {\"partial_rotary_factor\": 0.5}}",
+            "partial_rotary_factor");
     refused(state, "gemma3_text", "\"sliding_window_pattern\": 0", "sliding_window_pattern");
     refused(state, "gemma3", "\"text_config\": {}", "gemma3_text");
 }
