@@ -327,12 +327,14 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor dp = scores(g, s), centred = scores(g, s), by_p = scores(g, s), ds = scores(g, s);
     gemm(g, d_o, vt, dp);
     map(g, CUDNN_POINTWISE_SUB, dp, delta, centred);
-    descriptor slope = p;
-    if (s->capped) { /* P · (1 - tanh²), so that tanh need not be kept in registers until dO·Vᵀ is there */
-        slope = scores(g, s);
-        pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_TANH_BWD, .compute = full, .x = ratio, .dy = p, .dx = slope});
+    map(g, CUDNN_POINTWISE_MUL, centred, p, by_p);
+    if (s->capped) {
+        /* Times 1 - tanh². Not on P before: that needs fewer registers, but the engine then takes
+         * the product for P in dV = Pᵀ·dO as well. */
+        descriptor through = scores(g, s);
+        pointwise(g, (pointwise_args){.mode = CUDNN_POINTWISE_TANH_BWD, .compute = full, .x = ratio, .dy = by_p, .dx = through});
+        by_p = through;
     }
-    map(g, CUDNN_POINTWISE_MUL, centred, slope, by_p);
     map(g, CUDNN_POINTWISE_MUL, by_p, scale, ds);
     descriptor dst = inside(g, half, across);
     reshape(g, ds, dst);

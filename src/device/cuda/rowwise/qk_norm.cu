@@ -192,10 +192,11 @@ extern "C" qd_status qd_cuda_qk_norm_backward(qd_stream *stream, const qd_qk_nor
     QD_TRY(qd_check_float("qk_norm_backward", "gradient", a->grad_dtype));
     const qd_cuda_launch l = qd_cuda_launch_of(stream);
     const int64_t cols = a->q_cols + a->k_cols;
-    if (a->rows <= 0 && !a->accumulate) {
+    const bool clears = a->rows <= 0 && !a->accumulate; /* gradients of frozen gammas are NULL */
+    if (clears && a->q_grad)
         QD_CUDA_TRY(cudaMemsetAsync(a->q_grad, 0, (size_t)a->q_cols * qd_dtype_size(a->grad_dtype), l.stream));
+    if (clears && a->k_grad)
         QD_CUDA_TRY(cudaMemsetAsync(a->k_grad, 0, (size_t)a->k_cols * qd_dtype_size(a->grad_dtype), l.stream));
-    }
     if (a->rows <= 0)
         return QD_OK;
     void *parts = NULL;
