@@ -54,6 +54,8 @@ static qd_status run(cli_call *call)
         .dtype = types[qd_options_enum(call->options, "dtype")],
         .shard_bytes = (int64_t)(qd_options_float(call->options, "shard-mb") * 1024.0 * 1024.0),
         .seq = qd_options_int(call->options, "seq"),
+        .adapter = qd_options_bool(call->options, "adapter"),
+        .base = qd_options_string(call->options, "base")[0] ? qd_options_string(call->options, "base") : NULL,
     };
     if (call->word_count != 2)
         return QD_FAIL(QD_USAGE, "convert: give the model and the folder to create: quadrille convert FROM TO");
@@ -73,18 +75,21 @@ static const qd_option own[] = {
     {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: largest safetensors file in MiB (a tensor is never split); 0: one file",
      NULL},
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "import: data.seq of the run; 0: the model's positions, at most 2048", NULL},
+    {"adapter", QD_OPTION_BOOL, "false", 0, 0, NULL, "export: the adapters of a LoRA run in PEFT's format, instead of the merged model", NULL},
+    {"base", QD_OPTION_STRING, "", 0, 0, NULL, "import of adapters: Hugging Face folder of their base model; empty: the one they name", NULL},
     CLI_OPTION_JSON,
 };
 
 const cli_command cli_convert = {
     .name = "convert",
-    .arguments = "FROM TO [--dtype fp32|bf16|fp16] [--shard-mb N] [--seq N] [--json]",
+    .arguments = "FROM TO [--dtype fp32|bf16|fp16] [--shard-mb N] [--seq N] [--adapter] [--base FOLDER] [--json]",
     .summary = "Converts models from and to Hugging Face folders (GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, OLMo, Gemma)",
     .details = "  quadrille convert runs/first hf/first --dtype bf16\n"
                "  quadrille convert Llama-3.2-1B runs/llama\n\n"
                "If FROM has a config.json, it is a Hugging Face folder (tokenizer.json and safetensors, one file or several with an\n"
                "index), and TO becomes a run folder for eval and generate. Otherwise FROM is a run folder or a checkpoint, and TO\n"
-               "becomes a Hugging Face folder. TO must not exist; it appears when it is complete. Needs memory for one tensor.",
+               "becomes a Hugging Face folder; adapters are merged into its weights, or written alone (--adapter). A folder with\n"
+               "adapter_config.json (PEFT) becomes a run folder that names its base model. TO must not exist; it appears when it is complete. Needs memory for one tensor.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

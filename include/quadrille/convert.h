@@ -15,11 +15,14 @@ extern "C" {
 /* The default of every member is zero. */
 typedef struct qd_convert_options {
     size_t size;
-    const char *from; /* a Hugging Face folder (config.json, safetensors, tokenizer.json), a run folder or a checkpoint */
+    /* a Hugging Face folder (config.json, safetensors, tokenizer.json), adapters in PEFT's format, a run folder or a checkpoint */
+    const char *from;
     const char *to;   /* folder to create: a run folder (import), or a Hugging Face folder (export) */
     qd_dtype dtype;   /* export: fp32, bf16 or fp16 */
     int64_t shard_bytes; /* export: largest size of a file (a tensor is never split); 0: one file */
     int64_t seq;         /* import: data.seq of the run; 0: the model's positions, at most 2048 */
+    bool adapter;        /* export: only the adapters, in PEFT's format, instead of the merged model */
+    const char *base;    /* import of adapters: the Hugging Face folder of their base model; NULL: the one that they name */
 } qd_convert_options;
 QD_SIZED_DEFAULT(qd_convert_options)
 

@@ -5,7 +5,9 @@
 #include "ckpt/folder.h"
 #include "ckpt/hf_companions.h"
 #include "ckpt/huggingface.h"
+#include "ckpt/peft.h"
 #include "data/files.h"
+#include "model/field_table.h"
 #include "train/exec/model_run.h"
 #include "train/run/run.h"
 #include "train/generate/model_text.h"
@@ -83,9 +85,43 @@ static qd_status import_tokenizer(const qd_convert_options *o, const char *aside
     return copy_tokenizer(path, aside);
 }
 
+/* Adapters that are imported; peft NULL: none. */
+typedef struct adapters {
+    qd_peft_source *peft;
+    file_path base;
+    char hash[QD_CKPT_BASE_TEXT];
+} adapters;
+
+/* Sets the options of a run with these adapters. */
+static qd_status set_adapters(const adapters *a, const qd_config *plain, qd_options *options)
+{
+    const qd_peft_config *c = qd_peft_settings(a->peft);
+    qd_arena *arena = NULL;
+    qd_program *program;
+    unsigned targets = 0;
+    char words[128] = "", rank[16], alpha[32], dropout[32];
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = qd_config_build(plain, 0, arena, &program);
+    if (status == QD_OK)
+        status = qd_peft_targets(a->peft, program->ledger, &targets);
+    qd_arena_destroy(arena);
+    QD_TRY(status);
+    for (int i = 0; i < QD_LORA_TARGET_COUNT; i++)
+        if (targets & 1u << i)
+            snprintf(words + strlen(words), sizeof words - strlen(words), "%s%s", words[0] ? "," : "", qd_lora_word((qd_lora_target)i));
+    snprintf(rank, sizeof rank, "%d", c->rank);
+    snprintf(alpha, sizeof alpha, "%.17g", c->alpha);
+    snprintf(dropout, sizeof dropout, "%.17g", c->dropout);
+    const char *const values[][2] = {{"lora.rank", rank}, {"lora.alpha", alpha}, {"lora.dropout", dropout},
+                                     {"lora.rslora", c->rslora ? "true" : "false"}, {"lora.targets", words}, {"run.weights", a->base}};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        QD_TRY(qd_options_set(options, values[i][0], values[i][1]));
+    return QD_OK;
+}
+
 /* The configuration of a run that could continue to train this model. */
-static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, qd_arena *arena, qd_program **program, char **asked,
-                             char **text)
+static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, const adapters *a, qd_arena *arena, qd_program **program,
+                             char **asked, char **text)
 {
     qd_option_table table = qd_config_table();
     qd_options *options = NULL;
@@ -101,8 +137,18 @@ static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, 
     qd_status status = qd_options_set(options, "data.seq", seq);
     if (status == QD_OK)
         status = qd_config_resolve(options, 0, &config);
-    if (status == QD_OK) {
+    if (status == QD_OK && a->peft) {
         config.model = *model;
+        status = set_adapters(a, &config, options);
+        if (status == QD_OK)
+            status = qd_model_put(model, options);
+        if (status == QD_OK)
+            status = qd_config_resolve(options, 0, &config);
+    }
+    if (status == QD_OK) {
+        const qd_lora lora = config.model.lora;
+        config.model = *model;
+        config.model.lora = lora;
         status = qd_config_build(&config, 0, arena, program);
     }
     if (status == QD_OK)
@@ -113,16 +159,18 @@ static qd_status make_config(const qd_convert_options *o, qd_hf_source *source, 
     return status;
 }
 
-static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_source *source, qd_arena *arena,
+static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_source *source, const adapters *a, qd_arena *arena,
                           qd_convert_report *report)
 {
     qd_program *program;
     qd_state_pieces pieces;
     char *asked = NULL, *text = NULL;
     file_path path;
-    qd_status status = make_config(o, source, arena, &program, &asked, &text);
+    qd_status status = make_config(o, source, a, arena, &program, &asked, &text);
     if (status == QD_OK)
         status = qd_hf_check(source, program->ledger, arena);
+    if (status == QD_OK && a->peft)
+        status = qd_peft_check(a->peft, program->ledger, arena);
     if (status == QD_OK)
         status = path_in(aside, "config.yaml", path);
     if (status == QD_OK)
@@ -137,9 +185,11 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
         status = path_in(aside, "checkpoints", path);
     if (status == QD_OK)
         status = qd_pieces_plan(program, 1u << QD_CKPT_VALUE, arena, &pieces);
-    const qd_ckpt_meta meta = {.config = text, .seed = 1};
+    const qd_ckpt_meta meta = {.config = text, .seed = 1, .base = a->peft ? a->base : "", .base_hash = a->hash};
     if (status == QD_OK)
-        status = qd_store_save(path, program->ledger, &meta, &pieces, 0, qd_hf_fetch, source);
+        status = qd_store_save(path, program->ledger, &meta, &pieces, 0, a->peft ? qd_peft_fetch : qd_hf_fetch,
+                               a->peft ? (void *)a->peft : (void *)source);
+    report->bytes = status == QD_OK ? pieces.elements * (int64_t)sizeof(float) : 0;
     if (status == QD_NOT_FINITE) /* the source file is damaged */
         status = qd_error_prefix(QD_CORRUPT, "%s: ", o->from);
     free(asked);
@@ -147,23 +197,38 @@ static qd_status fill_run(const qd_convert_options *o, const char *aside, qd_hf_
     return status;
 }
 
+/* Opens adapters in PEFT's format, and finds the folder of their base model. */
+static qd_status open_adapters(const qd_convert_options *o, adapters *a)
+{
+    QD_TRY(qd_peft_open(o->from, &a->peft));
+    const char *base = o->base ? o->base : qd_peft_settings(a->peft)->base;
+    if (!base || !realpath(base, a->base) || !exists(a->base, QD_HF_CONFIG))
+        return QD_FAIL(QD_USAGE, "%s: its base model '%s' is not a Hugging Face folder here: name one with --base", o->from, base ? base : "");
+    return qd_ckpt_base_fingerprint(a->base, a->hash);
+}
+
 static qd_status import(const qd_convert_options *o, const char *aside, qd_convert_report *report)
 {
     qd_hf_source *source = NULL;
     qd_arena *arena = NULL;
-    qd_status status = qd_hf_open(o->from, &report->notes, &source);
+    adapters a = {0};
+    qd_convert_options model = *o; /* adapters: with the folder of their base model */
+    qd_status status = qd_peft_is_folder(o->from) ? open_adapters(o, &a) : QD_OK;
+    model.from = a.peft ? a.base : o->from;
+    if (status == QD_OK)
+        status = qd_hf_open(model.from, &report->notes, &source);
     if (status == QD_OK)
         status = qd_arena_create(&arena);
     if (status == QD_OK)
-        status = fill_run(o, aside, source, arena, report);
+        status = fill_run(&model, aside, source, &a, arena, report);
     if (status == QD_OK) {
         snprintf(report->model, sizeof report->model, "%s", qd_arch_name(qd_hf_model(source)->arch));
         report->parameters = qd_model_parameters(qd_hf_model(source));
-        report->bytes = report->parameters * (int64_t)sizeof(float);
         report->files = 1;
     }
     qd_arena_destroy(arena);
     qd_hf_close(source);
+    qd_peft_close(a.peft);
     return status;
 }
 
@@ -227,6 +292,10 @@ static qd_status write_model(const qd_convert_options *o, const char *aside, qd_
     int64_t positions = m->max_seq > 0 ? m->max_seq : options.positions;
     QD_TRY(qd_config_build(&run->config, 0, arena, &program));
     bool settings, restored;
+    if (o->adapter) {
+        report->files = 1;
+        return qd_peft_write(aside, program->ledger, run->checkpoint, qd_checkpoint_meta(run->checkpoint)->base, &report->bytes);
+    }
     QD_TRY(qd_hf_restore(run->folder, aside, &settings));
     QD_TRY(export_tokenizer(&run->config, aside, positions, settings, &options.begin_token, &options.end_token, report));
     qd_status status = qd_hf_restore_config(run->folder, m, o->dtype, &text, &restored);
@@ -276,7 +345,7 @@ static qd_status convert(const qd_convert_options *o, qd_convert_report *report)
     QD_TRY(check_folders(o));
     if (snprintf(aside, sizeof aside, "%s.part", o->to) >= (int)sizeof aside)
         return QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", o->to);
-    report->imported = exists(o->from, QD_HF_CONFIG);
+    report->imported = exists(o->from, QD_HF_CONFIG) || qd_peft_is_folder(o->from);
     QD_TRY(qd_ckpt_remove_folder(aside)); /* left by a killed conversion */
     QD_TRY(qd_folder_make(aside));
     qd_status status = report->imported ? import(o, aside, report) : export(o, aside, report);

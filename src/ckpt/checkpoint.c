@@ -47,6 +47,7 @@ struct qd_checkpoint {
     int file_count;
     tensor *tensors;
     int tensor_count;
+    qd_ckpt_base *base; /* NULL: not attached */
     float *chunk; /* (CHUNK_ELEMENTS) read buffer; NULL: not allocated yet */
     XXH3_state_t *hasher; /* hash state of the current piece */
 };
@@ -192,6 +193,9 @@ static qd_status read_manifest(qd_checkpoint *c)
     c->meta.seed = (uint64_t)seed;
     const char *run = qd_json_as_string(qd_json_member(root, "run"));
     c->meta.run = run ? run : "";
+    const char *base = qd_json_as_string(qd_json_member(root, "base")), *hash = qd_json_as_string(qd_json_member(root, "base_xxh3"));
+    c->meta.base = base && hash ? base : "";
+    c->meta.base_hash = base && hash ? hash : "";
     size_t count = qd_json_count(tensors);
     c->tensors = calloc(count + 1, sizeof *c->tensors);
     if (!c->tensors)
@@ -231,6 +235,7 @@ void qd_checkpoint_close(qd_checkpoint *c)
     free(c->tensors);
     free(c->chunk);
     XXH3_freeState(c->hasher);
+    qd_ckpt_base_close(c->base);
     qd_json_destroy(c->manifest);
     free(c->folder);
     free(c);
@@ -385,6 +390,8 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
     for (int i = 0; i < c->tensor_count && !t; i++)
         if (c->tensors[i].kind == kind && strcmp(c->tensors[i].name, param->name) == 0)
             t = &c->tensors[i];
+    if (!t && c->base && kind == QD_CKPT_VALUE && param->frozen)
+        return qd_ckpt_base_read(c->base, param, box, out);
     if (!t)
         return QD_FAIL(QD_USAGE, "%s: contains no '%s' (%s): it was written by another model", c->folder, param->name,
                        qd_ckpt_kind_names[kind]);
@@ -403,6 +410,11 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
     if (copied != box->length[0] * box->length[1])
         return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not cover the tensor", c->folder, param->name);
     return QD_OK;
+}
+
+qd_status qd_checkpoint_attach(qd_checkpoint *c, const qd_ledger *ledger)
+{
+    return c->meta.base[0] == '\0' || c->base ? QD_OK : qd_ckpt_base_open(&c->meta, ledger, &c->base);
 }
 
 qd_status qd_checkpoint_verify(qd_checkpoint *c)

@@ -15,6 +15,8 @@ typedef struct qd_ckpt_meta {
     uint64_t seed;       /* with the two above: the state of all random numbers and of the sampler */
     const char *config;  /* the run's complete configuration as YAML */
     const char *run;     /* identity of the run, 16 hexadecimal digits; "": written by a version without it. Set by commits */
+    /* Adapters: the folder with the frozen values, and its fingerprint; "": the checkpoint has all values */
+    const char *base, *base_hash;
     int tensors;         /* when writing: expected number, qd_pieces_tensors; 0: the values of all parameters */
 } qd_ckpt_meta;
 
@@ -37,6 +39,12 @@ const char *qd_checkpoint_folder(const qd_checkpoint *checkpoint);
  * differs, QD_CORRUPT with file and tensor if it is damaged. */
 qd_status qd_checkpoint_read(qd_checkpoint *checkpoint, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box,
                              float *out);
+/* Opens the base of an adapter checkpoint, so that reads include frozen values; nothing for others.
+ * `ledger` must outlive the checkpoint. QD_USAGE if the base is missing or has changed. */
+qd_status qd_checkpoint_attach(qd_checkpoint *checkpoint, const qd_ledger *ledger);
+/* base.c: identifies the weights of a Hugging Face folder, a run folder or a checkpoint. */
+#define QD_CKPT_BASE_TEXT 17
+qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT]);
 /* Verifies all bytes of all files. */
 qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 

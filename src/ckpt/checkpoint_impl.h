@@ -29,6 +29,12 @@ int64_t qd_ckpt_first_not_finite(const float *values, int64_t count);
 /* False if the text is not a hash. */
 bool qd_ckpt_hash_parse(const char *text, uint64_t *hash);
 
+/* base.c: the frozen values of an adapter checkpoint. */
+typedef struct qd_ckpt_base qd_ckpt_base;
+qd_status qd_ckpt_base_open(const qd_ckpt_meta *meta, const qd_ledger *ledger, qd_ckpt_base **base);
+void qd_ckpt_base_close(qd_ckpt_base *base); /* NULL is legal */
+qd_status qd_ckpt_base_read(qd_ckpt_base *base, const qd_param *param, const qd_atom *box, float *out);
+
 void qd_ckpt_put_sizes(qd_json_writer *json, const char *key, const int64_t *sizes, int count);
 
 /* Writes the manifest of `parts` parts into a folder. */

@@ -237,7 +237,9 @@ qd_status qd_hf_write(const char *folder, const qd_ledger *ledger, qd_checkpoint
     exporter x = {.folder = folder, .ledger = ledger, .checkpoint = checkpoint, .options = options};
     qd_arena *arena = NULL;
     QD_TRY(qd_arena_create(&arena));
-    qd_status status = qd_hf_tensors(ledger, arena, &x.tensors, &x.tensor_count);
+    qd_status status = qd_checkpoint_attach(checkpoint, ledger);
+    if (status == QD_OK)
+        status = qd_hf_tensors(ledger, arena, &x.tensors, &x.tensor_count);
     if (status == QD_OK && !(x.file_of = QD_ARENA_NEW(arena, int, x.tensor_count + 1)))
         status = QD_NO_MEMORY;
     if (status == QD_OK)

@@ -160,6 +160,10 @@ static qd_status put_manifest(const merger *m, const qd_ckpt_meta *meta, qd_strb
     qd_json_put_int(&json, "ranks", m->parts);
     if (meta->run && meta->run[0] != '\0')
         qd_json_put_string(&json, "run", meta->run);
+    if (meta->base && meta->base[0] != '\0') {
+        qd_json_put_string(&json, "base", meta->base);
+        qd_json_put_string(&json, "base_xxh3", meta->base_hash);
+    }
     qd_json_put_string(&json, "config", meta->config);
     QD_TRY(put_files(m, &json));
     qd_json_list_begin(&json, "tensors");
@@ -173,7 +177,7 @@ static qd_status put_manifest(const merger *m, const qd_ckpt_meta *meta, qd_strb
     qd_json_end(&json);
     qd_strbuf_puts(text, "\n");
     for (int i = 0; i < m->ledger->param_count && meta->tensors == 0; i++)
-        wanted += m->ledger->params[i].tied_to < 0;
+        wanted += m->ledger->params[i].tied_to < 0 && !qd_pieces_omit(m->ledger, i);
     if (tensors != wanted)
         return QD_FAIL(QD_SYSTEM, "%s: the ranks have written %d tensors of %d", m->folder, tensors, wanted);
     return QD_OK;

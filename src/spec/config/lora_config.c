@@ -52,7 +52,8 @@ qd_status qd_lora_resolve(const qd_options *o, qd_model *m)
     *l = (qd_lora){.rank = (int)qd_options_int(o, "lora.rank"),
                    .alpha = qd_options_float(o, "lora.alpha"),
                    .dropout = qd_options_float(o, "lora.dropout"),
-                   .rslora = qd_options_bool(o, "lora.rslora")};
+                   .rslora = qd_options_bool(o, "lora.rslora"),
+                   .stored = qd_options_string(o, "run.weights")[0] != '\0'};
     const struct {
         const char *key;
         bool set;

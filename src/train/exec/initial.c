@@ -141,6 +141,23 @@ static qd_status draw_param(const qd_program *p, int param, drawing *d, qd_pool 
     return QD_OK;
 }
 
+qd_status qd_initial_adapters(const qd_program *p, uint64_t seed, qd_initial_sink sink, void *context)
+{
+    qd_pool *pool = NULL;
+    QD_TRY(qd_pool_create(1, -1, &pool));
+    float *values = malloc(PIECE * sizeof *values);
+    qd_status status = values ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to draw initial values");
+    for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++) {
+        drawing d = drawing_of(p, seed, i);
+        d.values = values;
+        if (p->ledger->params[i].adapter)
+            status = draw_param(p, i, &d, pool, sink, context);
+    }
+    free(values);
+    qd_pool_destroy(pool);
+    return status;
+}
+
 qd_status qd_initial_values(const qd_program *p, uint64_t seed, int threads, qd_initial_ahead *ahead, qd_initial_sink sink, void *context)
 {
     qd_pool *pool = NULL;

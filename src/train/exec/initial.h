@@ -14,6 +14,8 @@ typedef struct qd_initial_ahead qd_initial_ahead;
 qd_status qd_initial_values(const qd_program *program, uint64_t seed, int threads, qd_initial_ahead *ahead, qd_initial_sink sink,
                             void *context);
 
+/* Only those of adapters, for a run whose other values are loaded. */
+qd_status qd_initial_adapters(const qd_program *program, uint64_t seed, qd_initial_sink sink, void *context);
 /* Starts drawing in the background, into at most `bytes` of host memory, while the device that will
  * store the values is being prepared. `program` must outlive it. NULL: it could not be started,
  * which only costs time. */

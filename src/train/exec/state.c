@@ -71,6 +71,7 @@ static bool holds_tensor(void *context, const char *name)
 qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
 {
     const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
+    QD_TRY(qd_checkpoint_attach(c, qd_trainer_program(t)->ledger));
     QD_TRY(load(t, read_checkpoint, holds_tensor, c, weights_only));
     if (!weights_only)
         qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});

@@ -302,6 +302,8 @@ static qd_status build(qd_trainer *t, bool drawn)
     QD_TRY(qd_rope_fill(t->bound));
     if (drawn)
         QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
+    else if (t->config.model.lora.rank > 0 && t->config.strategy.training)
+        QD_TRY(qd_initial_adapters(t->program, t->config.seed, store_initial, t));
     qd_initial_end(t->ahead);
     t->ahead = NULL;
     return QD_OK;

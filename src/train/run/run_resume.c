@@ -44,6 +44,9 @@ static const char *find_change(const qd_config *now, const qd_config *then, bool
         /* They decide how examples are packed, and so which of them a step has seen. */
         {"data.overlong", !now->data.examples || now->data.overlong == then->data.overlong},
         {"data.seq", !now->data.examples || now->strategy.seq == then->strategy.seq},
+        {"lora.rank", now->model.lora.rank == then->model.lora.rank},
+        {"lora.targets", now->model.lora.targets == then->model.lora.targets},
+        {"lora.alpha", now->model.lora.alpha == then->model.lora.alpha && now->model.lora.rslora == then->model.lora.rslora},
         {"the model", same_tensors(&now->model, &then->model)},
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)

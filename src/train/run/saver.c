@@ -5,6 +5,7 @@
 #include "base/thread.h"
 #include "train/ranks/long_work.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,8 @@ struct qd_saver {
     phase phase;
     char *left;        /* NULL, or what the commit could not remove */
     job job;
+    char *base; /* NULL: checkpoints have all values */
+    char base_hash[QD_CKPT_BASE_TEXT];
 };
 
 static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
@@ -195,7 +198,8 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
     s->left = NULL;
     s->config = config ? strdup(config) : NULL;
     s->meta = (qd_ckpt_meta){.step = position.step, .next_sample = position.next_sample, .seed = qd_trainer_seed(s->trainer),
-                             .config = s->config ? s->config : "", .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
+                             .config = s->config ? s->config : "", .base = s->base ? s->base : "",
+                             .base_hash = s->base_hash, .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
     s->phase = PHASE_WRITING;
     s->tensor_param = -1;
     qd_status folder = qd_long_work_run(s->control, make_folder, s);
@@ -270,9 +274,20 @@ void qd_saver_destroy(qd_saver *s)
     free(s->tensor);
     free(s->config);
     free(s->left);
+    free(s->base);
     free(s->root);
     qd_arena_destroy(s->arena);
     free(s);
+}
+
+qd_status qd_saver_set_base(qd_saver *s, const char *path)
+{
+    char *whole = realpath(path, NULL);
+    if (!whole)
+        return QD_FAIL(QD_USAGE, "run.weights: %s: %s", path, strerror(errno));
+    free(s->base);
+    s->base = whole;
+    return qd_ckpt_base_fingerprint(whole, s->base_hash);
 }
 
 void qd_saver_set_best(qd_saver *s, int64_t step)
