@@ -55,7 +55,8 @@ static const char *nearest_name(qd_option_names names, const char *written, bool
         }
         if (flags && option->flag) {
             distance = qd_edit_distance(written, strlen(written), option->flag, strlen(option->flag));
-            if (distance < nearest_distance) {
+            /* "--rank" is rather the short form "--ranks" than a key that ends in ".rank" */
+            if (distance < nearest_distance || (distance == nearest_distance && nearest && strchr(nearest, '.'))) {
                 nearest_distance = distance;
                 nearest = option->flag;
             }
