@@ -31,12 +31,12 @@ static const qd_sequence_value values[VALUES] = {
     [SQUARES] = {"qk_squares", QD_VALUE_F32, PER_ROW, TWO, .buffer = true},
     [LOSS] = {"loss", QD_VALUE_F64, TWO, ONE, .kind = QD_SLOT_LOSS},
     [LOGITS] = {"logits", QD_VALUE_F32, ONE, TOKENS, .kind = QD_SLOT_LOGITS},
-    [CHOICE] = {"choice", QD_VALUE_I32, PER_ROW, PER_TOKEN},
-    [EXPERT_WEIGHT] = {"expert_weight", QD_VALUE_F32, PER_ROW, PER_TOKEN},
-    [LOAD] = {"expert_load", QD_VALUE_F32, LOADS, EXPERTS},
-    [PLACE] = {"place", QD_VALUE_I32, PER_ROW, PER_TOKEN},
-    [FROM] = {"from", QD_VALUE_I32, ONE, ASSIGNMENTS},
-    [COUNT] = {"expert_rows", QD_VALUE_I32, ONE, EXPERTS},
+    [CHOICE] = {"choice", QD_VALUE_I32, PER_ROW, .cols = PER_TOKEN},
+    [EXPERT_WEIGHT] = {"expert_weight", QD_VALUE_F32, PER_ROW, .cols = PER_TOKEN},
+    [LOAD] = {"expert_load", QD_VALUE_F32, LOADS, .cols = EXPERTS},
+    [PLACE] = {"place", QD_VALUE_I32, PER_ROW, .cols = PER_TOKEN},
+    [FROM] = {"from", QD_VALUE_I32, ONE, .cols = ASSIGNMENTS},
+    [COUNT] = {"expert_rows", QD_VALUE_I32, ONE, .cols = EXPERTS},
 };
 
 /* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the

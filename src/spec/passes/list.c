@@ -93,7 +93,7 @@ void qd_class_count_bytes(const qd_class_writer *w, qd_op *op)
             op->bytes += qd_slot_bytes(&w->slots[op->slot[i]]) * (strchr("ag", qd_op_roles(op->kind)[i]) ? 2 : 1);
 }
 
-void qd_op_set_operands(qd_op *op, qd_operands operands)
+static void set_operands(qd_op *op, qd_operands operands)
 {
     for (int i = 0; i < QD_OP_SLOTS; i++)
         op->slot[i] = (int16_t)(operands.slot[i] - 1);
@@ -120,7 +120,7 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
         return &dummy;
     qd_op *op = &w->ops[w->op_count++];
     *op = (qd_op){.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
-    qd_op_set_operands(op, operands);
+    set_operands(op, operands);
     qd_class_count_bytes(w, op);
     return op;
 }
@@ -157,16 +157,16 @@ static const struct {
     bool heads; /* the op knows this rank's heads */
     bool port;  /* the op knows which rows of the micro-batch it works on */
 } sizes[QD_OP_KIND_COUNT] = {
-    [QD_OP_EMBED] = {ALL_ROWS, HIDDEN, MATRIX_ROWS},
-    [QD_OP_EMBED_GRAD] = {ALL_ROWS, HIDDEN, MATRIX_ROWS},
+    [QD_OP_EMBED] = {ALL_ROWS, HIDDEN, .k = MATRIX_ROWS},
+    [QD_OP_EMBED_GRAD] = {ALL_ROWS, HIDDEN, .k = MATRIX_ROWS},
     [QD_OP_LINEAR] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
     [QD_OP_LINEAR_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
     [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, ROWS, .gemm = true},
-    [QD_OP_ADAPT] = {ROWS, ADD_COLS, MATRIX_COLS},
-    [QD_OP_ADAPT_DX] = {ROWS, COLS, MATRIX_COLS},
-    [QD_OP_ADAPT_DW] = {ROWS, COLS, MATRIX_COLS},
-    [QD_OP_ACTIVATION] = {ROWS, RESULT_COLS},
-    [QD_OP_ACTIVATION_GRAD] = {ROWS, DY_COLS},
+    [QD_OP_ADAPT] = {ROWS, ADD_COLS, .k = MATRIX_COLS},
+    [QD_OP_ADAPT_DX] = {ROWS, COLS, .k = MATRIX_COLS},
+    [QD_OP_ADAPT_DW] = {ROWS, COLS, .k = MATRIX_COLS},
+    [QD_OP_ACTIVATION] = {ROWS, .n = RESULT_COLS},
+    [QD_OP_ACTIVATION_GRAD] = {ROWS, .n = DY_COLS},
     [QD_OP_ROPE] = {ROWS, QK_COLS, .heads = true},
     [QD_OP_ROPE_INVERSE] = {ROWS, QK_COLS, .heads = true},
     [QD_OP_HEAD_NORM] = {ROWS, COLS, .heads = true},
@@ -178,8 +178,8 @@ static const struct {
     [QD_OP_ATTENTION_CACHED] = {ROWS, Q_COLS, CONTEXT, .heads = true},
     [QD_OP_ROUTE] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
     [QD_OP_ROUTE_GRAD] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
-    [QD_OP_ROUTE_PLAN] = {PORT_ROWS, EXPERTS},
-    [QD_OP_ROUTE_LOAD] = {PORT_ROWS, EXPERTS},
+    [QD_OP_ROUTE_PLAN] = {PORT_ROWS, .n = EXPERTS},
+    [QD_OP_ROUTE_LOAD] = {PORT_ROWS, .n = EXPERTS},
     [QD_OP_DROPOUT] = {ROWS, COLS, .port = true},
     [QD_OP_HEAD_LOGITS] = {ONE, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
 };

@@ -84,7 +84,6 @@ typedef struct qd_operands {
 /* Appends an op. A missing required operand is an error of the pass. */
 qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands);
 #define QD_CLASS_OP(w, kind, ...) qd_class_op((w), QD_OP_##kind, QD_OPERANDS(kind, __VA_ARGS__))
-void qd_op_set_operands(qd_op *op, qd_operands operands);
 /* Sets sizes, FLOPs and bytes of an op from the shapes of its slots. */
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
@@ -154,10 +153,6 @@ typedef struct qd_placing {
     int slots;        /* number of slots of the old list */
 } qd_placing;
 
-/* The slot with the value of `slot` in a layout; inserts a gather if needed. */
-int qd_place_want(qd_placing *p, int slot, qd_layout layout);
-/* Sets layout and shape of a result; cols 0: as declared. */
-void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols);
 /* Emits an op, with its sizes. */
 void qd_place_keep(qd_placing *p, const qd_op *op);
 

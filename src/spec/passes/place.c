@@ -95,7 +95,8 @@ bool qd_op_has_placement(qd_op_kind kind)
     return placements[kind].given;
 }
 
-int qd_place_want(qd_placing *p, int slot, qd_layout wanted)
+/* The slot with the value of `slot` in a layout; inserts a gather if needed. */
+static int want(qd_placing *p, int slot, qd_layout wanted)
 {
     qd_class_writer *w = p->w;
     if (slot < 0 || w->no_memory || w->wrong)
@@ -124,7 +125,8 @@ int qd_place_want(qd_placing *p, int slot, qd_layout wanted)
     return all;
 }
 
-void qd_place_give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
+/* Sets layout and shape of a result; cols 0: as declared. */
+static void give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
 {
     qd_class_writer *w = p->w;
     if (slot < 0 || w->no_memory)
@@ -275,9 +277,9 @@ static void place(qd_placing *p, const qd_op *op)
         if (n == OVER_ROWS || n == OVER_HEADS)
             expect_gradient(p, op->slot[j], n == OVER_HEADS || w->ledger->mesh.sp);
         else if (qd_op_reads(op, j))
-            placed.slot[j] = (int16_t)qd_place_want(p, op->slot[j], layout_of(p, op, n));
+            placed.slot[j] = (int16_t)want(p, op->slot[j], layout_of(p, op, n));
         else
-            qd_place_give(p, op->slot[j], layout_of(p, op, n), width_of(p, op, n));
+            give(p, op->slot[j], layout_of(p, op, n), width_of(p, op, n));
         partial = partial || (qd_op_writes(op, j) && w->slots[op->slot[j]].layout == QD_LAYOUT_PARTIAL);
     }
     for (int j = 0; j < QD_OP_SLOTS && w->tensor_coord > 0; j++)
@@ -311,7 +313,7 @@ void qd_pass_place(qd_class_writer *w)
     for (int s = 0; s < w->slot_count; s++) {
         p.now[s] = s;
         if (w->slots[s].kind == QD_SLOT_IN || w->slots[s].kind == QD_SLOT_GRAD_OUT)
-            qd_place_give(&p, s, QD_LAYOUT_PORT, 0);
+            give(&p, s, QD_LAYOUT_PORT, 0);
     }
     p.old = qd_class_restart(w);
     for (p.at = 0; p.at < p.old.count && !w->no_memory && !w->wrong; p.at++) {

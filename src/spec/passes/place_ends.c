@@ -7,9 +7,9 @@
 enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN };
 enum { X, MATRIX, INPUT, DX, MATRIX_GRAD, LOSS, LOGITS, LOSSES, TOP, SUMS, VALUES };
 static const qd_sequence_value values[VALUES] = {
-    [LOSSES] = {"losses", QD_VALUE_F32, ROWS, ONE},
-    [TOP] = {"row_max", QD_VALUE_F32, ROWS, ONE},
-    [SUMS] = {"row_sums", QD_VALUE_F32, ROWS, TWO},
+    [LOSSES] = {"losses", QD_VALUE_F32, ROWS, .cols = ONE},
+    [TOP] = {"row_max", QD_VALUE_F32, ROWS, .cols = ONE},
+    [SUMS] = {"row_sums", QD_VALUE_F32, ROWS, .cols = TWO},
 };
 
 /* Facts: gradients are wanted; the matrix is trained. */
