@@ -75,7 +75,7 @@ install:
 
 # In a build of its own, because paths depend on the prefix.
 deb:
-	@tools/bootstrap.sh dpkg-dev
+	@tools/bootstrap.sh dpkg-dev libmicrohttpd-dev
 	@mkdir -p build && cmake --preset release -B build/deb -DQD_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr $(CMAKE_ARGS) >build/deb.log 2>&1 || { cat build/deb.log; false; }
 	@cmake --build build/deb -j $(JOBS)
 	@tools/make_deb.sh build/deb build

@@ -121,6 +121,15 @@ static void put_run(qd_json_writer *w, const char *folder, const qd_run_figures 
     qd_json_end(w);
 }
 
+/* Of a UTF-8 text. */
+static int characters(const char *text)
+{
+    int count = 0;
+    for (; *text; text++)
+        count += ((unsigned char)*text & 0xc0) != 0x80;
+    return count;
+}
+
 static void print_run(const char *folder, int width, const qd_run_figures *f)
 {
     char loss[32] = "-", best[48] = "-", rate[32] = "-", steps[48], seconds[32];
@@ -132,7 +141,7 @@ static void print_run(const char *folder, int width, const qd_run_figures *f)
         qd_text_count(f->tokens_per_second, rate, sizeof rate);
     snprintf(steps, sizeof steps, "%lld/%lld", (long long)f->steps, (long long)f->steps_planned);
     qd_text_seconds(f->seconds, seconds, sizeof seconds);
-    printf("%-*s  %-7s  %13s  %8s  %8s  %8s  %12s  ", width, folder, state_of(f), steps, loss, best, rate, seconds);
+    printf("%s%*s  %-7s  %13s  %8s  %8s  %8s  %12s  ", folder, width - characters(folder), "", state_of(f), steps, loss, best, rate, seconds);
     cli_put(stdout, f->layout);
     putchar('\n');
 }
@@ -143,7 +152,7 @@ static qd_status print_runs(const run_list *list, bool json)
     qd_json_writer w = qd_json_writer_on(&text);
     int width = 3;
     for (int i = 0; i < list->count; i++)
-        width = (int)strlen(list->folders[i]) > width ? (int)strlen(list->folders[i]) : width;
+        width = characters(list->folders[i]) > width ? characters(list->folders[i]) : width;
     if (json)
         qd_json_list_begin(&w, NULL);
     else

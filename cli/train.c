@@ -3,6 +3,7 @@
 #include "plan.h"
 #include "progress.h"
 
+#include <ctype.h>
 #include <quadrille/config.h>
 #include <quadrille/train.h>
 #include <signal.h>
@@ -195,20 +196,35 @@ static void on_failure(void *context, const char *message)
     cli_on_failure(NULL, message);
 }
 
+/* Prints a command on a folder, whose name is quoted where the shell needs it. */
+static void print_command(const char *label, const char *command, const char *dir, const char *rest)
+{
+    bool plain = true;
+    for (const char *at = dir; *at; at++)
+        plain = plain && ((unsigned char)*at >= 0x80 || isalnum((unsigned char)*at) || strchr("_./+-@:,%=", *at));
+    printf("%-9squadrille %s %s", label, command, plain ? dir : "'");
+    for (const char *at = plain ? "" : dir; *at; at++)
+        if (*at == '\'')
+            fputs("'\\''", stdout);
+        else
+            putchar(*at);
+    printf("%s%s\n", plain ? "" : "'", rest);
+}
+
 /* What can be done with the run now. */
 static void print_next(const view *v, const qd_train_end *e)
 {
     const char *dir = qd_options_string(v->options, "run.dir");
     if (!dir[0])
         return;
-    printf("next     quadrille report %s\n", dir);
+    print_command("next", "report", dir, "");
     if (e->saved < 0)
         return;
     if (qd_options_float(v->options, "data.validation") > 0.0 || qd_options_string(v->options, "data.eval_path")[0])
-        printf("         quadrille eval %s\n", dir);
-    printf("         quadrille generate %s\n", dir);
+        print_command("", "eval", dir, "");
+    print_command("", "generate", dir, "");
     if (e->interrupted)
-        printf("         quadrille train --dir %s --resume\n", dir);
+        print_command("", "train --dir", dir, " --resume");
 }
 
 static void on_end(void *context, const qd_train_end *e)
@@ -238,7 +254,9 @@ static void on_end(void *context, const qd_train_end *e)
             printf("; flat dispatch %s, %.2f times as much", flat, (double)e->across_flat_bytes / (double)e->across_bytes);
         putchar('\n');
     }
-    printf("memory   %s per rank as planned; resident peak of the largest process %s\n", allocated, resident);
+    /* The plan of a run that samples does not include what the texts need. */
+    cli_say("memory", 9, "%s per rank %s; resident peak of the largest process %s", allocated,
+            qd_options_int(v->options, "run.sample_every") > 0 ? "with sample texts" : "as planned", resident);
     if (e->host_bytes > 0) {
         qd_text_bytes(e->host_bytes, allocated, sizeof allocated);
         printf("host     %s of host memory per rank as planned: optimizer state\n", allocated);

@@ -35,6 +35,7 @@ inside apt-get -qq -y install /tmp/quadrille.deb >"$work/apt.log" 2>&1 || { cat 
 
 inside useradd --create-home user
 inside su user -c 'cd && cp -r /usr/share/doc/quadrille/examples . && QUADRILLE=quadrille bash examples/demo.sh && quadrille doctor'
+inside quadrille doctor --json | grep -q '"serve_built":true' || { echo "the package has no web server" >&2; exit 1; }
 inside test -s /home/user/runs/demo/metrics.jsonl
 inside userdel --remove user 2>/dev/null
 

@@ -187,6 +187,16 @@ class Outputs(program.ProgramTest):
                 self.assertTrue(report["device"].startswith(f"cpu {kernels},"), report["device"])
                 self.assertEqual(report["dot_flops"] > 0, kernels == "avx512bf16")
 
+    def test_the_end_at_80_columns(self):
+        """Nothing is wider than the terminal, and the next commands can be pasted."""
+        text = self.on_terminal(*self.small("train.steps=6", "run.dir=it's my run", "run.sample_every=6", "run.sample_tokens=40"))
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+        self.assertEqual([line for line in re.split(r"[\r\n]", plain) if len(line) > 80], [])
+        self.assertIn("next     quadrille report 'it'\\''s my run'\n", plain)
+        self.assertIn("with sample texts", plain)
+        listed = self.ok(self.run_program("runs", ".")).stdout.splitlines()
+        self.assertEqual(listed[0].index("state"), listed[1].index("done"))
+
     def test_plain_characters(self):
         arguments = self.small("train.steps=6", "run.log_every=2")
         plain = self.ok(self.run_program(*arguments, environment={"LC_ALL": "C"})).stdout
