@@ -18,11 +18,17 @@ typedef enum qd_dtype { QD_F32, QD_BF16, QD_F16, QD_I32, QD_I64, QD_F64, QD_U8, 
 QD_API size_t qd_dtype_size(qd_dtype dtype);
 QD_API const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "int64", "fp64", "uint8", "fp8_e4m3" */
 
-typedef enum qd_activation { QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU, QD_ACT_GEGLU_TANH, QD_ACT_GEGLU } qd_activation;
+typedef enum qd_activation {
+    QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU, QD_ACT_GEGLU_TANH, QD_ACT_GEGLU, QD_ACT_SWIGLU_CLAMPED
+} qd_activation;
 /* Whether it multiplies the activated half of its input by the other half. */
 static inline bool qd_activation_is_gated(qd_activation kind)
 {
-    return kind == QD_ACT_SWIGLU || kind == QD_ACT_GEGLU_TANH || kind == QD_ACT_GEGLU;
+    return kind != QD_ACT_GELU_TANH && kind != QD_ACT_GELU;
+}
+static inline bool qd_activation_is_swiglu(qd_activation kind)
+{
+    return kind == QD_ACT_SWIGLU || kind == QD_ACT_SWIGLU_CLAMPED;
 }
 
 typedef enum qd_reduce_op { QD_SUM, QD_MAX, QD_AVG } qd_reduce_op;

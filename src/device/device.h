@@ -265,6 +265,7 @@ typedef struct qd_attention_part_args {
 typedef struct qd_attention_cached_args {
     const void *q, *k, *v;
     void *o, *k_cache, *v_cache;
+    float *lse; /* (heads, rows), log-sum-exps of the scores; may be NULL (always with a GPU) */
     int64_t rows, past, context, q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
@@ -273,13 +274,16 @@ typedef struct qd_attention_cached_args {
 } qd_attention_cached_args;
 
 /* gelu: x (rows, cols) -> y (rows, cols). swiglu: x (rows, 2*cols) = [gate | up], y = silu(gate) *
- * up (rows, cols). Backward: dx from dy and x; dx may equal x (gelu: also dy). If y is not NULL,
- * the backward pass also recomputes the forward result into it; dx must then differ from x. */
+ * up (rows, cols). swiglu_clamped: y = (up + 1) * gate * sigmoid(alpha * gate), gate limited to at
+ * most `limit` and up to [-limit, limit]; what is outside has no gradient. Backward: dx from dy and
+ * x; dx may equal x (gelu: also dy). If y is not NULL, the backward pass also recomputes the
+ * forward result into it; dx must then differ from x. */
 typedef struct qd_activation_args {
     qd_activation kind;
     const void *x, *dy;
     void *y, *dx;
     int64_t rows, cols;
+    float alpha, limit; /* swiglu_clamped only */
     qd_dtype dtype;
 } qd_activation_args;
 

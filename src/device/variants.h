@@ -54,9 +54,49 @@ typedef struct qd_softcap_args {
     qd_dtype dtype;
 } qd_softcap_args;
 
+/* One more logit per head in the denominator of attention's softmax, for `batch` sequences of `seq`
+ * rows. o: element (row, head, i) at row * o_stride + head * head_dim + i. lse, delta: (batch,
+ * heads, seq), fp32.
+ *   sink           o *= 1 / (1 + e^(sink - lse)), then lse = log(e^lse + e^sink)
+ *   sink_backward  grad[head] = - sum of e^(sink - lse) * delta over the rows, from the new lse and
+ *                  delta = rowsum(d_o * o); accumulated into if accumulate, else overwritten
+ * sink and grad have `all` elements; the heads of o are those from `first` on. The others have no
+ * gradient: without accumulate it is 0. */
+typedef struct qd_sink_args {
+    const void *sink;
+    void *o;
+    float *lse;
+    int64_t batch, seq, o_stride;
+    int heads, head_dim, first, all;
+    qd_dtype dtype, param_dtype;
+    const float *delta; /* sink_backward only */
+    void *grad;
+    bool accumulate;
+    qd_dtype grad_dtype;
+} qd_sink_args;
+
+/* Biases of experts. x (rows, width): rows of experts, as `a` of qd_grouped_args: the call covers
+ * rows [begin, begin + rows) of the list that counts describes. Of each row, the columns [first,
+ * first + n) belong to the bias of its expert, (experts, n).
+ *   grouped_bias       x += bias, in place
+ *   grouped_bias_grad  bias = sum of the rows of x of each expert, sources in ascending order; 0
+ *                      for an expert without rows. accumulate: added to bias */
+typedef struct qd_grouped_bias_args {
+    void *x, *bias; /* grouped_bias_grad: x is only read; grouped_bias: bias */
+    const int32_t *counts;
+    int64_t count_stride, begin, rows, width, first, n;
+    int sources, experts;
+    bool accumulate;
+    qd_dtype dtype, bias_dtype;
+} qd_grouped_bias_args;
+
 /* Kernels without a CUDA version, which the CUDA device refuses by name (cuda/refused.c). Models
- * that need them are refused earlier (spec/config/device_models.c). None at present. */
-#define QD_CPU_KERNEL_TABLE(X)
+ * that need them are refused earlier (spec/config/device_models.c). */
+#define QD_CPU_KERNEL_TABLE(X)                                                                              \
+    X(sink, qd_sink_args)                                                                                   \
+    X(sink_backward, qd_sink_args)                                                                          \
+    X(grouped_bias, qd_grouped_bias_args)                                                                   \
+    X(grouped_bias_grad, qd_grouped_bias_args)
 
 #define QD_VARIANT_KERNEL_TABLE(X)                                                                          \
     X(qk_squares, qd_qk_norm_args)                                                                          \

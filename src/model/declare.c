@@ -233,7 +233,13 @@ qd_val qd_attention_as(qd_layer *b, qd_val x, int variant)
         qd_decl_op op = {QD_DECL_ROPE, .x = x, .y = -1, .local = windowed && qd_rope_is_local(m)};
         x = qd_declare_op(b, op, "qkv_turned", q + 2 * kv);
     }
-    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1, .window = windowed ? m->window : 0}, "attended", q);
+    qd_decl_op attention = {QD_DECL_ATTENTION, .x = x, .y = -1, .window = windowed ? m->window : 0};
+    if (m->sinks) {
+        attention.weight = qd_declare_vector(b, "attn.sinks", m->heads, QD_INIT_NORMAL, QD_SPLIT_ROWS);
+        if (!b->no_memory)
+            b->params[b->param_count - 1].init_std = m->init_std;
+    }
+    x = qd_declare_op(b, attention, "attended", q);
     return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->out_bias, qd_residual_std(m), "attn_branch");
 }
 
@@ -278,6 +284,11 @@ static qd_val grouped_linear(qd_layer *b, qd_val x, qd_val route, const char *co
             if (adapters && full)
                 adapters[i * count + k] = (adapter_part){full, out, QD_SPLIT_NONE, i, dim};
         }
+    b->fuse++;
+    op.weight2 = (qd_weight){b->param_count, b->model->mlp_bias ? experts * count : 0};
+    for (int i = 0; i < op.weight2.count; i++) /* etp shards biases by outputs, also those of partial sums: each rank adds its part */
+        add_param(b, qd_arena_printf(b->arena, "mlp.experts.%d.%s.bias", i / count, names[i % count]), out, 0, QD_INIT_ZERO, 0.0,
+                  QD_SPLIT_NONE)->expert = i / count;
     if (!adapters)
         b->no_memory = true;
     if (!adapts || b->no_memory)
@@ -303,7 +314,8 @@ qd_val qd_mlp_experts(qd_layer *b, qd_val x)
     const qd_model *m = b->model;
     const qd_moe *e = &m->moe;
     /* Router and shared experts process the same rows of the residual stream as norms do. */
-    qd_val logits = qd_linear(b, x, &(qd_linear_part){"mlp.router", e->experts, QD_SPLIT_NORM}, 1, false, m->init_std, "router_logits");
+    qd_val logits = qd_linear(b, x, &(qd_linear_part){"mlp.router", e->experts, QD_SPLIT_NORM}, 1, e->logit_bias, m->init_std,
+                              "router_logits");
     if (logits >= 0)
         b->values[logits].fp32 = true;
     qd_decl_op route = {QD_DECL_ROUTE, .x = logits, .y = -1};

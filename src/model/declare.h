@@ -55,7 +55,7 @@ typedef struct qd_weight {
     X(QK_NORM)            /* out = x with q normalized as a whole by weight, and k by weight2 */                                           \
     X(CLIP)               /* out = x with q, k and v limited to the model's clip_qkv */                                                    \
     X(ROPE)               /* out = x with the heads of q and k rotated by position */                                                      \
-    X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv) */                                           \
+    X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv); weight: a sink per head */                  \
     X(ACTIVATION)         /* out = the model's activation function of x; gated: half as wide */                                            \
     X(SCALE)              /* out = x times a factor */                                                                                     \
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
@@ -64,7 +64,7 @@ typedef struct qd_weight {
     X(ADAPT)              /* out = y + x · weightᵀ by parts: matrix i reads part i of x, and adds to columns of y; also by expert */       \
     X(ROUTE)              /* out: experts and weights chosen for each token from logits x; weight: bias of the choice */                   \
     X(SEND)               /* out (A, d): copies of the rows of x, sorted by the expert that routing y chose */                             \
-    X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert */                                                  \
+    X(GROUPED_LINEAR)     /* out (A, n) = each row of x times the matrix of its expert, plus its bias weight2 */                           \
     X(GROUPED_ACTIVATION) /* out = the activation function of x, by expert */                                                              \
     X(COLLECT)            /* out (T, d) = for each token the weighted sum of the rows x of its experts */                                  \
     X(LOSS)               /* the loss of the step from x (T, d) and weight (vocab, d); in generation, logits */

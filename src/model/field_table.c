@@ -77,6 +77,7 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_EXPERTS: return m->moe.experts > 0;
     case QD_WHEN_QK_NORM: return m->qk_norm;
     case QD_WHEN_SHARED: return m->moe.experts > 0 && m->moe.shared > 0;
+    case QD_WHEN_CLAMPED: return m->activation == QD_ACT_SWIGLU_CLAMPED;
     default: return true;
     }
 }

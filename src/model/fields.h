@@ -96,11 +96,21 @@
     F(REAL, score_scale, "score_scale", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
       "factor on attention scores; 0: 1 / sqrt(head_dim)") \
     F(REAL, score_softcap, "score_softcap", "0", QD_RANGE(0, 1e6), NULL, NULL, ALWAYS, \
-      "soft-cap of attention scores, cap x tanh(score / cap); 0: none")
+      "soft-cap of attention scores, cap x tanh(score / cap); 0: none") \
+    F(FLAG, sinks, "sinks", "false", QD_ANY, NULL, NULL, ALWAYS, \
+      "attention sinks (GPT-OSS): a learned logit per head joins the denominator of attention's softmax")
 
 #define QD_MODEL_KINDS(F, I) \
-    F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact"), NULL, NULL, ALWAYS, \
-      "activation function of the MLP; geglu: gated by gelu_tanh; auto: gelu_tanh (gpt2), geglu (gemma2, gemma3), swiglu (others)") \
+    F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact|swiglu_clamped"), \
+      NULL, NULL, ALWAYS, \
+      "activation function of the MLP; geglu: gated by gelu_tanh; swiglu_clamped: that of GPT-OSS; auto: gelu_tanh (gpt2), geglu " \
+      "(gemma2, gemma3), swiglu (others)") \
+    /* (up + 1) · gate · sigmoid(alpha · gate), with gate at most limit, and up between -limit and \
+     * limit */ \
+    F(REAL, swiglu_alpha, "swiglu_alpha", "1.702", QD_RANGE(1e-6, 1e6), NULL, "swiglu_alpha", CLAMPED, \
+      "swiglu_clamped: factor on the gate inside the sigmoid") \
+    F(REAL, swiglu_limit, "swiglu_limit", "7", QD_RANGE(1e-6, 1e6), NULL, "swiglu_limit", CLAMPED, \
+      "swiglu_clamped: gates are clipped to this from above, the other half to plus and minus this") \
     F(AUTO, qk_norm, "qk_norm", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
       "RMS norm of queries and keys (Qwen3, OLMo 2, Gemma 3); auto: as in the preset, else only olmo2 and gemma3") \
     F(ENUM(qd_qk_over), qk_over, "qk_norm_over", "auto", QD_WORDS("auto|head|width"), NULL, NULL, QK_NORM, \
@@ -109,7 +119,7 @@
       "queries, keys and values are clipped to this absolute value (OLMo); 0: not clipped") \
     F(AUTO, qkv_bias, "qkv_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of q, k, v; auto: only gpt2") \
     F(AUTO, out_bias, "out_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "bias of the attention output; auto: only gpt2") \
-    F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP; auto: only gpt2") \
+    F(AUTO, mlp_bias, "mlp_bias", "auto", QD_AUTO, NULL, NULL, ALWAYS, "biases of the MLP, and of routed experts; auto: only gpt2") \
     F(AUTO, tied, "tied", "auto", QD_AUTO, NULL, "tie_word_embeddings", ALWAYS, \
       "the head shares the token table; auto: only gpt2, gemma2 and gemma3") \
     F(AUTO, embed_scaled, "embed_scaled", "auto", QD_AUTO, NULL, NULL, ALWAYS, \
@@ -149,6 +159,8 @@
     F(INT, groups, "router_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, \
       "equal groups of experts, to limit choices to some of them (one group per node, for example)") \
     F(INT, top_groups, "router_top_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, "groups that a token may choose from") \
+    F(FLAG, logit_bias, "router_logit_bias", "false", QD_ANY, NULL, NULL, EXPERTS, \
+      "bias of the router's logits, trained like other weights (GPT-OSS)") \
     F(AUTO, bias, "router_bias", "auto", QD_AUTO, NULL, NULL, EXPERTS, \
       "bias per expert that only affects the choice; auto: with router_bias_rate") \
     F(REAL, bias_rate, "router_bias_rate", "0", QD_RANGE(0, 10), NULL, NULL, EXPERTS, \

@@ -15,7 +15,7 @@ static bool is_mistral(const qd_model *m)
 {
     bool biases = m->qkv_bias || m->out_bias || m->mlp_bias;
     return m->norm == QD_NORM_RMS && m->position == QD_POSITION_ROPE && m->activation == QD_ACT_SWIGLU && !biases && !m->qk_norm &&
-           m->clip_qkv == 0.0 && !m->embed_scaled && m->logit_softcap == 0.0 && m->moe.experts == 0 &&
+           m->clip_qkv == 0.0 && !m->sinks && !m->embed_scaled && m->logit_softcap == 0.0 && m->moe.experts == 0 &&
            !(m->window > 0 && (m->window_from > 0 || m->full_every > 0));
 }
 
@@ -98,13 +98,18 @@ int64_t qd_model_parameters(const qd_model *m)
         block += q + 2 * kv;
     if (m->out_bias)
         block += m->hidden;
-    if (m->mlp_bias)
-        block += m->hidden + m->ffn * (qd_activation_is_gated(m->activation) ? 2 : 1);
+    if (m->sinks)
+        block += m->heads;
+    int64_t wide = qd_activation_is_gated(m->activation) ? 2 : 1;
     int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;
-    for (int layer = 0; layer < m->layers && m->moe.bias; layer++)
-        total += qd_model_has_experts(m, layer) ? m->moe.experts : 0;
+    for (int layer = 0; layer < m->layers; layer++) {
+        bool routed = qd_model_has_experts(m, layer);
+        if (m->mlp_bias)
+            total += routed ? m->moe.experts * (m->hidden + wide * m->moe.ffn) : m->hidden + wide * m->ffn;
+        total += routed && (m->moe.bias || m->moe.logit_bias) ? m->moe.experts : 0;
+    }
     return total;
 }
 

@@ -4,8 +4,12 @@
 qd_status qd_moe_validate(const qd_model *m)
 {
     const qd_moe *e = &m->moe;
-    if (m->activation != QD_ACT_SWIGLU || m->mlp_bias)
-        return QD_FAIL(QD_USAGE, "model.experts: experts are gated MLPs without biases (model.activation swiglu, model.mlp_bias false)");
+    if (!qd_activation_is_swiglu(m->activation))
+        return QD_FAIL(QD_USAGE, "model.experts: experts are gated by SiLU: set model.activation to swiglu or swiglu_clamped");
+    if (m->mlp_bias && e->shared > 0)
+        return QD_FAIL(QD_USAGE, "model.shared_experts is %d: shared experts have no biases; set model.mlp_bias=false", e->shared);
+    if (e->logit_bias && e->bias)
+        return QD_FAIL(QD_USAGE, "model.router_logit_bias and model.router_bias exclude each other: a router has one bias");
     if (e->per_token < 1 || e->per_token > e->experts)
         return QD_FAIL(QD_USAGE, "model.experts_per_token is %d: it must be from 1 to model.experts (%d)", e->per_token, e->experts);
     if (e->ffn < 1)

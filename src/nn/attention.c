@@ -118,6 +118,43 @@ qd_status qd_run_attention_cached(const qd_op_call *c)
         .window = c->op->window,
         .scale = qd_model_score_scale(m),
         .softcap = (float)m->score_softcap,
+        .lse = c->at[QD_ATTENTION_CACHED_LSE],
         .dtype = dtype,
     });
+}
+
+/* Arguments common to forward and backward; lse is (sequences · heads, rows of a sequence). */
+static qd_sink_args sink_args(const qd_op_call *c, int lse, int sink)
+{
+    const qd_slot *sums = &c->slots[c->op->slot[lse]];
+    return (qd_sink_args){
+        .sink = c->at[sink],
+        .lse = c->at[lse],
+        .batch = sums->rows / c->op->heads,
+        .seq = sums->cols,
+        .heads = c->op->heads,
+        .head_dim = call_model(c)->head_dim,
+        .first = (int)c->op->first,
+        .all = (int)c->slots[c->op->slot[sink]].rows,
+        .param_dtype = call_dtype(c, sink),
+    };
+}
+
+qd_status qd_run_attention_sink(const qd_op_call *c)
+{
+    qd_sink_args args = sink_args(c, QD_ATTENTION_SINK_LSE, QD_ATTENTION_SINK_SINK);
+    args.o = c->at[QD_ATTENTION_SINK_O];
+    args.o_stride = call_stride(c, QD_ATTENTION_SINK_O);
+    args.dtype = call_dtype(c, QD_ATTENTION_SINK_O);
+    return c->frame->kernels->sink(c->frame->stream, &args);
+}
+
+qd_status qd_run_attention_sink_grad(const qd_op_call *c)
+{
+    qd_sink_args args = sink_args(c, QD_ATTENTION_SINK_GRAD_LSE, QD_ATTENTION_SINK_GRAD_SINK);
+    args.delta = c->at[QD_ATTENTION_SINK_GRAD_DELTA];
+    args.grad = c->at[QD_ATTENTION_SINK_GRAD_SINK_GRAD];
+    args.grad_dtype = call_dtype(c, QD_ATTENTION_SINK_GRAD_SINK_GRAD);
+    args.accumulate = c->accumulate;
+    return c->frame->kernels->sink_backward(c->frame->stream, &args);
 }

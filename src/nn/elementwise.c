@@ -3,27 +3,34 @@
 
 qd_status qd_run_activation(const qd_op_call *c)
 {
-    return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_X], .y = c->at[QD_ACTIVATION_Y],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_X),
-    });
+    qd_activation_args a = call_activation(c, c->op->m, c->op->n, call_dtype(c, QD_ACTIVATION_X));
+    a.x = c->at[QD_ACTIVATION_X];
+    a.y = c->at[QD_ACTIVATION_Y];
+    return c->frame->kernels->activation_forward(c->frame->stream, &a);
+}
+
+QD_SAME_PLACE(X, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
+QD_SAME_PLACE(DY, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
+QD_SAME_PLACE(DX, ACTIVATION_GRAD, ACTIVATION_GRAD_Y);
+
+static qd_status activation_grad(const qd_op_call *c, void *y)
+{
+    qd_activation_args a = call_activation(c, c->op->m, c->op->n, call_dtype(c, QD_ACTIVATION_GRAD_X));
+    a.x = c->at[QD_ACTIVATION_GRAD_X];
+    a.dy = c->at[QD_ACTIVATION_GRAD_DY];
+    a.dx = c->at[QD_ACTIVATION_GRAD_DX];
+    a.y = y;
+    return c->frame->kernels->activation_backward(c->frame->stream, &a);
 }
 
 qd_status qd_run_activation_grad(const qd_op_call *c)
 {
-    return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_GRAD_X], .dy = c->at[QD_ACTIVATION_GRAD_DY],
-        .dx = c->at[QD_ACTIVATION_GRAD_DX], .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_GRAD_X),
-    });
+    return activation_grad(c, NULL);
 }
 
 qd_status qd_run_activation_grad_y(const qd_op_call *c)
 {
-    return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = call_model(c)->activation, .x = c->at[QD_ACTIVATION_GRAD_Y_X], .dy = c->at[QD_ACTIVATION_GRAD_Y_DY],
-        .dx = c->at[QD_ACTIVATION_GRAD_Y_DX], .y = c->at[QD_ACTIVATION_GRAD_Y_Y],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_ACTIVATION_GRAD_Y_X),
-    });
+    return activation_grad(c, c->at[QD_ACTIVATION_GRAD_Y_Y]);
 }
 
 qd_status qd_run_clip(const qd_op_call *c)

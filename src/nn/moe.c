@@ -1,5 +1,6 @@
 /* Runners of blocks with experts: router, permutation of rows, grouped GEMMs. */
 #include "nn/nn_impl.h"
+#include "spec/layout/experts.h"
 
 #include <math.h>
 
@@ -200,19 +201,71 @@ qd_status qd_run_expert_activation(const qd_op_call *c)
 {
     int64_t rows;
     QD_TRY(expert_rows(c, QD_EXPERT_ACTIVATION_COUNT, &rows));
-    return c->frame->kernels->activation_forward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[QD_EXPERT_ACTIVATION_X], .y = c->at[QD_EXPERT_ACTIVATION_Y], .rows = rows,
-        .cols = c->op->n, .dtype = call_dtype(c, QD_EXPERT_ACTIVATION_X)});
+    qd_activation_args a = call_activation(c, rows, c->op->n, call_dtype(c, QD_EXPERT_ACTIVATION_X));
+    a.x = c->at[QD_EXPERT_ACTIVATION_X];
+    a.y = c->at[QD_EXPERT_ACTIVATION_Y];
+    return c->frame->kernels->activation_forward(c->frame->stream, &a);
 }
 
 qd_status qd_run_expert_activation_grad(const qd_op_call *c)
 {
     int64_t rows;
     QD_TRY(expert_rows(c, QD_EXPERT_ACTIVATION_GRAD_COUNT, &rows));
-    return c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = c->at[QD_EXPERT_ACTIVATION_GRAD_X], .dy = c->at[QD_EXPERT_ACTIVATION_GRAD_DY],
-        .dx = c->at[QD_EXPERT_ACTIVATION_GRAD_DX], .y = c->at[QD_EXPERT_ACTIVATION_GRAD_Y], .rows = rows, .cols = c->op->n,
-        .dtype = call_dtype(c, QD_EXPERT_ACTIVATION_GRAD_X)});
+    qd_activation_args a = call_activation(c, rows, c->op->n, call_dtype(c, QD_EXPERT_ACTIVATION_GRAD_X));
+    a.x = c->at[QD_EXPERT_ACTIVATION_GRAD_X];
+    a.dy = c->at[QD_EXPERT_ACTIVATION_GRAD_DY];
+    a.dx = c->at[QD_EXPERT_ACTIVATION_GRAD_DX];
+    a.y = c->at[QD_EXPERT_ACTIVATION_GRAD_Y];
+    return c->frame->kernels->activation_backward(c->frame->stream, &a);
+}
+
+static qd_grouped_bias_args bias_args(const qd_op_call *c, int counts)
+{
+    const qd_slot *table = &c->slots[c->op->slot[counts]];
+    return (qd_grouped_bias_args){.counts = (const int32_t *)c->at[counts] + c->op->expert, .count_stride = table->cols,
+                                  .rows = c->op->m, .n = c->op->n, .first = c->op->first, .sources = (int)table->rows,
+                                  .experts = c->op->experts};
+}
+
+qd_status qd_run_experts_bias(const qd_op_call *c)
+{
+    qd_grouped_bias_args a = bias_args(c, QD_EXPERTS_BIAS_COUNT);
+    a.bias = c->at[QD_EXPERTS_BIAS_BIAS];
+    a.x = c->at[QD_EXPERTS_BIAS_Y]; /* in place */
+    a.width = call_stride(c, QD_EXPERTS_BIAS_Y);
+    a.dtype = call_dtype(c, QD_EXPERTS_BIAS_Y);
+    a.bias_dtype = call_dtype(c, QD_EXPERTS_BIAS_BIAS);
+    return c->frame->kernels->grouped_bias(c->frame->stream, &a);
+}
+
+qd_status qd_run_experts_bias_grad(const qd_op_call *c)
+{
+    qd_grouped_bias_args a = bias_args(c, QD_EXPERTS_BIAS_GRAD_COUNT);
+    a.bias = c->at[QD_EXPERTS_BIAS_GRAD_GRAD];
+    a.x = c->at[QD_EXPERTS_BIAS_GRAD_DY];
+    a.width = call_stride(c, QD_EXPERTS_BIAS_GRAD_DY);
+    a.dtype = call_dtype(c, QD_EXPERTS_BIAS_GRAD_DY);
+    a.bias_dtype = call_dtype(c, QD_EXPERTS_BIAS_GRAD_GRAD);
+    a.accumulate = c->accumulate;
+    return c->frame->kernels->grouped_bias_grad(c->frame->stream, &a);
+}
+
+qd_status qd_round_bias(const qd_op_call *c, qd_grouped_bias_args rows, int bias, bool grad)
+{
+    const qd_program *p = c->frame->program;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    const qd_kernels *k = c->frame->kernels;
+    if (!c->at[bias])
+        return QD_OK;
+    rows.bias = c->at[bias];
+    rows.bias_dtype = call_dtype(c, bias);
+    rows.rows = c->op->m;
+    rows.experts = c->op->experts;
+    rows.n = c->slots[c->op->slot[bias]].rows / c->op->experts;
+    if (rows.n < rows.width) /* a share of the columns of a partial sum */
+        qd_slice(rows.width, mesh->etp, qd_group_coord(mesh, qd_expert_group(mesh), p->rank) % mesh->etp, &rows.first, &rows.n);
+    rows.accumulate = grad;
+    return (grad ? k->grouped_bias_grad : k->grouped_bias)(c->frame->stream, &rows);
 }
 
 qd_status qd_run_gate(const qd_op_call *c)

@@ -205,23 +205,39 @@ static qd_status add_rows(const rounds *r, const void *back, const float *weight
         .copy_rows = r->nodes.room, .per_token = r->nodes.per_token, .copies = r->nodes.etp, .dtype = r->dtype});
 }
 
+static qd_status bias(const rounds *r, void *x, int64_t width, int operand, bool grad)
+{
+    qd_grouped_bias_args rows = {.x = x, .width = width, .dtype = r->dtype, .counts = r->rows + r->call->op->expert,
+                                 .count_stride = qd_nodes_experts(&r->nodes), .sources = r->nodes.locals};
+    return qd_round_bias(r->call, rows, operand, grad);
+}
+
+static qd_activation_args active(const rounds *r)
+{
+    qd_activation_args a = call_activation(r->call, expert_rows(r), r->ffn, r->dtype);
+    a.x = at(r, r->room.up);
+    a.y = at(r, r->room.active);
+    return a;
+}
+
 /* Sends relayed rows to their experts and computes gate and up; *in: their address there. */
-static qd_status bring(const rounds *r, void **in, void *up_w)
+static qd_status bring(const rounds *r, void **in, void *up_w, int up_bias)
 {
     *in = at(r, r->room.in);
     QD_TRY(sort_rows(r, r->call->at[QD_RELAY_ROUNDS_X], NULL, NULL, at(r, r->room.sorted)));
     QD_TRY(move(r, false, at(r, r->room.sorted), in));
-    return product(r, *in, up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param);
+    QD_TRY(product(r, *in, up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param));
+    return bias(r, at(r, r->room.up), 2 * r->ffn, up_bias, false);
 }
 
 /* Then computes down and returns the rows to their relays. */
-static qd_status finish(const rounds *r, void *down_w, void **back)
+static qd_status finish(const rounds *r, void *down_w, int down_bias, void **back)
 {
     *back = at(r, r->room.back);
-    QD_TRY(r->call->frame->kernels->activation_forward(r->call->frame->stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = at(r, r->room.up), .y = at(r, r->room.active), .rows = expert_rows(r), .cols = r->ffn,
-        .dtype = r->dtype}));
+    qd_activation_args a = active(r);
+    QD_TRY(r->call->frame->kernels->activation_forward(r->call->frame->stream, &a));
     QD_TRY(product(r, at(r, r->room.active), down_w, at(r, r->room.out), r->hidden, r->ffn, true, false, r->param));
+    QD_TRY(bias(r, at(r, r->room.out), r->hidden, down_bias, false));
     return move(r, true, at(r, r->room.out), back);
 }
 
@@ -235,8 +251,8 @@ qd_status qd_run_relay_rounds(const qd_op_call *c)
         if (!any)
             return QD_OK;
         void *in, *back;
-        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GATE_UP]));
-        QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_DOWN], &back));
+        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GATE_UP], QD_RELAY_ROUNDS_UP_BIAS));
+        QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_DOWN], QD_RELAY_ROUNDS_DOWN_BIAS, &back));
         QD_TRY(add_rows(&r, back, c->at[QD_RELAY_ROUNDS_WEIGHT], c->at[QD_RELAY_ROUNDS_Y]));
     }
 }
@@ -259,17 +275,20 @@ qd_status qd_run_relay_rounds_grad(const qd_op_call *c)
         if (!any)
             return QD_OK;
         void *in, *back = NULL, *d_out = at(&r, r.room.out), *d_back = at(&r, r.room.back);
-        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP]));
-        if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
-            QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], &back)); /* only d_weight needs the results of the experts */
+        QD_TRY(bring(&r, &in, c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP], QD_RELAY_ROUNDS_GRAD_UP_BIAS));
+        if (c->at[QD_RELAY_ROUNDS_GRAD_DX]) /* only d_weight needs the results of the experts */
+            QD_TRY(finish(&r, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], QD_RELAY_ROUNDS_GRAD_DOWN_BIAS, &back));
         QD_TRY(sort_rows(&r, c->at[QD_RELAY_ROUNDS_GRAD_DY], c->at[QD_RELAY_ROUNDS_GRAD_WEIGHT], back, at(&r, r.room.d_sorted)));
         if (c->at[QD_RELAY_ROUNDS_GRAD_DX])
             QD_TRY(keep_d_weight(&r, c->at[QD_RELAY_ROUNDS_GRAD_D_WEIGHT]));
         QD_TRY(move(&r, false, at(&r, r.room.d_sorted), &d_out));
         QD_TRY(product(&r, d_out, c->at[QD_RELAY_ROUNDS_GRAD_DOWN], d_active, r.ffn, r.hidden, false, false, r.param));
-        QD_TRY(c->frame->kernels->activation_backward(c->frame->stream, &(qd_activation_args){
-            .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .dy = d_active, .dx = d_up, .y = at(&r, r.room.active), .rows = expert_rows(&r),
-            .cols = r.ffn, .dtype = r.dtype}));
+        qd_activation_args a = active(&r);
+        a.dy = d_active;
+        a.dx = d_up;
+        QD_TRY(c->frame->kernels->activation_backward(c->frame->stream, &a));
+        QD_TRY(bias(&r, d_out, r.hidden, QD_RELAY_ROUNDS_GRAD_DOWN_BIAS_GRAD, true));
+        QD_TRY(bias(&r, d_up, 2 * r.ffn, QD_RELAY_ROUNDS_GRAD_UP_BIAS_GRAD, true));
         if (c->at[QD_RELAY_ROUNDS_GRAD_GATE_UP_GRAD]) {
             QD_TRY(product(&r, at(&r, r.room.active), c->at[QD_RELAY_ROUNDS_GRAD_DOWN_GRAD], d_out, r.hidden, r.ffn, false, true,
                            call_dtype(c, QD_RELAY_ROUNDS_GRAD_DOWN_GRAD)));

@@ -56,11 +56,29 @@ static qd_status product(const rounds *r, int64_t round, const void *a, void *b,
     });
 }
 
+static qd_status bias(const rounds *r, int64_t round, void *x, int64_t width, int operand, bool grad)
+{
+    const qd_op *op = r->call->op;
+    qd_grouped_bias_args rows = {.x = x, .width = width, .dtype = r->dtype, .counts = r->table + op->expert,
+                                 .count_stride = r->dispatch.experts, .begin = round * op->m, .sources = r->dispatch.ep * r->dispatch.etp};
+    return qd_round_bias(r->call, rows, operand, grad);
+}
+
 /* Receives the rows of a round and computes gate and up. */
-static qd_status bring(const rounds *r, int64_t round, const void *sorted, void *up_w)
+static qd_status bring(const rounds *r, int64_t round, const void *sorted, void *up_w, int up_bias)
 {
     QD_TRY(exchange(r, round, false, sorted, at(r, r->room.in)));
-    return product(r, round, at(r, r->room.in), up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param);
+    QD_TRY(product(r, round, at(r, r->room.in), up_w, at(r, r->room.up), 2 * r->ffn, r->hidden, true, false, r->param));
+    return bias(r, round, at(r, r->room.up), 2 * r->ffn, up_bias, false);
+}
+
+/* The activation of a round. */
+static qd_activation_args active(const rounds *r, int64_t round)
+{
+    qd_activation_args a = call_activation(r->call, qd_dispatch_rows(&r->dispatch, round), r->ffn, r->dtype);
+    a.x = at(r, r->room.up);
+    a.y = at(r, r->room.active);
+    return a;
 }
 
 qd_status qd_run_expert_rounds(const qd_op_call *c)
@@ -69,12 +87,12 @@ qd_status qd_run_expert_rounds(const qd_op_call *c)
     QD_TRY(rounds_of(c, QD_EXPERT_ROUNDS_TABLE, QD_EXPERT_ROUNDS_DOWN, QD_EXPERT_ROUNDS_ROOM, false, &r));
     const qd_kernels *k = c->frame->kernels;
     for (int64_t t = 1; t < r.count; t++) {
-        QD_TRY(bring(&r, t, c->at[QD_EXPERT_ROUNDS_X], c->at[QD_EXPERT_ROUNDS_GATE_UP]));
-        QD_TRY(k->activation_forward(c->frame->stream, &(qd_activation_args){
-            .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .y = at(&r, r.room.active), .rows = qd_dispatch_rows(&r.dispatch, t),
-            .cols = r.ffn, .dtype = r.dtype}));
+        QD_TRY(bring(&r, t, c->at[QD_EXPERT_ROUNDS_X], c->at[QD_EXPERT_ROUNDS_GATE_UP], QD_EXPERT_ROUNDS_UP_BIAS));
+        qd_activation_args a = active(&r, t);
+        QD_TRY(k->activation_forward(c->frame->stream, &a));
         QD_TRY(product(&r, t, at(&r, r.room.active), c->at[QD_EXPERT_ROUNDS_DOWN], at(&r, r.room.out), r.hidden, r.ffn, true, false,
                        r.param));
+        QD_TRY(bias(&r, t, at(&r, r.room.out), r.hidden, QD_EXPERT_ROUNDS_DOWN_BIAS, false));
         QD_TRY(exchange(&r, t, true, at(&r, r.room.out), c->at[QD_EXPERT_ROUNDS_Y]));
     }
     return QD_OK;
@@ -93,12 +111,15 @@ qd_status qd_run_expert_rounds_grad(const qd_op_call *c)
             .count = c->at[QD_EXPERT_ROUNDS_GRAD_COUNT], .y = sorted, .rows = c->op->k / moe->per_token, .cols = r.hidden,
             .per_token = moe->per_token, .experts = moe->experts, .dtype = r.dtype}));
     for (int64_t t = 1; t < r.count; t++) {
-        QD_TRY(bring(&r, t, sorted, c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP]));
+        QD_TRY(bring(&r, t, sorted, c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP], QD_EXPERT_ROUNDS_GRAD_UP_BIAS));
         QD_TRY(exchange(&r, t, false, c->at[QD_EXPERT_ROUNDS_GRAD_DY], d_out));
         QD_TRY(product(&r, t, d_out, c->at[QD_EXPERT_ROUNDS_GRAD_DOWN], d_active, r.ffn, r.hidden, false, false, r.param));
-        QD_TRY(k->activation_backward(c->frame->stream, &(qd_activation_args){
-            .kind = QD_ACT_SWIGLU, .x = at(&r, r.room.up), .dy = d_active, .dx = d_up, .y = at(&r, r.room.active),
-            .rows = qd_dispatch_rows(&r.dispatch, t), .cols = r.ffn, .dtype = r.dtype}));
+        qd_activation_args a = active(&r, t);
+        a.dy = d_active;
+        a.dx = d_up;
+        QD_TRY(k->activation_backward(c->frame->stream, &a));
+        QD_TRY(bias(&r, t, d_out, r.hidden, QD_EXPERT_ROUNDS_GRAD_DOWN_BIAS_GRAD, true));
+        QD_TRY(bias(&r, t, d_up, 2 * r.ffn, QD_EXPERT_ROUNDS_GRAD_UP_BIAS_GRAD, true));
         if (c->at[QD_EXPERT_ROUNDS_GRAD_GATE_UP_GRAD]) {
             QD_TRY(product(&r, t, at(&r, r.room.active), c->at[QD_EXPERT_ROUNDS_GRAD_DOWN_GRAD], d_out, r.hidden, r.ffn, false,
                            true, call_dtype(c, QD_EXPERT_ROUNDS_GRAD_DOWN_GRAD)));

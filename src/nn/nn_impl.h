@@ -25,6 +25,14 @@ static inline qd_dtype call_dtype(const qd_op_call *c, int i)
     return c->slots[c->op->slot[i]].dtype;
 }
 
+/* The model's activation function, over rows of `cols` results. */
+static inline qd_activation_args call_activation(const qd_op_call *c, int64_t rows, int64_t cols, qd_dtype dtype)
+{
+    const qd_model *m = call_model(c);
+    return (qd_activation_args){.kind = m->activation, .rows = rows, .cols = cols, .alpha = (float)m->swiglu_alpha,
+                                .limit = (float)m->swiglu_limit, .dtype = dtype};
+}
+
 /* Row stride of operand i, in elements. */
 static inline int64_t call_stride(const qd_op_call *c, int i)
 {
@@ -76,6 +84,11 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
 /* The counts of all ranks in operand i, which an ALL_GATHER wrote, in host memory. */
 qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
 
+/* Extra dispatch rounds: adds the biases in operand `bias` to rows of experts, or with `grad` the
+ * sums of these rows to it. `rows` describes the rows: x, width, dtype, counts of this rank's
+ * experts, count_stride, begin, sources. Without the operand there is nothing to do. */
+qd_status qd_round_bias(const qd_op_call *c, qd_grouped_bias_args rows, int bias, bool grad);
+
 /* The GEMMs of an op: fills the arguments of GEMM `number`; false: the op has fewer. */
 bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
 bool qd_adapt_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args);
@@ -94,6 +107,8 @@ qd_status qd_run_rope_inverse(const qd_op_call *c);
 qd_status qd_run_attention(const qd_op_call *c);
 qd_status qd_run_attention_cached(const qd_op_call *c);
 qd_status qd_run_attention_grad(const qd_op_call *c);
+qd_status qd_run_attention_sink(const qd_op_call *c);
+qd_status qd_run_attention_sink_grad(const qd_op_call *c);
 qd_status qd_run_activation(const qd_op_call *c);
 qd_status qd_run_activation_grad(const qd_op_call *c);
 qd_status qd_run_activation_grad_y(const qd_op_call *c);
@@ -125,6 +140,8 @@ qd_status qd_run_experts_dw(const qd_op_call *c);
 qd_status qd_run_experts_swiglu(const qd_op_call *c);
 qd_status qd_run_experts_dx_swiglu(const qd_op_call *c);
 qd_status qd_run_expert_activation(const qd_op_call *c);
+qd_status qd_run_experts_bias(const qd_op_call *c);
+qd_status qd_run_experts_bias_grad(const qd_op_call *c);
 qd_status qd_run_expert_rounds(const qd_op_call *c);
 qd_status qd_run_expert_rounds_grad(const qd_op_call *c);
 qd_status qd_run_node_plan(const qd_op_call *c);

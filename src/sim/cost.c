@@ -163,6 +163,8 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_ATTENTION] = ATTENTION,
     [QD_OP_ATTENTION_CACHED] = STREAM,
     [QD_OP_ATTENTION_GRAD] = ATTENTION_GRAD,
+    [QD_OP_ATTENTION_SINK] = STREAM,
+    [QD_OP_ATTENTION_SINK_GRAD] = STREAM,
     [QD_OP_ACTIVATION] = STREAM,
     [QD_OP_ACTIVATION_GRAD] = STREAM,
     [QD_OP_ACTIVATION_GRAD_Y] = STREAM,
@@ -197,6 +199,8 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_EXPERTS_DW] = GROUPED,
     [QD_OP_EXPERTS_SWIGLU] = GROUPED,
     [QD_OP_EXPERTS_DX_SWIGLU] = GROUPED,
+    [QD_OP_EXPERTS_BIAS] = STREAM,
+    [QD_OP_EXPERTS_BIAS_GRAD] = STREAM,
     [QD_OP_EXPERT_ACTIVATION] = STREAM,
     [QD_OP_EXPERT_ACTIVATION_GRAD] = STREAM,
     [QD_OP_DISPATCH] = EXCHANGE,
@@ -287,7 +291,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     case PRODUCT: cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes); break;
     case PASSES:
         if (!c->profile->searched)
-            passes *= EXPERT_PASSES + (c->expert_biases ? EXPERT_BIAS_PASSES : 0.0);
+            passes *= EXPERT_PASSES + (c->expert_biases && !model->mlp_bias ? EXPERT_BIAS_PASSES : 0.0); /* ops of the model are priced */
         /* fall through */
     case STREAM:
     case EXCHANGE:

@@ -125,7 +125,8 @@ static void cache_equals_forward(void **state)
                                          LLAMA "model.window=5 model.full_every=2 model.score_softcap=3 ", LLAMA "model.window=40 ",
                                          LLAMA "model.window=5 model.window_from=1 model.rope_local_base=40 model.rope_fraction=0.5 ",
                                          LLAMA "model.nope_every=2 model.rope_scaling=dynamic model.rope_original_seq=30 ",
-                                         LLAMA "model.window=79 model.score_scale=0.6 "};
+                                         LLAMA "model.window=79 model.score_scale=0.6 ",
+                                         LLAMA "model.window=5 model.full_every=2 model.sinks=true model.init_std=0.5 "};
     for (size_t k = 0; k < sizeof models / sizeof *models; k++) {
         enum { N = 75 };
         int32_t text[N];

@@ -97,6 +97,16 @@ static const struct {
      false},
     {LLAMA "model.activation=geglu model.logit_softcap=3 ", NULL, false, false},
     {LLAMA "model.arch=olmo model.mlp_bias=true model.out_bias=true ", NULL, true, false},
+    {LLAMA "model.sinks=true model.init_std=0.5 ", NULL, false, false},
+    {LLAMA "model.sinks=true model.window=3 model.full_every=2 model.score_softcap=2 model.qkv_bias=true model.out_bias=true ", NULL, true,
+     false},
+    {EXPERTS "model.experts=5 model.experts_per_token=2 model.expert_ffn=7 model.mlp_bias=true model.router_logit_bias=true "
+             "model.activation=swiglu_clamped model.swiglu_limit=0.4 model.aux_loss=0.1 ",
+     NULL, false, false},
+    {EXPERTS "model.layers=4 model.experts=4 model.experts_per_token=3 model.expert_ffn=8 model.mlp_bias=true model.first_dense=1 "
+             "model.activation=swiglu_clamped model.swiglu_alpha=1.1 model.sinks=true ",
+     NULL, true, false},
+    {LLAMA "model.activation=swiglu_clamped model.swiglu_limit=0.3 model.mlp_bias=true ", NULL, false, false},
     {LLAMA "model.kv_heads=3 ", &parallel_family, false, false},
     {GPT2 "model.dropout=0.2 ", &parallel_family, false, false},
     {LLAMA, &parallel_family, false, true},

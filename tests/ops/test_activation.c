@@ -29,6 +29,9 @@ static const act_case cases[] = {
     {QD_ACT_GELU, 21, 1001, OVER_DY, QD_BF16},
 };
 
+/* GPUs refuse these. */
+static const act_case clamped[] = {KIND_CASES(QD_ACT_SWIGLU_CLAMPED)};
+
 static const act_case speed[] = {
     {QD_ACT_GELU_TANH, 4096, 3072, APART, QD_F32},
     {QD_ACT_GELU, 4096, 3072, APART, QD_F32},
@@ -45,6 +48,7 @@ static const char *kind_name(qd_activation kind)
     case QD_ACT_GELU: return "gelu";
     case QD_ACT_GEGLU_TANH: return "geglu_tanh";
     case QD_ACT_GEGLU: return "geglu";
+    case QD_ACT_SWIGLU_CLAMPED: return "swiglu_clamped";
     default: return "swiglu";
     }
 }
@@ -61,6 +65,18 @@ static double logistic(double x)
     return 1 / (1 + exp(-x));
 }
 
+/* Of the clamped SwiGLU. */
+#define ALPHA 1.702
+#define LIMIT 2.5
+
+/* The other factor, and its derivative. */
+static double factor(qd_activation kind, double up, double *slope)
+{
+    bool limited = kind == QD_ACT_SWIGLU_CLAMPED;
+    *slope = limited && fabs(up) > LIMIT ? 0 : 1;
+    return limited ? fmin(fmax(up, -LIMIT), LIMIT) + 1 : up;
+}
+
 /* The function and its derivative. */
 static double value(qd_activation kind, double x, double *slope)
 {
@@ -72,6 +88,11 @@ static double value(qd_activation kind, double x, double *slope)
     } else if (kind == QD_ACT_GELU || kind == QD_ACT_GEGLU) {
         f = 0.5 * erfc(-x * M_SQRT1_2);
         d = f + x * exp(-0.5 * x * x) / sqrt(2 * M_PI);
+    } else if (kind == QD_ACT_SWIGLU_CLAMPED) {
+        double gate = fmin(x, LIMIT);
+        f = logistic(ALPHA * gate);
+        *slope = x > LIMIT ? 0 : f + ALPHA * gate * f * logistic(-ALPHA * gate);
+        return gate * f;
     } else {
         f = logistic(x);
         d = f + x * f * logistic(-x);
@@ -129,7 +150,7 @@ static void derive(const void *p, double *const *v)
 static double output(const act_case *c, double *const *v, int64_t r, int64_t i)
 {
     double unused, f = value(c->kind, v[X][r * x_cols(c) + i], &unused);
-    return qd_activation_is_gated(c->kind) ? f * v[X][r * x_cols(c) + c->cols + i] : f;
+    return qd_activation_is_gated(c->kind) ? f * factor(c->kind, v[X][r * x_cols(c) + c->cols + i], &unused) : f;
 }
 
 static void forward_reference(const void *p, double *const *v)
@@ -159,8 +180,9 @@ static void backward_reference(const void *p, double *const *v)
             double slope, dy = v[DY][r * c->cols + i], f = value(c->kind, v[X][at], &slope);
             v[DX][at] = dy * slope;
             if (qd_activation_is_gated(c->kind)) {
-                v[DX][at] *= v[X][at + c->cols];
-                v[DX][at + c->cols] = dy * f;
+                double up = v[X][at + c->cols];
+                v[DX][at] *= factor(c->kind, up, &slope);
+                v[DX][at + c->cols] = dy * f * slope;
             }
         }
 }
@@ -168,7 +190,7 @@ static void backward_reference(const void *p, double *const *v)
 static qd_activation_args arguments(const act_case *c, void *const *t)
 {
     return (qd_activation_args){.kind = c->kind, .x = t[X], .dy = t[DY], .y = t[Y], .dx = t[DX], .rows = c->rows,
-                                .cols = c->cols, .dtype = c->dtype};
+                                .cols = c->cols, .alpha = (float)ALPHA, .limit = (float)LIMIT, .dtype = c->dtype};
 }
 
 static qd_status forward_run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)
@@ -257,6 +279,12 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = backward_tensors,
          .reference = backward_reference, .run = backward_run, .loss = loss, .gradients = {{X, DX}},
          .gradient_count = 1, .bytes = backward_bytes},
+        {.kernel = "activation_forward", .cases = clamped, .case_size = sizeof *clamped, .case_count = COUNT(clamped),
+         .describe = describe, .tensors = forward_tensors, .derive = derive, .reference = forward_reference, .run = forward_run,
+         .cpu_only = true},
+        {.kernel = "activation_backward", .cases = clamped, .case_size = sizeof *clamped, .case_count = COUNT(clamped),
+         .describe = describe, .tensors = backward_tensors, .reference = backward_reference, .run = backward_run, .loss = loss,
+         .gradients = {{X, DX}}, .gradient_count = 1, .cpu_only = true},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(each_element)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

@@ -48,6 +48,11 @@ const layout_model layout_families[] = {
     {SIZES "model.arch=olmo2 model.kv_heads=1 model.head_dim=6 model.tied=true data.seq=15 " SLOW, 4, 0}, /* OLMo 2 */
     {SIZES "model.arch=olmo2 model.kv_heads=2 model.qkv_bias=true data.seq=13 model.window=3 model.full_every=2 " LINEAR SLOW, 4,
      0}, /* OLMo 2 with biases, and the windows of OLMo 3 */
+    {SIZES "model.kv_heads=2 model.head_dim=6 data.seq=23 model.window=4 model.full_every=2 model.sinks=true model.init_std=0.1 "
+           "model.rope_scaling=yarn model.rope_original_seq=8 model.rope_truncate=false model.mlp_bias=true model.experts=8 "
+           "model.experts_per_token=2 model.expert_ffn=24 model.router_logit_bias=true model.activation=swiglu_clamped "
+           "model.swiglu_limit=0.05 " ATTENTION_BIAS,
+     4, 8}, /* GPT-OSS */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

@@ -52,10 +52,28 @@ typedef struct qd_cpu_expert_rows_ops {
 } qd_cpu_expert_rows_ops;
 QD_CPU_TABLE(qd_cpu_expert_rows_ops, qd_cpu_expert_rows_ops)
 
+/* Rows [row, row + rows) of x, which belong to one expert. */
+typedef struct qd_cpu_grouped_bias_job {
+    const qd_grouped_bias_args *args;
+    int64_t row;
+    int expert;
+} qd_cpu_grouped_bias_job;
+typedef struct qd_cpu_grouped_bias_ops {
+    qd_pool_body add; /* rows; context: qd_cpu_grouped_bias_job */
+    qd_pool_body sum; /* experts */
+} qd_cpu_grouped_bias_ops;
+QD_CPU_TABLE(qd_cpu_grouped_bias_ops, qd_cpu_grouped_bias_ops)
+
 typedef struct qd_cpu_rope_ops {
     qd_pool_body rotate; /* rows */
 } qd_cpu_rope_ops;
 QD_CPU_TABLE(qd_cpu_rope_ops, qd_cpu_rope_ops)
+
+typedef struct qd_cpu_sink_ops {
+    qd_pool_body forward;  /* rows of all sequences */
+    qd_pool_body backward; /* heads of the parameter */
+} qd_cpu_sink_ops;
+QD_CPU_TABLE(qd_cpu_sink_ops, qd_cpu_sink_ops)
 
 #define QD_CPU_CACHED_HEAD_DIM 256
 typedef struct qd_cpu_attention_cached_ops {

@@ -5,11 +5,14 @@
 
 qd_status qd_config_check_device(const qd_config *config)
 {
+    const qd_model *m = &config->model;
     const struct {
         bool needed;
         const char *what;
     } absent[] = {
-        {false, ""}, /* none at present; rows are (whether the model needs it, what is named) */
+        {m->sinks, "model.sinks"},
+        {m->activation == QD_ACT_SWIGLU_CLAMPED, "model.activation=swiglu_clamped"},
+        {m->moe.experts > 0 && m->mlp_bias, "model.mlp_bias of experts"},
     };
     for (size_t i = 0; i < sizeof absent / sizeof *absent && strcmp(config->device, "cpu") != 0; i++)
         if (absent[i].needed)

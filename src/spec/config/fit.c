@@ -54,7 +54,7 @@ typedef struct change {
 static int list_changes(const qd_config *config, const qd_strategy *s, change *list)
 {
     int count = 0;
-    if (s->swiglu != QD_SWIGLU_AGAIN && config->model.activation == QD_ACT_SWIGLU) {
+    if (s->swiglu != QD_SWIGLU_AGAIN && qd_activation_is_swiglu(config->model.activation)) {
         list[count].config = *config;
         list[count].config.strategy.swiglu = QD_SWIGLU_AGAIN;
         snprintf(list[count].text, sizeof list[count].text, "train.swiglu=again");

@@ -38,7 +38,10 @@
     OP(ROPE, "rope", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                                \
     OP(ROPE_INVERSE, "rope.grad", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                   \
     OP(ATTENTION, "attention", r(QKV), r(INPUT), w(O), w(LSE))                                                                \
-    OP(ATTENTION_CACHED, "attention.cached", r(QKV), a(CACHE), w(O))                                                          \
+    OP(ATTENTION_CACHED, "attention.cached", r(QKV), a(CACHE), w(O), w(LSE, optional))                                        \
+    /* o and lse with one more logit per head in the denominator of the softmax */ \
+    OP(ATTENTION_SINK, "attention.sink", a(O), a(LSE), r(SINK))                                                               \
+    OP(ATTENTION_SINK_GRAD, "attention.sink.grad", r(LSE), r(DELTA), r(SINK), g(SINK_GRAD))                                   \
     OP(ATTENTION_GRAD, "attention.grad", r(QKV), r(INPUT), r(O), r(LSE), r(D_O), w(D_QKV), w(DELTA))                          \
     OP(ACTIVATION, "activation", r(X), w(Y))                                                                                  \
     OP(ACTIVATION_GRAD, "activation.grad", r(X), r(DY), w(DX))                                                                \
@@ -78,6 +81,10 @@
     OP(EXPERTS, "experts", r(X), r(WEIGHT), r(COUNT), w(Y))                                                                   \
     OP(EXPERTS_DX, "experts.dx", r(DY), r(WEIGHT), r(COUNT), w(DX))                                                           \
     OP(EXPERTS_DW, "experts.dw", r(DY), r(X), r(COUNT), g(WEIGHT_GRAD))                                                       \
+    /* y = x + the bias of each row's expert, in place; of the columns from `first` on that the \
+     * rank has of it */ \
+    OP(EXPERTS_BIAS, "experts.bias", r(X), r(BIAS), r(COUNT), w(Y))                                                           \
+    OP(EXPERTS_BIAS_GRAD, "experts.bias.grad", r(DY), r(COUNT), g(GRAD))                                                      \
     OP(EXPERTS_SWIGLU, "experts.swiglu", r(X), r(WEIGHT), r(COUNT), w(GATE_UP), w(Y)) /* y = SwiGLU of gate and up */         \
     /* d_active: buffer for the gradient of SwiGLU's result; y: that result, recomputed */ \
     OP(EXPERTS_DX_SWIGLU, "experts.dx.swiglu", r(DY), r(WEIGHT), r(COUNT), r(GATE_UP), w(D_ACTIVE), w(D_GATE_UP),             \
@@ -88,11 +95,13 @@
     OP(DISPATCH, "dispatch", r(X), r(TABLE), w(Y))      /* x: rows sorted by expert, y: rows of this rank's experts */        \
     OP(RETURN, "return", r(X), r(TABLE), w(Y))          /* the reverse */                                                     \
     /* x: rows sorted by expert, y: rows returned by experts; `room`: workspace */ \
-    OP(EXPERT_ROUNDS, "experts.rounds", r(X), r(TABLE), r(GATE_UP), r(DOWN), w(ROOM), a(Y))                                   \
+    OP(EXPERT_ROUNDS, "experts.rounds", r(X), r(TABLE), r(GATE_UP), r(DOWN), w(ROOM), a(Y), r(UP_BIAS, optional),             \
+       r(DOWN_BIAS, optional))                                                                                                \
     /* from, count: of the rows sorted by expert; dy: their gradients; dx: gradients returned by \
      * experts. Without dx: weight gradients only */ \
     OP(EXPERT_ROUNDS_GRAD, "experts.rounds.grad", r(X), r(FROM), r(COUNT), r(DY), r(TABLE), r(GATE_UP), r(DOWN),              \
-       a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(DX, optional), w(ROOM))                                           \
+       a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(DX, optional), w(ROOM), r(UP_BIAS, optional),                     \
+       a(UP_BIAS_GRAD, optional), a(DOWN_BIAS_GRAD, optional))                                                                \
     /* A row has one copy for each node that it is sent to. copy_place, copy_from, node_count: as \
      * in ROUTE_PLAN, by node; chosen: choices and weights of each copy; counts: rows per expert \
      * and per node */ \
@@ -110,9 +119,11 @@
      * the others as in ROUTE_PLAN */ \
     OP(RELAY_PLAN, "relay.plan", r(CHOSEN), r(TABLE), w(TAKEN), w(TAKE), w(PLACE), w(FROM), w(COUNT), w(WEIGHT))              \
     /* x: relayed rows, y: their sums over experts */ \
-    OP(RELAY_ROUNDS, "relay.rounds", r(X), r(CHOSEN), r(TABLE), r(WEIGHT), r(GATE_UP), r(DOWN), w(LISTS), w(ROOM), a(Y))      \
+    OP(RELAY_ROUNDS, "relay.rounds", r(X), r(CHOSEN), r(TABLE), r(WEIGHT), r(GATE_UP), r(DOWN), w(LISTS), w(ROOM), a(Y),      \
+       r(UP_BIAS, optional), r(DOWN_BIAS, optional))                                                                          \
     OP(RELAY_ROUNDS_GRAD, "relay.rounds.grad", r(X), r(CHOSEN), r(TABLE), r(WEIGHT), r(DY), r(GATE_UP), r(DOWN),              \
-       a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(D_WEIGHT, optional), a(DX, optional), w(LISTS), w(ROOM))          \
+       a(GATE_UP_GRAD, optional), a(DOWN_GRAD, optional), a(D_WEIGHT, optional), a(DX, optional), w(LISTS), w(ROOM),          \
+       r(UP_BIAS, optional), r(DOWN_BIAS, optional), a(UP_BIAS_GRAD, optional), a(DOWN_BIAS_GRAD, optional))                  \
     /* Loss of a window of rows over this rank's shard of the vocabulary. top: maximum of each \
      * row; sums (R, 2): sum of exponentials and logit of the target */ \
     OP(LOSS_MAX, "loss.max", r(LOGITS), w(TOP))                                                                               \
@@ -136,13 +147,14 @@
     OP(CONTEXT_SCATTER, "context.scatter", r(X), w(Y))  /* x: whole sequences, y: this rank's rows of their sum */            \
     OP(CONTEXT_SWAP, "context.swap", r(X), w(Y))        /* all-to-all: x by destination rank, y by source rank */
 
-#define QD_OP_SLOTS 13 /* maximum number of operands of an op */
+#define QD_OP_SLOTS 17 /* maximum number of operands of an op */
 
 /* QD_EACH(m, c, a, b, ...) is m(c, a) m(c, b) ..., for up to QD_OP_SLOTS items. */
 #define QD_EACH(m, c, ...)                                                                                                    \
-    QD_EACH_PICK(__VA_ARGS__, QD_EACH_13, QD_EACH_12, QD_EACH_11, QD_EACH_10, QD_EACH_9, QD_EACH_8, QD_EACH_7, QD_EACH_6,     \
-                 QD_EACH_5, QD_EACH_4, QD_EACH_3, QD_EACH_2, QD_EACH_1, none)(m, c, __VA_ARGS__)
-#define QD_EACH_PICK(a, b, c, d, e, f, g, h, i, j, k, l, n, each, ...) each
+    QD_EACH_PICK(__VA_ARGS__, QD_EACH_17, QD_EACH_16, QD_EACH_15, QD_EACH_14, QD_EACH_13, QD_EACH_12, QD_EACH_11,             \
+                 QD_EACH_10, QD_EACH_9, QD_EACH_8, QD_EACH_7, QD_EACH_6, QD_EACH_5, QD_EACH_4, QD_EACH_3, QD_EACH_2,          \
+                 QD_EACH_1, none)(m, c, __VA_ARGS__)
+#define QD_EACH_PICK(a, b, c, d, e, f, g, h, i, j, k, l, n, o, p, q, r, each, ...) each
 #define QD_EACH_1(m, c, a) m(c, a)
 #define QD_EACH_2(m, c, a, ...) m(c, a) QD_EACH_1(m, c, __VA_ARGS__)
 #define QD_EACH_3(m, c, a, ...) m(c, a) QD_EACH_2(m, c, __VA_ARGS__)
@@ -156,6 +168,10 @@
 #define QD_EACH_11(m, c, a, ...) m(c, a) QD_EACH_10(m, c, __VA_ARGS__)
 #define QD_EACH_12(m, c, a, ...) m(c, a) QD_EACH_11(m, c, __VA_ARGS__)
 #define QD_EACH_13(m, c, a, ...) m(c, a) QD_EACH_12(m, c, __VA_ARGS__)
+#define QD_EACH_14(m, c, a, ...) m(c, a) QD_EACH_13(m, c, __VA_ARGS__)
+#define QD_EACH_15(m, c, a, ...) m(c, a) QD_EACH_14(m, c, __VA_ARGS__)
+#define QD_EACH_16(m, c, a, ...) m(c, a) QD_EACH_15(m, c, __VA_ARGS__)
+#define QD_EACH_17(m, c, a, ...) m(c, a) QD_EACH_16(m, c, __VA_ARGS__)
 
 /* Parts of an operand in the table: for r(BIAS, optional) the name is BIAS, the role "r", the need
  * "o" (optional; otherwise "n"). */

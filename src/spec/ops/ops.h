@@ -81,7 +81,9 @@ typedef struct qd_op {
     int64_t m, n, k;
     /* Windows of rows: the first row read, the first row written. Weight gradients: the first row
      * of x, the first of dy. Dropout: the first row within the micro-batch. Embedding: the first
-     * token in this rank's table. Loss: the first row, the first token of this rank's logits. */
+     * token in this rank's table. Loss: the first row, the first token of this rank's logits.
+     * Attention sinks: the first head among those of the parameter. Biases of experts: the first
+     * column that the rank's part of the bias belongs to. */
     int64_t first, to;
     int32_t heads, kv_heads;   /* rope, attention: on this rank */
     int64_t window;            /* attention: how many of the last positions a row attends to; 0: all */

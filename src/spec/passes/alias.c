@@ -12,6 +12,7 @@ static const struct {
     [QD_OP_HEAD_NORM_GRAD] = {true, QD_HEAD_NORM_GRAD_DY, QD_HEAD_NORM_GRAD_DX},
     [QD_OP_QK_NORM_GRAD] = {true, QD_QK_NORM_GRAD_DY, QD_QK_NORM_GRAD_DX},
     [QD_OP_ADAPT] = {true, QD_ADAPT_ADD, QD_ADAPT_Y},
+    [QD_OP_EXPERTS_BIAS] = {true, QD_EXPERTS_BIAS_X, QD_EXPERTS_BIAS_Y},
 };
 
 /* Copies the operand into the slot of the result before op `index`. */

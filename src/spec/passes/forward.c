@@ -13,7 +13,7 @@ enum {
 
 enum {
     X, Y, OUT, WEIGHT, WEIGHT2, WEIGHT_GRAD, /* of the declared op */
-    MEAN, RSTD, DX,                          /* named after its values */
+    MEAN, RSTD, DX, UNBIASED,                /* named after its values */
     TABLE,                                   /* one of the tables of rotary angles */
     INPUT, ROPE_TABLE, LOCAL_ROPE_TABLE, CACHE, LSE, HEAD_RSTD, SQUARES, LOSS, LOGITS,
     LOAD, CHOICE, EXPERT_WEIGHT, PLACE, FROM, COUNT, /* routing */
@@ -40,8 +40,9 @@ static const qd_sequence_value values[VALUES] = {
 };
 
 /* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the
- * rank holds only some of them. GROUPED: the adapter is of experts. */
-enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8 };
+ * rank holds only some of them. GROUPED: the adapter is of experts. SINKS, BIASED: the attention
+ * has sinks, the experts have biases. */
+enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8, SINKS = 16, BIASED = 32 };
 
 #define LOWER(declared, when, unless, kind, ...) \
     QD_STEP(QD_DECL_##declared, when, unless, kind, 0, PER_ROW, PER_ROW, PER_ROW, __VA_ARGS__)
@@ -55,8 +56,10 @@ static const qd_step steps[] = {
     LOWER(CLIP, 0, 0, CLIP, (X, X), (Y, OUT)),
     LOWER(ROPE, POSITIONED, 0, ROPE, (X, X), (TABLE, TABLE), (INPUT, INPUT), (Y, OUT)),
     LOWER(ROPE, 0, POSITIONED, ROPE, (X, X), (TABLE, TABLE), (Y, OUT)),
-    LOWER(ATTENTION, GENERATING, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
+    LOWER(ATTENTION, GENERATING, SINKS, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
+    LOWER(ATTENTION, GENERATING | SINKS, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT), (LSE, LSE)),
     LOWER(ATTENTION, 0, GENERATING, ATTENTION, (QKV, X), (INPUT, INPUT), (O, OUT), (LSE, LSE)),
+    LOWER(ATTENTION, SINKS, 0, ATTENTION_SINK, (O, OUT), (LSE, LSE), (SINK, WEIGHT)),
     LOWER(ACTIVATION, 0, 0, ACTIVATION, (X, X), (Y, OUT)),
     LOWER(SCALE, 0, 0, SCALE, (X, X), (Y, OUT)),
     LOWER(DROPOUT, TRAINING, 0, DROPOUT, (X, X), (Y, OUT)),
@@ -67,7 +70,9 @@ static const qd_step steps[] = {
     LOWER(ROUTE, 0, 0, ROUTE, (LOGITS, X), (BIAS, WEIGHT), (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (LOAD, LOAD)),
     LOWER(ROUTE, 0, 0, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, EXPERT_WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT)),
     LOWER(SEND, 0, 0, PERMUTE, (X, X), (FROM, FROM), (COUNT, COUNT), (Y, OUT), (PLACE, PLACE)),
-    LOWER(GROUPED_LINEAR, 0, 0, EXPERTS, (X, X), (WEIGHT, WEIGHT), (COUNT, COUNT), (Y, OUT)),
+    LOWER(GROUPED_LINEAR, 0, BIASED, EXPERTS, (X, X), (WEIGHT, WEIGHT), (COUNT, COUNT), (Y, OUT)),
+    LOWER(GROUPED_LINEAR, BIASED, 0, EXPERTS, (X, X), (WEIGHT, WEIGHT), (COUNT, COUNT), (Y, UNBIASED)),
+    LOWER(GROUPED_LINEAR, BIASED, 0, EXPERTS_BIAS, (X, UNBIASED), (BIAS, WEIGHT2), (COUNT, COUNT), (Y, OUT)),
     LOWER(GROUPED_ACTIVATION, 0, 0, EXPERT_ACTIVATION, (X, X), (COUNT, COUNT), (Y, OUT)),
     LOWER(COLLECT, 0, 0, COMBINE, (ROWS, X), (PLACE, PLACE), (WEIGHT, EXPERT_WEIGHT), (Y, OUT)),
     /* The loss computes its gradients along with it, in chunks of rows, so that the logits never
@@ -156,7 +161,13 @@ static void prepare(lowering *l, const qd_decl_op *d)
             slot[value] = -1; /* each router has its own */
         qd_sequence_slot(&l->s, LOAD);
         break;
+    case QD_DECL_GROUPED_LINEAR:
+        l->s.facts = slot[WEIGHT2] >= 0 ? l->s.facts | BIASED : l->s.facts & ~(unsigned)BIASED;
+        if (slot[WEIGHT2] >= 0)
+            slot[UNBIASED] = qd_class_local(w, qd_class_name(w, "", slot[OUT], " without bias"), 0, w->slots[slot[OUT]].cols);
+        break;
     case QD_DECL_ATTENTION:
+        l->s.facts = slot[WEIGHT] >= 0 ? l->s.facts | SINKS : l->s.facts & ~(unsigned)SINKS;
         l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
         break;
     case QD_DECL_ADAPT:

@@ -133,7 +133,8 @@ static bool enabled(const qd_class_writer *w, guard g, const qd_op *op)
     case SUMS_IN_NORM: return traits->sums_in_norm && traits->fused_residual && w->tensor.size == 1;
     case SUMS_IN_GEMM: return traits->fused_bias_grad;
     /* all rows come from one rank: the device then knows their number */
-    case ONE_SOURCE: return w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 && (!selective || remakes(w, true));
+    case ONE_SOURCE:
+        return w->model->activation == QD_ACT_SWIGLU && w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 && (!selective || remakes(w, true));
     }
     return false;
 }
@@ -211,7 +212,7 @@ static void remake_swiglu(qd_class_writer *w, int i)
 {
     qd_op *grad = &w->ops[i];
     bool routed = grad->kind == QD_OP_EXPERT_ACTIVATION_GRAD;
-    if (!routed && (grad->kind != QD_OP_ACTIVATION_GRAD || w->model->activation != QD_ACT_SWIGLU))
+    if (!routed && (grad->kind != QD_OP_ACTIVATION_GRAD || !qd_activation_is_swiglu(w->model->activation)))
         return;
     if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
         return;

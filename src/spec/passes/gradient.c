@@ -14,13 +14,14 @@
  * gradient of an operand, an operand of the ROUTE_PLAN that wrote the op's places, or one of a
  * few others. The gradient of a result is the sum of what its readers contributed; that of an input
  * is what this op contributes; that of a weight is accumulated. */
-enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS, DELTA, SOURCE_STEP = 32 };
+enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS, DELTA, SINK, SINK_GRAD, SOURCE_STEP = 32 };
 #define v(operand) (VALUE + QD_##operand)
 #define d(operand) (GRADIENT + QD_##operand)
 #define d32(operand) (FP32_GRADIENT + QD_##operand) /* in fp32 regardless of the activation type */
 #define plan(operand) (PLAN + QD_ROUTE_PLAN_##operand)
 /* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
- * deferred until they all have. DOTS, DELTA: buffers. */
+ * deferred until they all have. DOTS, DELTA: buffers. SINK, SINK_GRAD: the sinks that the next op
+ * of the forward list adds to an attention. */
 
 /* An op of phase W that would write no gradient, because the layer lacks the weight or the weight
  * is frozen, is left out. */
@@ -57,7 +58,9 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
     [QD_OP_CLIP] = {RULE(INPUT, CLIP_GRAD, (X, v(CLIP_X)), (DY, d(CLIP_Y)), (DX, d(CLIP_X)))},
     [QD_OP_ROPE] = {RULE(INPUT, ROPE_INVERSE, (X, d(ROPE_Y)), (TABLE, v(ROPE_TABLE)), (INPUT, v(ROPE_INPUT)), (Y, d(ROPE_X)))},
     [QD_OP_ATTENTION] = {RULE(INPUT, ATTENTION_GRAD, (QKV, v(ATTENTION_QKV)), (INPUT, v(ATTENTION_INPUT)), (O, v(ATTENTION_O)),
-                              (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA))},
+                              (LSE, v(ATTENTION_LSE)), (D_O, d(ATTENTION_O)), (D_QKV, d(ATTENTION_QKV)), (DELTA, DELTA)),
+                         RULE(WEIGHT, ATTENTION_SINK_GRAD, (LSE, v(ATTENTION_LSE)), (DELTA, DELTA), (SINK, SINK), (SINK_GRAD, SINK_GRAD))},
+    [QD_OP_ATTENTION_SINK] = {{.what = NO_GRADIENT}}, /* that of attention includes it, from results with the sinks */
     [QD_OP_ACTIVATION] = {RULE(INPUT, ACTIVATION_GRAD, (X, v(ACTIVATION_X)), (DY, d(ACTIVATION_Y)), (DX, d(ACTIVATION_X)))},
     [QD_OP_ADAPT] = {RULE(INPUT, ADAPT_DX, (DY, d(ADAPT_Y)), (WEIGHT, v(ADAPT_WEIGHT)), (COUNT, v(ADAPT_COUNT)), (DX, d(ADAPT_X))),
                      RULE(WEIGHT, ADAPT_DW, (DY, d(ADAPT_Y)), (X, v(ADAPT_X)), (COUNT, v(ADAPT_COUNT)), (WEIGHT_GRAD, d(ADAPT_WEIGHT))),
@@ -77,6 +80,9 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
                             (DX, d(EXPERTS_X))),
                        RULE(WEIGHT, EXPERTS_DW, (DY, d(EXPERTS_Y)), (X, v(EXPERTS_X)), (COUNT, v(EXPERTS_COUNT)),
                             (WEIGHT_GRAD, d(EXPERTS_WEIGHT)))},
+    [QD_OP_EXPERTS_BIAS] = {RULE(WEIGHT, EXPERTS_BIAS_GRAD, (DY, d(EXPERTS_BIAS_Y)), (COUNT, v(EXPERTS_BIAS_COUNT)),
+                                 (GRAD, d(EXPERTS_BIAS_BIAS))),
+                            SAME(d(EXPERTS_BIAS_X), d(EXPERTS_BIAS_Y))},
     [QD_OP_EXPERT_ACTIVATION] = {RULE(INPUT, EXPERT_ACTIVATION_GRAD, (X, v(EXPERT_ACTIVATION_X)), (DY, d(EXPERT_ACTIVATION_Y)),
                                       (COUNT, v(EXPERT_ACTIVATION_COUNT)), (DX, d(EXPERT_ACTIVATION_X)))},
     [QD_OP_COMBINE] = {RULE(INPUT, COMBINE_GRAD, (DY, d(COMBINE_Y)), (ROWS, v(COMBINE_ROWS)), (FROM, plan(FROM)),
@@ -143,7 +149,7 @@ typedef struct derivation {
     qd_op op;
     int index;
     int grad[QD_OP_SLOTS]; /* gradients of its operands; UNKNOWN: not used so far */
-    int sum, dots;         /* see SUM, DOTS */
+    int sum, dots, delta;  /* see SUM, DOTS, DELTA */
     bool last;             /* nothing is added to the gradient of its input */
     bool unused;           /* the loss does not depend on its result */
 } derivation;
@@ -163,6 +169,12 @@ static int find_gradient(derivation *d, int operand, qd_dtype dtype)
     return d->grad[operand];
 }
 
+static int sink_of(const derivation *d)
+{
+    const qd_op *next = d->index + 1 < d->g->forward_count ? &d->g->w->ops[d->index + 1] : NULL;
+    return next && next->kind == QD_OP_ATTENTION_SINK ? next->slot[QD_ATTENTION_SINK_SINK] : -1;
+}
+
 static int find_source(derivation *d, int source)
 {
     qd_class_writer *w = d->g->w;
@@ -173,8 +185,12 @@ static int find_source(derivation *d, int source)
         return find_gradient(d, operand, source < FP32_GRADIENT ? w->config->activation : QD_F32);
     if (source < SUM)
         return w->ops[qd_class_definition(w, d->op.slot[QD_COMBINE_PLACE], d->index)].slot[operand];
+    if (source == SINK || source == SINK_GRAD)
+        return source == SINK ? sink_of(d) : qd_class_trained(w, sink_of(d));
+    if (source == DELTA && d->delta < 0)
+        d->delta = qd_class_f32(w, "delta", 0, 0);
     if (source == DELTA)
-        return qd_class_f32(w, "delta", 0, 0);
+        return d->delta;
     if (source == DOTS && d->dots < 0)
         d->dots = qd_class_f32(w, "qk_dots", 0, 2);
     return source == DOTS ? d->dots : d->sum;
@@ -218,7 +234,7 @@ static void apply(derivation *d, const gradient_rule *rule)
  * returned. */
 static int derive(gradients *g, int index, int sum, bool last)
 {
-    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .dots = -1, .last = last};
+    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .dots = -1, .delta = -1, .last = last};
     for (int j = 0; j < QD_OP_SLOTS; j++)
         d.grad[j] = UNKNOWN;
     for (int r = 0; r < MOST_RULES; r++)

@@ -160,10 +160,14 @@ void qd_place_keep(qd_placing *p, const qd_op *op);
  * of place.c states. */
 void qd_place_attention(qd_placing *p, const qd_op *op);
 void qd_place_attention_grad(qd_placing *p, const qd_op *op);
+void qd_place_sink(qd_placing *p, const qd_op *op);
+void qd_place_sink_grad(qd_placing *p, const qd_op *op);
+void qd_place_cached(qd_placing *p, const qd_op *op);
 void qd_place_loss(qd_placing *p, const qd_op *op);
 void qd_place_route(qd_placing *p, const qd_op *op);
 void qd_place_send(qd_placing *p, const qd_op *op);
 void qd_place_grouped(qd_placing *p, const qd_op *op);
+void qd_place_grouped_bias(qd_placing *p, const qd_op *op);
 void qd_place_collect(qd_placing *p, const qd_op *op);
 void qd_place_collect_grad(qd_placing *p, const qd_op *op);
 #endif

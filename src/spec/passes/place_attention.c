@@ -21,7 +21,7 @@ enum {
 
 enum {
     /* Given by the list. o: the result; sums: the running result, which is fp32. */
-    QKV, INPUT, O, LSE, D_O, D_QKV, DELTA,
+    QKV, INPUT, O, LSE, SINK, D_O, D_QKV, DELTA,
     SUMS, DQ,
     KV_HERE, KV_NEXT, KV_AGAIN, KV_NEXT_AGAIN, KV_OWN, KV_ALL, D_KV_HERE, D_KV_NEXT, D_KV_PART, D_KV_ALL, D_KV_OWN,
     QKV_BY_RANK, QKV_OF_RANKS, HEADS_QKV, HEADS_O, O_BY_RANK, O_OF_RANKS,
@@ -58,8 +58,9 @@ static const qd_sequence_value values[VALUES] = {
 };
 
 /* Facts. PARTS: ring or gather. NARROW: activations are not fp32. FIRST and LAST: the round of the
- * ring. */
-enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64 };
+ * ring. SINKS: they join the result when it has the keys of all ranks, and before it leaves the
+ * rank that has its log-sum-exps. */
+enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64, SINKS = 128 };
 
 /* ROUND: once per rank of cp, in the ring. */
 enum { BEGIN, ROUND, END, GRAD_BEGIN, GRAD_ROUND, GRAD_END };
@@ -75,6 +76,7 @@ static const qd_step steps[] = {
     QD_STEP(BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_HEADS, WHOLE_ROWS, QKV_SHARE, NONE, (X, QKV_BY_RANK), (Y, QKV_OF_RANKS)),
     QD_STEP(BEGIN, ULYSSES, 0, ROWS_JOIN, PLAIN, ROWS, Q, K, (X, QKV_OF_RANKS), (Y, HEADS_QKV)),
     QD_STEP(BEGIN, 0, PARTS, ATTENTION, PLAIN, ROWS, Q, SEQ, (QKV, HEADS_QKV), (INPUT, INPUT), (O, HEADS_O), (LSE, LSE)),
+    QD_STEP(BEGIN, SINKS, PARTS, ATTENTION_SINK, PLAIN, NONE, NONE, NONE, (O, HEADS_O), (LSE, LSE), (SINK, SINK)),
     QD_STEP(BEGIN, ULYSSES, 0, ROWS_SPLIT, PLAIN, ROWS, O_COLS, NONE, (X, HEADS_O), (Y, O_BY_RANK)),
     QD_STEP(BEGIN, ULYSSES, 0, CONTEXT_SWAP, TO_ROWS, WHOLE_ROWS, O_SHARE, NONE, (X, O_BY_RANK), (Y, O_OF_RANKS)),
     QD_STEP(BEGIN, ULYSSES, 0, HEADS_JOIN, PLAIN, ROWS, O_COLS, NONE, (X, O_OF_RANKS), (Y, O)),
@@ -86,6 +88,7 @@ static const qd_step steps[] = {
     QD_STEP(BEGIN, RING, 0, COLUMNS, FROM_KEYS, ROWS, KV, NONE, (X, QKV), (Y, KV_HERE)),
     QD_STEP(ROUND, 0, LAST, CONTEXT_SHIFT, PLAIN, WHOLE_ROWS, KV, NONE, (X, KV_HERE), (Y, KV_NEXT)),
     QD_STEP(ROUND, 0, 0, ATTENTION_PART, PLAIN, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_HERE), (O, SUMS), (LSE, LSE)),
+    QD_STEP(END, SINKS, 0, ATTENTION_SINK, PLAIN, NONE, NONE, NONE, (O, SUMS), (LSE, LSE), (SINK, SINK)),
     QD_STEP(END, NARROW, 0, COLUMNS, PLAIN, ROWS, O_COLS, NONE, (X, SUMS), (Y, O)),
 
     /* The reverse of ulysses sums the gradients of kv heads that several ranks read. */
@@ -149,6 +152,18 @@ static double round_flops(const attention *a, int round)
     return a->window > 0 ? a->flops * pairs / all : a->flops / n;
 }
 
+/* Sinks of the heads that o and lse have: all of this rank's, or in ulysses its share of them. */
+static void over_sinks(const qd_class_writer *w, qd_op *op, int lse)
+{
+    const qd_mesh *mesh = &w->ledger->mesh;
+    qd_group group = qd_group_whole(mesh, QD_AXIS_BIT(QD_AXIS_CP));
+    bool share = group.size > 1 && w->config->cp_mode == QD_CP_ULYSSES;
+    op->heads = share ? w->heads / group.size : w->heads;
+    op->first = share ? (int64_t)qd_group_coord(mesh, group, w->config->rank) * op->heads : 0;
+    qd_class_count_bytes(w, op);
+    qd_op_sizes(op, w->slots[lse].rows / op->heads * w->slots[lse].cols, (int64_t)op->heads * w->model->head_dim, 0, 0.0);
+}
+
 /* FLOPs of the backward pass relative to those of the forward pass. */
 #define BACKWARD 2.5
 
@@ -176,6 +191,9 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
         op->round = op->kind == QD_OP_CONTEXT_SWAP ? step->how : a->round;
         op->exchange.count *= op->kind == QD_OP_CONTEXT_SWAP ? n - 1 : 1;
         op->exchange.async = op->kind == QD_OP_CONTEXT_SHIFT && w->config->overlap;
+        break;
+    case QD_OP_ATTENTION_SINK:
+        over_sinks(w, op, op->slot[QD_ATTENTION_SINK_LSE]);
         break;
     case QD_OP_ATTENTION:
     case QD_OP_ATTENTION_GRAD:
@@ -256,6 +274,11 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
 {
     attention a = begin(p->w, op->window);
     int *slot = a.s.slot, lse = op->slot[QD_ATTENTION_LSE];
+    const qd_op *next = p->at + 1 < p->old.count ? &p->old.ops[p->at + 1] : NULL;
+    if (next && next->kind == QD_OP_ATTENTION_SINK) {
+        slot[SINK] = next->slot[QD_ATTENTION_SINK_SINK];
+        a.s.facts |= SINKS;
+    }
     QD_SEQUENCE_TAKE(&a.s, op, ATTENTION, (QKV, QKV), (INPUT, INPUT), (O, O), (LSE, LSE));
     slot[HEADS_QKV] = a.s.facts & ULYSSES ? -1 : slot[QKV];
     slot[HEADS_O] = a.s.facts & ULYSSES ? -1 : slot[O];
@@ -278,4 +301,27 @@ void qd_place_attention_grad(qd_placing *p, const qd_op *op)
     slot[DQ] = a.s.facts & NARROW ? -1 : slot[D_QKV];
     shape_per_head(&a, slot[DELTA]);
     emit(&a, GRAD_BEGIN);
+}
+
+/* In training the rule of attention emits it. */
+void qd_place_sink(qd_placing *p, const qd_op *op)
+{
+    if (p->w->config->context > 0)
+        over_sinks(p->w, qd_class_keep(p->w, op), op->slot[QD_ATTENTION_SINK_LSE]);
+}
+
+void qd_place_sink_grad(qd_placing *p, const qd_op *op)
+{
+    over_sinks(p->w, qd_class_keep(p->w, op), op->slot[QD_ATTENTION_SINK_GRAD_LSE]);
+}
+
+/* Generation: log-sum-exps per head and new token, if there are sinks. */
+void qd_place_cached(qd_placing *p, const qd_op *op)
+{
+    int lse = op->slot[QD_ATTENTION_CACHED_LSE];
+    if (lse >= 0) {
+        p->w->slots[lse].rows = p->w->heads;
+        p->w->slots[lse].cols = p->w->rows;
+    }
+    qd_place_keep(p, op);
 }

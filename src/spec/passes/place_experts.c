@@ -29,7 +29,8 @@ enum {
 
 enum {
     /* Given by the list: rows, routing, weights. */
-    X, CHOICE, WEIGHT, PLACE, FROM, COUNT, SORTED, UP, DOWN, UP_GRAD, DOWN_GRAD, OUT, DY, D_SORTED, D_WEIGHT, ADD, Y,
+    X, CHOICE, WEIGHT, PLACE, FROM, COUNT, SORTED, UP, DOWN, UP_GRAD, DOWN_GRAD, UP_BIAS, DOWN_BIAS, UP_BIAS_GRAD,
+    DOWN_BIAS_GRAD, OUT, DY, D_SORTED, D_WEIGHT, ADD, Y,
     /* Rows per expert of all ranks; rows of this rank's experts; rows back from experts. Without
      * other ranks they are COUNT, SORTED and OUT. */
     TABLE, ROWS_IN, BACK, D_OUT, D_BACK,
@@ -113,11 +114,11 @@ static const qd_step steps[] = {
             (Y, RELAY_SUM)),
     QD_STEP(COLLECT, BY_NODE | ROUNDS, 0, RELAY_ROUNDS, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, RELAY), (CHOSEN, RELAY_CHOSEN),
             (TABLE, ALL_TABLE), (WEIGHT, RELAY_WEIGHT), (GATE_UP, UP), (DOWN, DOWN), (LISTS, ROUND_LISTS), (ROOM, ROUND_BUFFERS),
-            (Y, RELAY_SUM)),
+            (Y, RELAY_SUM), (UP_BIAS, UP_BIAS), (DOWN_BIAS, DOWN_BIAS)),
     QD_STEP(COLLECT, BY_NODE, 0, NODE_RETURN, ACROSS, RELAYED, HIDDEN, NONE, (X, RELAY_SUM), (TABLE, ALL_TABLE), (Y, SUMS)),
     QD_STEP(COLLECT, BY_NODE, 0, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ONE, (ROWS, SUMS), (PLACE, COPY_PLACE), (ADD, ADD), (Y, Y)),
     QD_STEP(COLLECT, ROUNDS, BY_NODE, EXPERT_ROUNDS, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (GATE_UP, UP),
-            (DOWN, DOWN), (ROOM, ROUND_BUFFERS), (Y, BACK)),
+            (DOWN, DOWN), (ROOM, ROUND_BUFFERS), (Y, BACK), (UP_BIAS, UP_BIAS), (DOWN_BIAS, DOWN_BIAS)),
     QD_STEP(COLLECT, 0, BY_NODE, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ETP, (ROWS, BACK), (PLACE, PLACE), (WEIGHT, WEIGHT), (ADD, ADD),
             (Y, Y)),
 
@@ -138,10 +139,11 @@ static const qd_step steps[] = {
             (TABLE, ALL_TABLE), (COPIES, COPIES_AGAIN), (RELAYED, RELAY_AGAIN), (LISTS, RESEND_LISTS)),
     QD_STEP(GRAD_ROUNDS, BY_NODE, 0, RELAY_ROUNDS_GRAD, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, RELAY_AGAIN), (CHOSEN, RELAY_CHOSEN),
             (TABLE, ALL_TABLE), (WEIGHT, RELAY_WEIGHT), (DY, RELAY_DY), (GATE_UP, UP), (DOWN, DOWN), (GATE_UP_GRAD, UP_GRAD),
-            (DOWN_GRAD, DOWN_GRAD), (D_WEIGHT, ROUND_D_WEIGHT), (DX, ROUND_DX), (LISTS, ROUND_LISTS), (ROOM, ROUND_BUFFERS)),
+            (DOWN_GRAD, DOWN_GRAD), (D_WEIGHT, ROUND_D_WEIGHT), (DX, ROUND_DX), (LISTS, ROUND_LISTS), (ROOM, ROUND_BUFFERS),
+            (UP_BIAS, UP_BIAS), (DOWN_BIAS, DOWN_BIAS), (UP_BIAS_GRAD, UP_BIAS_GRAD), (DOWN_BIAS_GRAD, DOWN_BIAS_GRAD)),
     QD_STEP(GRAD_ROUNDS, 0, BY_NODE, EXPERT_ROUNDS_GRAD, IN_ROUNDS, CAPACITY, HIDDEN, ROOM, (X, X), (FROM, FROM), (COUNT, COUNT),
             (DY, D_SORTED), (TABLE, TABLE), (GATE_UP, UP), (DOWN, DOWN), (GATE_UP_GRAD, UP_GRAD), (DOWN_GRAD, DOWN_GRAD), (DX, ROUND_DX),
-            (ROOM, ROUND_BUFFERS)),
+            (ROOM, ROUND_BUFFERS), (UP_BIAS, UP_BIAS), (UP_BIAS_GRAD, UP_BIAS_GRAD), (DOWN_BIAS_GRAD, DOWN_BIAS_GRAD)),
 
     QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_RETURN, ACROSS, RELAYED, HIDDEN, PER_TOKEN, (X, RELAY_DX), (NUMBERS, RELAY_D_WEIGHT),
             (TABLE, ALL_TABLE), (Y, D_SUMS), (NUMBERS_OUT, COPY_D_WEIGHT)),
@@ -319,6 +321,8 @@ static void grad_rounds(qd_expert_plan *e, int d_weight, int dx)
         w->phase = inputs ? QD_PHASE_INPUT : QD_PHASE_WEIGHT;
         slot[UP_GRAD] = weights ? qd_class_trained(w, slot[UP]) : -1;
         slot[DOWN_GRAD] = weights ? qd_class_trained(w, slot[DOWN]) : -1;
+        slot[UP_BIAS_GRAD] = weights ? qd_class_trained(w, slot[UP_BIAS]) : -1;
+        slot[DOWN_BIAS_GRAD] = weights ? qd_class_trained(w, slot[DOWN_BIAS]) : -1;
         slot[ROUND_D_WEIGHT] = inputs ? d_weight : -1;
         slot[ROUND_DX] = inputs ? dx : -1;
         qd_sequence_emit(&e->s, GRAD_ROUNDS);
@@ -339,6 +343,36 @@ static void send_back(qd_placing *p, int result, bool forward)
         grad_rounds(e, slot[RELAY_D_WEIGHT], slot[RELAY_DX]);
         qd_sequence_emit(&e->s, GRAD_FROM_NODES);
     }
+}
+
+/* Biases of experts, and their gradients: of all columns that the rank has, or of its share of
+ * those of a partial sum, so that the ranks of etp together add each element once. */
+void qd_place_grouped_bias(qd_placing *p, const qd_op *op)
+{
+    qd_class_writer *w = p->w;
+    const qd_mesh *mesh = &w->ledger->mesh;
+    qd_expert_plan *e = w->experts;
+    int *slot = e->s.slot;
+    qd_op placed = *op;
+    bool forward = op->kind == QD_OP_EXPERTS_BIAS;
+    int bias = op->slot[forward ? QD_EXPERTS_BIAS_BIAS : QD_EXPERTS_BIAS_GRAD_GRAD], rows = p->now[qd_op_first(op)];
+    int64_t width = w->slots[rows].cols, first = 0, n = w->slots[bias].rows / e->held;
+    placed.slot[forward ? QD_EXPERTS_BIAS_X : QD_EXPERTS_BIAS_GRAD_DY] = (int16_t)rows;
+    placed.slot[forward ? QD_EXPERTS_BIAS_COUNT : QD_EXPERTS_BIAS_GRAD_COUNT] = (int16_t)slot[TABLE];
+    if (n < width)
+        qd_slice(width, e->etp, qd_group_coord(mesh, qd_expert_group(mesh), w->config->rank) % e->etp, &first, &n);
+    if (forward) {
+        slot[slot[UP_BIAS] < 0 ? UP_BIAS : DOWN_BIAS] = bias;
+        shape(w, op->slot[QD_EXPERTS_BIAS_Y], e->capacity, width);
+    }
+    qd_op *kept = qd_class_keep(w, &placed);
+    qd_class_count_bytes(w, kept);
+    qd_op_sizes(kept, e->capacity, n, 0, 0.0);
+    kept->first = first;
+    kept->experts = e->held;
+    kept->expert = e->first;
+    if (forward && is_collected(p, op->slot[QD_EXPERTS_BIAS_Y]))
+        send_back(p, op->slot[QD_EXPERTS_BIAS_Y], true);
 }
 
 /* Ops over the rows of this rank's experts. */

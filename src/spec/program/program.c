@@ -352,7 +352,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     QD_TRY(qd_moe_check(&ledger->model, s));
     QD_TRY(qd_offload_check(s));
     QD_TRY(check_master(s));
-    if (s->training && s->swiglu != QD_SWIGLU_AUTO && ledger->model.activation != QD_ACT_SWIGLU)
+    if (s->training && s->swiglu != QD_SWIGLU_AUTO && !qd_activation_is_swiglu(ledger->model.activation))
         return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); remove it",
                        s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
     if (s->context > 0 && ledger->mesh.degree[QD_AXIS_CP] > 1)

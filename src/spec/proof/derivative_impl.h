@@ -37,7 +37,8 @@ typedef struct fact {
     fact_kind kind;
     uint64_t key; /* which parameter, dropout site or list */
     uint64_t x, add, weight, y;
-    uint64_t bias; /* LINEAR: which parameter; 0: none, or another rank adds it */
+    /* LINEAR: which parameter; 0: none, or another rank adds it. ATTENTION: the sinks, 0: none. */
+    uint64_t bias;
 } fact;
 
 typedef struct use {

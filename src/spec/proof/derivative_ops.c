@@ -99,6 +99,25 @@ static qd_status bias_grad(const derivation *d)
     return QD_OK;
 }
 
+/* The bias is part of the grouped GEMM before it: its result contains it from here on. */
+static qd_status experts_bias(derivation *d)
+{
+    uint64_t before = qd_known_at(d, X).value, bias = qd_known_param(d, BIAS), after = before ^ bias << 8;
+    const fact *f = qd_derivation_find_result(d, FACT_LINEAR, before);
+    QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+    if (qd_known_at(d, X).gradient || !f || f->bias != 0)
+        return qd_derivation_fail(d, X, "it is not the result of a grouped GEMM without its bias");
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].y == before) {
+            d->facts[i].y = after;
+            d->facts[i].bias = bias;
+        }
+    for (int i = 0; i < d->use_count; i++)
+        d->uses[i].result = d->uses[i].result == before ? after : d->uses[i].result;
+    qd_known_set_value(d, Y, after);
+    return QD_OK;
+}
+
 /* The norm that a gradient belongs to: by its weight, or without one by its operand. */
 static const fact *norm_of(const derivation *d)
 {
@@ -267,6 +286,45 @@ static qd_status qk_norm_grad(derivation *d)
     return backward_unary(d, f, D_QKV, DX);
 }
 
+/* The result of an attention with sinks is the one that contains them; `bias` is their
+ * parameter. */
+static qd_status has_sink(const derivation *d, const fact *f)
+{
+    return (f->bias != 0) == d->w->ledger->model.sinks ? QD_OK : qd_derivation_fail(d, LSE, "the sinks of its heads are not in it");
+}
+
+static qd_status sink(derivation *d)
+{
+    uint64_t before = qd_known_at(d, O).value, param = qd_known_param(d, SINK), after = number(FACT_ATTENTION, before, param, 1);
+    const fact *f = qd_derivation_find_result(d, FACT_ATTENTION, before);
+    if (qd_known_at(d, O).gradient || !f || f->bias != 0)
+        return qd_derivation_fail(d, O, "it is not the result of attention, or contains the sinks already");
+    QD_TRY(qd_derivation_is_value(d, LSE, number(LOG_SUMS, before, 0, 0)));
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_ATTENTION && d->facts[i].y == before) {
+            d->facts[i].y = after;
+            d->facts[i].bias = param;
+        }
+    for (int i = 0; i < d->use_count; i++)
+        d->uses[i].result = d->uses[i].result == before ? after : d->uses[i].result;
+    qd_known_set_value(d, O, after);
+    qd_known_set_value(d, LSE, number(LOG_SUMS, after, 0, 0));
+    return QD_OK;
+}
+
+static qd_status sink_grad(const derivation *d)
+{
+    uint64_t param = qd_known_param(d, SINK);
+    for (int i = 0; i < d->fact_count; i++) {
+        const fact *f = &d->facts[i];
+        if (f->kind != FACT_ATTENTION || f->bias != param || qd_known_param(d, SINK_GRAD) != param)
+            continue;
+        QD_TRY(qd_derivation_is_value(d, LSE, number(LOG_SUMS, f->y, 0, 0)));
+        return qd_derivation_is_value(d, DELTA, number(DELTAS, f->y, 0, 0));
+    }
+    return qd_derivation_no_fact(d);
+}
+
 static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand dkv)
 {
     const fact *f = qd_derivation_find(d, FACT_ATTENTION, attention_key(d));
@@ -281,6 +339,9 @@ static qd_status attention_grad(derivation *d, proof_operand dq, proof_operand d
         QD_TRY(qd_derivation_is_value(d, KV, f->x));
         QD_TRY(qd_derivation_is_value(d, DELTA, number(DELTAS, f->y, 0, 0)));
     }
+    QD_TRY(has_sink(d, f));
+    if (dq == dkv)
+        qd_known_set_value(d, DELTA, number(DELTAS, f->y, 0, 0));
     known g = qd_known_gradient(f->x, f->y);
     g.part = dq == dkv ? 0 : 1;
     qd_known_set(d, dq, g);
@@ -390,6 +451,21 @@ static qd_status plan(derivation *d)
     return QD_OK;
 }
 
+/* The biases of extra dispatch rounds are those of the first one: those that are added again, and
+ * those whose gradients are. */
+static qd_status round_biases(const derivation *d, bool back)
+{
+    static const proof_operand matrices[] = {UP, DOWN}, biases[] = {UP_BIAS, DOWN_BIAS}, grads[] = {UP_BIAS_GRAD, DOWN_BIAS_GRAD};
+    bool relay = d->w->op->kind == QD_OP_RELAY_ROUNDS || d->w->op->kind == QD_OP_RELAY_ROUNDS_GRAD;
+    for (int i = 0; i < 2; i++) {
+        const fact *f = qd_derivation_find(d, FACT_LINEAR, qd_known_param(d, matrices[i]));
+        bool added = i == 0 || !back || relay, written = back && qd_proof_has(d->w, UP_GRAD);
+        if (!f || qd_known_param(d, biases[i]) != (added ? f->bias : 0) || qd_known_param(d, grads[i]) != (written ? f->bias : 0))
+            return qd_derivation_no_fact(d);
+    }
+    return QD_OK;
+}
+
 /* Extra dispatch rounds work on the same rows and lists as the first one. */
 static qd_status rounds(derivation *d)
 {
@@ -411,6 +487,7 @@ static qd_status rounds(derivation *d)
     if (back && ((qd_proof_has(d->w, UP_GRAD) && qd_known_param(d, UP_GRAD) != qd_known_param(d, UP)) ||
                  (qd_proof_has(d->w, DOWN_GRAD) && qd_known_param(d, DOWN_GRAD) != qd_known_param(d, DOWN))))
         return qd_derivation_no_fact(d);
+    QD_TRY(round_biases(d, back));
     return qd_derivation_is_value(d, X, relay || !back ? sent->y : sent->x);
 }
 
@@ -539,6 +616,15 @@ qd_status qd_derivation_op(derivation *d)
         return attention_grad(d, D_Q, D_KV);
     case QD_OP_ATTENTION_DELTA:
         return attention_delta(d);
+    case QD_OP_ATTENTION_SINK:
+        return sink(d);
+    case QD_OP_ATTENTION_SINK_GRAD:
+        return sink_grad(d);
+    case QD_OP_EXPERTS_BIAS:
+        return experts_bias(d);
+    case QD_OP_EXPERTS_BIAS_GRAD:
+        QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+        return bias_grad(d);
     case QD_OP_EXPERT_ACTIVATION:
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
         return forward_unary(d, FACT_ACT, 0, X, Y);

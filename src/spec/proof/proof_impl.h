@@ -222,7 +222,13 @@ typedef enum proof_operand {
     RELAY_CHOSEN,
     NODE_PLACE,
     NODE_COUNTS,
-    TAKEN
+    TAKEN,
+    SINK,
+    SINK_GRAD,
+    UP_BIAS,
+    DOWN_BIAS,
+    UP_BIAS_GRAD,
+    DOWN_BIAS_GRAD
 } proof_operand;
 int qd_proof_slot_of(const qd_op *op, proof_operand operand); /* index into the class's slots; -1: absent */
 bool qd_proof_operand_known(qd_op_kind kind);
@@ -332,6 +338,8 @@ qd_status qd_proof_rule_clip_grad(proof_walk *w);
 qd_status qd_proof_rule_attention(proof_walk *w);
 qd_status qd_proof_rule_attention_cached(proof_walk *w);
 qd_status qd_proof_rule_attention_grad(proof_walk *w);
+qd_status qd_proof_rule_attention_sink(proof_walk *w);
+qd_status qd_proof_rule_attention_sink_grad(proof_walk *w);
 qd_status qd_proof_rule_attention_part(proof_walk *w);
 qd_status qd_proof_rule_attention_delta(proof_walk *w);
 qd_status qd_proof_rule_attention_part_grad(proof_walk *w);
@@ -351,6 +359,8 @@ qd_status qd_proof_rule_combine(proof_walk *w);
 qd_status qd_proof_rule_combine_grad(proof_walk *w);
 qd_status qd_proof_rule_experts(proof_walk *w);
 qd_status qd_proof_rule_experts_dw(proof_walk *w);
+qd_status qd_proof_rule_experts_bias(proof_walk *w);
+qd_status qd_proof_rule_experts_bias_grad(proof_walk *w);
 qd_status qd_proof_rule_expert_activation(proof_walk *w);
 qd_status qd_proof_rule_dispatch(proof_walk *w);
 qd_status qd_proof_rule_return(proof_walk *w);

@@ -130,7 +130,55 @@ qd_status qd_proof_rule_attention_cached(proof_walk *w)
     proof_value qkv;
     QD_TRY(read_qkv(w, &qkv, false));
     proof_value o = qd_proof_value_of(w, &qkv.place[0], false);
+    QD_TRY(qd_proof_write(w, LSE, &o));
     return qd_proof_write(w, O, &o);
+}
+
+/* Each rank has the sinks of its heads: of its share of tp, and all of those where ranks of cp have
+ * different heads. */
+static qd_status check_sinks(proof_walk *w, proof_operand operand, const proof_value *v)
+{
+    proof_value sinks;
+    QD_TRY(qd_proof_param(w, SINK, &sinks));
+    for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
+        int has = sinks.place[0].code[d], code = v->place[0].code[d];
+        if (has != (code == CODE_COLS && !is_cp(w, d) ? CODE_ROWS : CODE_SAME))
+            return qd_proof_fail(w, operand, FOLD_DENSE, d, "it is %s, but the sinks are %s", qd_proof_code_text((proof_code)code),
+                                 qd_proof_code_text((proof_code)has));
+    }
+    return QD_OK;
+}
+
+/* A finished result: a ring has added the keys of all ranks. */
+qd_status qd_proof_rule_attention_sink(proof_walk *w)
+{
+    proof_value o, lse;
+    QD_TRY(qd_proof_read(w, O, &o));
+    QD_TRY(qd_proof_no_sum(w, O, &o));
+    QD_TRY(qd_proof_is_gradient(w, O, &o, false));
+    QD_TRY(qd_proof_read(w, LSE, &lse));
+    QD_TRY(qd_proof_same_place(w, LSE, &lse, O, &o));
+    QD_TRY(check_sinks(w, O, &o));
+    QD_TRY(qd_proof_write(w, LSE, &lse));
+    return qd_proof_write(w, O, &o);
+}
+
+/* A sum over rows, of this rank's heads; those that other ranks of cp have are 0. */
+qd_status qd_proof_rule_attention_sink_grad(proof_walk *w)
+{
+    proof_value lse, delta;
+    QD_TRY(qd_proof_read(w, LSE, &lse));
+    QD_TRY(qd_proof_is_gradient(w, LSE, &lse, false));
+    QD_TRY(qd_proof_read(w, DELTA, &delta));
+    QD_TRY(qd_proof_is_gradient(w, DELTA, &delta, true));
+    delta.parts = 1; /* those of queries */
+    QD_TRY(qd_proof_no_sum(w, DELTA, &delta));
+    QD_TRY(check_sinks(w, DELTA, &delta));
+    proof_place place = delta.place[0];
+    for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++)
+        place.code[d] = is_cp(w, d) && place.code[d] == CODE_COLS ? CODE_SUM
+                                                                  : (uint8_t)qd_proof_code_row_sum((proof_code)place.code[d]);
+    return qd_proof_write_param_grad(w, SINK_GRAD, (const proof_place[]){place, place});
 }
 
 qd_status qd_proof_rule_attention_grad(proof_walk *w)

@@ -322,6 +322,54 @@ qd_status qd_proof_rule_experts_dw(proof_walk *w)
     return QD_OK;
 }
 
+/* Ranks of etp have terms of a sum, or the whole gradient of one (`whole`), or different
+ * columns. */
+static bool bias_fits(const proof_walk *w, int digit, int code, proof_code whole, bool *shares)
+{
+    *shares = w->proof->frames[FOLD_EXPERTS].cut[digit] < w->proof->mesh->etp;
+    return *shares ? code == CODE_COLS || code == (int)whole : code == CODE_ROWS || code == CODE_EXPERTS;
+}
+
+/* Rows get the bias of their expert; each rank of etp has some columns of it, and adds them to its
+ * term. */
+qd_status qd_proof_rule_experts_bias(proof_walk *w)
+{
+    proof_value x, bias;
+    QD_TRY(qd_proof_read(w, X, &x));
+    QD_TRY(qd_proof_is_gradient(w, X, &x, false));
+    QD_TRY(qd_proof_with_experts(w, X, &x));
+    QD_TRY(qd_proof_param(w, BIAS, &bias));
+    QD_TRY(qd_proof_in_fold(w, BIAS, &bias, FOLD_EXPERTS));
+    for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
+        int code = x.place[0].code[d], has = bias.place[0].code[d];
+        bool shares, fits = bias_fits(w, d, code, CODE_SUM, &shares);
+        if (!fits || has != (int)(shares ? CODE_ROWS : code == CODE_EXPERTS ? CODE_EXPERTS : CODE_SAME))
+            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "it is %s, but the biases of experts are %s", qd_proof_code_text((proof_code)code),
+                                 qd_proof_code_text((proof_code)has));
+    }
+    return qd_proof_write(w, Y, &x);
+}
+
+qd_status qd_proof_rule_experts_bias_grad(proof_walk *w)
+{
+    proof_value dy;
+    QD_TRY(qd_proof_read(w, DY, &dy));
+    QD_TRY(qd_proof_is_gradient(w, DY, &dy, true));
+    QD_TRY(qd_proof_with_experts(w, DY, &dy));
+    proof_place place = dy.place[0];
+    for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
+        bool shares;
+        if (!bias_fits(w, d, place.code[d], CODE_SAME, &shares))
+            return qd_proof_fail(w, DY, FOLD_EXPERTS, d, "%s sums rows that are %s", qd_op_name(w->op->kind),
+                                 qd_proof_code_text((proof_code)place.code[d]));
+        place.code[d] = shares ? CODE_ROWS : place.code[d] == CODE_ROWS ? CODE_SUM : place.code[d];
+    }
+    QD_TRY(qd_proof_write_param_grad(w, BIAS_GRAD, (const proof_place[]){place, place}));
+    if (dy.overflow)
+        qd_proof_note_overflow(w);
+    return QD_OK;
+}
+
 qd_status qd_proof_rule_expert_activation(proof_walk *w)
 {
     return w->op->kind == QD_OP_EXPERT_ACTIVATION ? qd_proof_rule_activation(w) : qd_proof_rule_activation_grad(w);
@@ -329,13 +377,15 @@ qd_status qd_proof_rule_expert_activation(proof_walk *w)
 
 /* Extra dispatch rounds: dispatch, experts and return within one op. */
 
-static qd_status grouped_grad(proof_walk *w, proof_operand matrix, proof_operand grad)
+/* Gradients of matrices or biases. */
+static qd_status grouped_grad(proof_walk *w, proof_operand grad)
 {
-    proof_value weight;
     if (!qd_proof_has(w, grad))
         return QD_OK;
-    QD_TRY(qd_proof_param(w, matrix, &weight));
-    QD_TRY(qd_proof_in_fold(w, matrix, &weight, FOLD_EXPERTS));
+    int first = w->ledger->modules[w->class_->module].param_begin + w->ops->slots[qd_proof_slot_of(w->op, grad)].param;
+    proof_place place = qd_proof_param_place(w->proof, w->ledger, first);
+    proof_value weight = qd_proof_value_of(w, &place, false);
+    QD_TRY(qd_proof_in_fold(w, grad, &weight, FOLD_EXPERTS));
     for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++)
         if (weight.place[0].code[d] == CODE_SAME) /* from the tokens of these ranks only */
             weight.place[0].code[d] = CODE_SUM;
@@ -393,8 +443,10 @@ qd_status qd_proof_rule_rounds_grad(proof_walk *w)
         return wrong_order(w, DY);
     QD_TRY(read_table(w));
     QD_TRY(relayed_choices(w, relay));
-    QD_TRY(grouped_grad(w, UP, UP_GRAD));
-    QD_TRY(grouped_grad(w, DOWN, DOWN_GRAD));
+    QD_TRY(grouped_grad(w, UP_GRAD));
+    QD_TRY(grouped_grad(w, DOWN_GRAD));
+    QD_TRY(grouped_grad(w, UP_BIAS_GRAD));
+    QD_TRY(grouped_grad(w, DOWN_BIAS_GRAD));
     if (relay)
         QD_TRY(joins_first_round(w, D_COMBINE_WEIGHT, RELAYED, true));
     return joins_first_round(w, D_ROWS, relay ? RELAYED : BY_EXPERT, true);

@@ -47,6 +47,8 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(ROPE_INVERSE, (X, 'm', 'q'), (Y, 'm', 'q')),
     ROW(ATTENTION, (QKV, 's', 'q'), (O, 's', 'o')),
     ROW(ATTENTION_CACHED, (QKV, 'm', 'q'), (O, 'm', 'o')),
+    ROW(ATTENTION_SINK, (O, 'm', 'o')),
+    ROW(ATTENTION_SINK_GRAD, (SINK_GRAD, '*', '1')),
     ROW(ATTENTION_GRAD, (QKV, 's', 'q'), (O, 's', 'o'), (D_O, 's', 'o'), (D_QKV, 's', 'q')),
     ROW(ACTIVATION, (X, 'm', 'a'), (Y, 'm', 'n')),
     ROW(ACTIVATION_GRAD, (X, 'm', 'a'), (DY, 'm', 'n'), (DX, 'm', 'a')),
@@ -79,6 +81,8 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(EXPERTS, (X, 'm', 'k'), (WEIGHT, 'e', 'k'), (Y, 'm', 'n')),
     ROW(EXPERTS_DX, (DY, 'm', 'k'), (WEIGHT, 'f', 'n'), (DX, 'm', 'n')),
     ROW(EXPERTS_DW, (DY, 'm', 'n'), (X, 'm', 'k'), (WEIGHT_GRAD, 'e', 'k')),
+    ROW(EXPERTS_BIAS, (X, 'm', '*'), (BIAS, 'e', '1'), (Y, 'm', '*')),
+    ROW(EXPERTS_BIAS_GRAD, (DY, 'm', '*'), (GRAD, 'e', '1')),
     ROW(EXPERTS_SWIGLU, (X, 'm', 'k'), (WEIGHT, 'e', 'k'), (GATE_UP, 'm', 'n'), (Y, 'm', 'h')),
     ROW(EXPERTS_DX_SWIGLU, (DY, 'm', 'k'), (WEIGHT, 'f', 'n'), (GATE_UP, 'm', 'N'), (D_ACTIVE, 'm', 'n'), (D_GATE_UP, 'm', 'N'),
         (Y, 'm', 'n')),
@@ -248,6 +252,21 @@ static qd_status check_attention(const proof_walk *w)
     return number(w, "the window of this layer", w->op->window, window < positions ? window : 0);
 }
 
+/* Log-sum-exps of whole sequences under cp are those of a share of this rank's heads. */
+static qd_status check_sinks(const proof_walk *w)
+{
+    const qd_strategy *s = &w->program->strategy;
+    const int *degree = w->proof->mesh->degree;
+    const qd_slot *lse = &w->ops->slots[qd_proof_slot_of(w->op, LSE)];
+    bool swapped = degree[QD_AXIS_CP] > 1 && lse->cols == s->seq;
+    int heads = w->ledger->model.heads / degree[QD_AXIS_TP] / (swapped ? degree[QD_AXIS_CP] : 1);
+    int coord = qd_mesh_group_coord(w->proof->mesh, QD_AXIS_BIT(QD_AXIS_CP), w->program->rank);
+    QD_TRY(number(w, "the heads of this rank", w->op->heads, heads));
+    QD_TRY(number(w, "the first head of this rank", w->op->first, swapped ? coord * heads : 0));
+    QD_TRY(number(w, "the log-sum-exps of its rows", lse->rows * lse->cols, w->op->m * heads));
+    return number(w, "the rows of this rank", w->op->m, meaning(w, swapped ? 's' : 'r'));
+}
+
 /* An op that counts keys counts all of this rank's, or none. */
 static qd_status check_keys(const proof_walk *w)
 {
@@ -264,6 +283,19 @@ static qd_status check_experts(const proof_walk *w)
     if (w->op->kind == QD_OP_DISPATCH || w->op->kind == QD_OP_RETURN)
         return QD_OK;
     return number(w, "this rank's first expert", w->op->expert, first % (w->ledger->model.moe.experts / qd_nodes_spanned(mesh)));
+}
+
+/* A rank has the biases of all columns that it has, or its share of those of a partial sum. */
+static qd_status check_expert_bias(const proof_walk *w)
+{
+    const qd_mesh *mesh = w->proof->mesh;
+    int64_t width = w->ops->slots[w->op->slot[0]].cols, first = 0, n = width;
+    int etp = mesh->etp > 1 ? mesh->etp : 1;
+    if (w->op->n < width)
+        qd_slice(width, etp, qd_group_coord(mesh, qd_expert_group(mesh), w->program->rank) % etp, &first, &n);
+    QD_TRY(number(w, "the columns of its bias", w->op->n, n));
+    QD_TRY(number(w, "the first column of its bias", w->op->first, first));
+    return check_experts(w);
 }
 
 /* Loads are counted by sequence, or over all rows that are computed at the same time. */
@@ -430,6 +462,8 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_ATTENTION_CACHED:
     case QD_OP_ATTENTION_PART:
     case QD_OP_ATTENTION_PART_GRAD: return check_attention(w);
+    case QD_OP_ATTENTION_SINK:
+    case QD_OP_ATTENTION_SINK_GRAD: return check_sinks(w);
     case QD_OP_QK_SQUARES:
     case QD_OP_QK_NORM:
     case QD_OP_QK_DOTS:
@@ -454,6 +488,8 @@ qd_status qd_proof_sizes(const proof_walk *w)
         return w->op->slot[QD_NODE_DISPATCH_NUMBERS] >= 0 ? QD_OK : number(w, "the numbers that go with a row", w->op->k, 0);
     case QD_OP_NODE_RESEND: return check_rounds(w);
     case QD_OP_HEAD_LOSS: return w->op->chunk > 0 ? QD_OK : qd_proof_fail(w, NO_OPERAND, 0, -1, "it takes no rows at a time");
+    case QD_OP_EXPERTS_BIAS:
+    case QD_OP_EXPERTS_BIAS_GRAD: return check_expert_bias(w);
     case QD_OP_EXPERTS:
     case QD_OP_EXPERTS_DX:
     case QD_OP_EXPERTS_DW:

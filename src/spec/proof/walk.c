@@ -98,6 +98,10 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_experts;
     case QD_OP_EXPERTS_DW:
         return qd_proof_rule_experts_dw;
+    case QD_OP_EXPERTS_BIAS:
+        return qd_proof_rule_experts_bias;
+    case QD_OP_EXPERTS_BIAS_GRAD:
+        return qd_proof_rule_experts_bias_grad;
     case QD_OP_EXPERT_ACTIVATION:
     case QD_OP_EXPERT_ACTIVATION_GRAD:
         return qd_proof_rule_expert_activation;
@@ -143,6 +147,10 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_columns;
     case QD_OP_ATTENTION_PART:
         return qd_proof_rule_attention_part;
+    case QD_OP_ATTENTION_SINK:
+        return qd_proof_rule_attention_sink;
+    case QD_OP_ATTENTION_SINK_GRAD:
+        return qd_proof_rule_attention_sink_grad;
     case QD_OP_ATTENTION_DELTA:
         return qd_proof_rule_attention_delta;
     case QD_OP_ATTENTION_PART_GRAD:

@@ -160,7 +160,7 @@ static void attention(evaluation *e, const qd_decl_op *op, const double *x, doub
             if (op->window > 0 && from < row - op->window + 1)
                 from = row - op->window + 1;
             int64_t key = q + h / (m->heads / m->kv_heads) * m->head_dim;
-            double sum = 0;
+            double sum = op->weight.count ? exp(param(e, op->weight.param)[h]) : 0; /* the sink */
             for (int64_t s = from; s <= row; s++) {
                 double score = 0;
                 for (int i = 0; i < m->head_dim; i++)
@@ -188,6 +188,11 @@ static void activation(evaluation *e, const qd_decl_op *op, int64_t rows, const 
             case QD_ACT_GELU_TANH: y[t * n + i] = v * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (v + 0.044715 * v * v * v))); break;
             case QD_ACT_SWIGLU: y[t * n + i] = v / (1 + exp(-v)) * x[t * 2 * n + n + i]; break;
             case QD_ACT_GEGLU: y[t * n + i] = v * 0.5 * (1 + erf(v / sqrt(2.0))) * x[t * 2 * n + n + i]; break;
+            case QD_ACT_SWIGLU_CLAMPED: {
+                double limit = e->model->swiglu_limit, gate = fmin(v, limit), up = fmin(fmax(x[t * 2 * n + n + i], -limit), limit);
+                y[t * n + i] = (up + 1) * gate / (1 + exp(-e->model->swiglu_alpha * gate));
+                break;
+            }
             case QD_ACT_GEGLU_TANH:
                 y[t * n + i] = v * 0.5 * (1 + tanh(sqrt(2 / acos(-1.0)) * (v + 0.044715 * v * v * v))) * x[t * 2 * n + n + i];
                 break;
@@ -354,8 +359,12 @@ static void grouped_linear(evaluation *e, const qd_decl_op *op, const double *x,
     int per = op->weight.count / e->model->moe.experts;
     int64_t in = width(e, op->x), out = width(e, op->out), n = out / per;
     for (int64_t a = 0; a < e->rows * e->model->moe.per_token; a++)
-        for (int p = 0; p < per; p++)
-            times(x + a * in, param(e, op->weight.param + e->r->choices[e->module][a] * per + p), n, in, y + a * out + p * n);
+        for (int p = 0; p < per; p++) {
+            int which = e->r->choices[e->module][a] * per + p;
+            times(x + a * in, param(e, op->weight.param + which), n, in, y + a * out + p * n);
+            for (int64_t i = 0; i < n && op->weight2.count; i++)
+                y[a * out + p * n + i] += param(e, op->weight2.param + which)[i];
+        }
 }
 
 static void collect(evaluation *e, const qd_decl_op *op, const double *x, double *y)

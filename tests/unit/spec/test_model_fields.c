@@ -61,6 +61,7 @@ static qd_model full(const qd_model_field *f)
     m.rope.scaling = f->when == QD_WHEN_YARN ? QD_ROPE_YARN : QD_ROPE_LLAMA3;
     m.qk_norm = f->when == QD_WHEN_QK_NORM;
     m.moe.shared = 1;
+    m.activation = f->when == QD_WHEN_CLAMPED ? QD_ACT_SWIGLU_CLAMPED : m.activation;
     return m;
 }
 
@@ -162,8 +163,8 @@ static qd_model saved_and_loaded(const qd_options *options)
 /* Finds a value that turns the model of `words` into another valid one, and follows it. */
 static bool option_counts(const qd_model_field *f, const char *words)
 {
-    static const char *const values[] = {"1",    "2",    "3",       "8",       "64",    "0.5",   "1024",     "true",
-                                         "false", "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral",
+    static const char *const values[] = {"true", "false", "1",      "2",       "3",     "8",     "64",       "0.5",    "1024",
+                                         "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral",
                                          "width"};
     qd_options *before = layout_options(words);
     qd_model plain = resolved(before);
@@ -196,7 +197,7 @@ static void options_go_through_the_saved_configuration(void **state)
     EACH_FIELD(f)
         if (f->option.key && !option_counts(f, "model.qkv_bias=false") && !option_counts(f, experts) &&
             !option_counts(f, "model.rope_scaling=yarn model.window=16") && !option_counts(f, "model.qk_norm=true") &&
-            !option_counts(f, "model.experts=16 model.shared_experts=2"))
+            !option_counts(f, "model.experts=16 model.shared_experts=2") && !option_counts(f, "model.activation=swiglu_clamped"))
             fail_msg("%s changes no model", f->option.key);
 }
 
@@ -293,6 +294,9 @@ static void biases_are_counted(void **state)
         {"model.ffn=352", "model.mlp_bias", 4 * (128 + 2 * 352)},
         {"model.ffn=352 model.activation=gelu", "model.mlp_bias", 4 * (128 + 352)},
         {"model.ffn=352 model.experts=4 model.experts_per_token=2", "model.out_bias", 4 * 128},
+        {"model.ffn=352 model.experts=4 model.experts_per_token=2", "model.sinks", 4 * 4},
+        {"model.ffn=352 model.experts=4 model.expert_ffn=32 model.first_dense=1", "model.mlp_bias", 128 + 2 * 352 + 3 * 4 * (128 + 2 * 32)},
+        {"model.ffn=352 model.experts=6 model.first_dense=1", "model.router_logit_bias", 3 * 6},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_options *options = layout_options(rows[i].model);

@@ -31,6 +31,9 @@
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 #define QWEN2_MOE MOE "model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.qkv_bias=true "
+#define BIASES MOE "model.mlp_bias=true model.router_logit_bias=true parallel.ranks=4 parallel.ep=2 parallel.etp=2 "
+#define SINKS LLAMA "model.sinks=true "
+#define CP2 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 "
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
 #define PLAIN "parallel.sp=false parallel.overlap=false "
 #define LORA "lora.rank=2 lora.alpha=6 "
@@ -312,6 +315,47 @@ static const mutant mutants[] = {
     {LLAMA "model.window=4 parallel.ranks=2 parallel.cp=2 ",
      {OP_WINDOW, "attention.part.grad", "block.0", .nth = 1, .number = 0},
      {"(attention.part.grad)", "window", "which is 4"}},
+    /* Sinks: they join the denominator once, after the last round, and their gradients are sums
+     * over rows, and in ulysses over heads too. */
+    {SINKS CP2, {OP_TWICE, "attention.sink", "block.0", .nth = 0}, {"(attention.sink)", "contains the sinks already", NULL}},
+    {SINKS CP2, {OP_DROP, "attention.sink", "block.0", .nth = 0}, {"attn.sinks", "no rank uses it in the forward pass", NULL}},
+    {SINKS CP2, {OP_DROP, "attention.sink.grad", "block.0", .nth = 0}, {"attn.sinks", "no op computes its gradient", NULL}},
+    {SINKS CP2, {OP_TWICE, "attention.sink.grad", "block.0", .nth = 0}, {"attn.sinks", "overwrites it", NULL}},
+    {SINKS CP2 "parallel.cp_mode=ulysses ",
+     {OP_FIRST, "attention.sink.grad", "block.0", .nth = 0, .number = 1},
+     {"(attention.sink.grad)", "first head", NULL}},
+    {SINKS CP2 PLAIN, {PLACE_TP, "block.0.attn.sinks", .number = 0}, {"(attention.sink)", "the sinks are replicated", "axis tp"}},
+    {SINKS CP2,
+     {ACTION_DROP, "reduce", "gradients[", .param = "block.0.attn.sinks", .nth = 0},
+     {"squares", "axis cp", "is never summed over that axis"}},
+    {SINKS CP2,
+     {ACTION_TWICE, "reduce", "gradients[", .param = "block.0.attn.sinks", .nth = 0},
+     {"reduce", "axis cp", "multiplies it by 2"}},
+    {SINKS CP2 "parallel.cp_mode=ulysses ",
+     {ACTION_DROP, "reduce", "gradients[", .param = "block.0.attn.sinks", .nth = 0},
+     {"squares", "axis cp", "is never summed over that axis"}},
+    {SINKS "parallel.ranks=2 ",
+     {ACTION_DROP, "reduce", "gradients[", .param = "block.1.attn.sinks", .nth = 0},
+     {"squares", "axis dp", "is never summed over that axis"}},
+    {SINKS CP2, {OP_SLOT, "attention.sink.grad", "block.0", .nth = 0, .number = QD_ATTENTION_SINK_GRAD_DELTA, .to = "lse"},
+     {"(attention.sink.grad)", "'lse'", NULL}},
+    /* Biases of experts: added once, summed over the ranks with the same experts. */
+    {BIASES, {OP_TWICE, "experts.bias", "block.0", .nth = 1}, {"(experts.bias)", "without its bias", NULL}},
+    {BIASES, {OP_DROP, "experts.bias", "block.0", .nth = 1}, {"experts.0.down.bias", "no rank uses it", NULL}},
+    {BIASES, {OP_DROP, "experts.bias.grad", "block.0", .nth = 0}, {"no op computes its gradient|lacks|term", NULL, NULL}},
+    {BIASES, {OP_FIRST, "experts.bias", "block.0", .nth = 1, .number = 3}, {"(experts.bias)", "first column of its bias", NULL}},
+    {BIASES "parallel.expert_rows=1 ",
+     {OP_SLOT, "experts.rounds", "block.0", .nth = 0, .number = QD_EXPERT_ROUNDS_DOWN_BIAS, .to = "-"},
+     {"(experts.rounds)", NULL, NULL}},
+    {BIASES "parallel.expert_rows=1 ",
+     {OP_SLOT, "experts.rounds.grad", "block.0", .nth = 0, .number = QD_EXPERT_ROUNDS_GRAD_UP_BIAS_GRAD, .to = "-"},
+     {"(experts.bias.grad)", "rows beyond the buffer space of experts are missing", NULL}},
+    {MOE EP2 "model.mlp_bias=true ",
+     {ACTION_DROP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.down.bias", .nth = 0},
+     {"squares", "experts.0", "axis edp"}},
+    {MOE EP2 "model.mlp_bias=true ",
+     {ACTION_TWICE, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.down.bias", .nth = 0},
+     {"reduce", "axis edp", "multiplies it by 2"}},
     /* Experts. */
     {MOE EP2,
      {ACTION_GROUP, "reduce", "(2, 2 apart)", .param = "block.0.mlp.experts.0.gate.weight", .nth = 0, .to = "dp×cp"},
@@ -436,6 +480,9 @@ static void everything_is_needed(void **state)
         MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
         GPT2 "parallel.ranks=2 run.device=cuda model.dropout=0.1 ",
         OLMO2 "parallel.ranks=4 parallel.tp=4 parallel.sp=false ",
+        SINKS CP2,
+        SINKS CP2 "parallel.cp_mode=ulysses train.recompute=full ",
+        BIASES "parallel.expert_rows=1 ",
         OLMO "parallel.ranks=4 parallel.tp=4 ",
         GEMMA2 TP2,
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
@@ -528,6 +575,8 @@ static void operands_are_the_right_ones(void **state)
         QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
         LLAMA TP2 LORA "model.qk_norm=true ",
         DEEPSEEK "parallel.ranks=2 parallel.ep=2 " LORA,
+        SINKS TP2,
+        SINKS CP2,
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {

@@ -47,6 +47,10 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=4 parallel.tp=4 lora.rank=2 lora.alpha=6 lora.dropout=0.1 parallel.zero=2 ",
     LLAMA "parallel.ranks=2 parallel.tp=2 parallel.sp=false lora.rank=2 lora.targets=q_proj,v_proj,down_proj lora.dropout=0.1 ",
     DEEPSEEK "parallel.ranks=2 parallel.ep=2 lora.rank=2 lora.alpha=6 ",
+    LLAMA "model.sinks=true parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
+    MOE "model.mlp_bias=true model.router_logit_bias=true parallel.ranks=4 parallel.ep=2 parallel.etp=2 parallel.expert_rows=1 ",
+    MOE "model.mlp_bias=true parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node parallel.expert_rows=1 ",
+    LLAMA "model.sinks=true parallel.ranks=4 parallel.tp=2 parallel.cp=2 parallel.cp_mode=ulysses ",
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
@@ -81,6 +85,8 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_ATTENTION] = "hvw",
     [QD_OP_ATTENTION_CACHED] = "",
     [QD_OP_ATTENTION_GRAD] = "hvw",
+    [QD_OP_ATTENTION_SINK] = "mhf",
+    [QD_OP_ATTENTION_SINK_GRAD] = "mhf",
     [QD_OP_ACTIVATION] = "mn",
     [QD_OP_ACTIVATION_GRAD] = "mn",
     [QD_OP_ACTIVATION_GRAD_Y] = "mn",
@@ -100,6 +106,8 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EXPERTS] = "mnkex",
     [QD_OP_EXPERTS_DX] = "mnkex",
     [QD_OP_EXPERTS_DW] = "mnkex",
+    [QD_OP_EXPERTS_BIAS] = "mnfex",
+    [QD_OP_EXPERTS_BIAS_GRAD] = "mnfex",
     [QD_OP_EXPERTS_SWIGLU] = "mnkex",
     [QD_OP_EXPERTS_DX_SWIGLU] = "mnkex",
     [QD_OP_EXPERT_ACTIVATION] = "mnex",

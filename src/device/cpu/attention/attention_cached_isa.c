@@ -53,6 +53,8 @@ static void one_row(const qd_attention_cached_args *a, int64_t row, int head)
     }
     void *out = qd_cpu_at_mut(a->o, row * a->o_stride + head * d, a->dtype);
     QD_FOR_VECTORS(i, width, d, { vec_store(out, i, vec_load(o, i, width, QD_F32) * vf_set(1.0f / total), width, a->dtype); });
+    if (a->lse)
+        a->lse[head * a->rows + row] = most + logf(total);
 }
 
 static void rows(void *context, int64_t begin, int64_t end, int thread)

@@ -6,6 +6,8 @@ static qd_status check(const char *kernel, const qd_activation_args *a)
     QD_TRY(qd_check_float(kernel, "x", a->dtype));
     if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && !qd_activation_is_gated(a->kind))
         return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
+    if (a->kind == QD_ACT_SWIGLU_CLAMPED && !(a->limit > 0.0f))
+        return QD_FAIL(QD_USAGE, "%s: the limit of a clamped SwiGLU is %g: it must be above 0", kernel, (double)a->limit);
     return QD_OK;
 }
 

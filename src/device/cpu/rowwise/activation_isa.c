@@ -1,5 +1,5 @@
-/* GELU (tanh form and exact), SwiGLU and GELU as a gate. Each element is read before it is written,
- * so results may overwrite inputs. */
+/* GELU (tanh form and exact), SwiGLU (plain and clamped) and GELU as a gate. Each element is read
+ * before it is written, so results may overwrite inputs. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -33,6 +33,22 @@ QD_INLINE vf silu(vf x, vf *derivative)
     return x * s;
 }
 
+/* The gate of swiglu_clamped and its derivative, and the other factor. */
+QD_INLINE vf clamped(vf x, float alpha, float limit, vf *derivative)
+{
+    vf most = vf_set(limit), gate = vf_select(x > most, most, x), complement;
+    vf s = vec_logistic(gate * alpha, &complement);
+    *derivative = vf_select(x > most, vf_set(0.0f), s + gate * alpha * (s * complement));
+    return gate * s;
+}
+
+QD_INLINE vf clamped_up(vf x, float limit, vf *derivative)
+{
+    vf most = vf_set(limit), least = vf_set(-limit);
+    *derivative = vf_select((x > most) | (x < least), vf_set(0.0f), vf_set(1.0f));
+    return vf_select(x > most, most, vf_select(x < least, least, x)) + 1.0f;
+}
+
 static void forward(void *context, int64_t begin, int64_t end, int thread)
 {
     (void)thread;
@@ -42,7 +58,7 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t row = begin; row < end; row++) {
         const void *x = qd_cpu_at(a->x, row * x_cols, type), *up = qd_cpu_at(x, cols, type);
         void *y = qd_cpu_at_mut(a->y, row * cols, type);
-        vf unused;
+        vf unused, unused_too;
         switch (a->kind) {
         case QD_ACT_GELU_TANH:
             QD_FOR_VECTORS(i, n, cols, { vec_store(y, i, gelu_tanh(vec_load(x, i, n, type), &unused), n, type); });
@@ -65,6 +81,12 @@ static void forward(void *context, int64_t begin, int64_t end, int thread)
                 vec_store(y, i, gelu(vec_load(x, i, n, type), &unused) * vec_load(up, i, n, type), n, type);
             });
             break;
+        case QD_ACT_SWIGLU_CLAMPED:
+            QD_FOR_VECTORS(i, n, cols, {
+                vf s = clamped(vec_load(x, i, n, type), a->alpha, a->limit, &unused);
+                vec_store(y, i, s * clamped_up(vec_load(up, i, n, type), a->limit, &unused_too), n, type);
+            });
+            break;
         }
     }
 }
@@ -79,7 +101,7 @@ static void backward(void *context, int64_t begin, int64_t end, int thread)
         const void *x = qd_cpu_at(a->x, row * x_cols, type), *up = qd_cpu_at(x, cols, type);
         const void *dy = qd_cpu_at(a->dy, row * cols, type);
         void *dx = qd_cpu_at_mut(a->dx, row * x_cols, type), *dup = qd_cpu_at_mut(dx, cols, type);
-        vf slope;
+        vf slope, up_slope;
         switch (a->kind) {
         case QD_ACT_GELU_TANH:
             QD_FOR_VECTORS(i, n, cols, {
@@ -118,6 +140,15 @@ static void backward(void *context, int64_t begin, int64_t end, int thread)
                 vf s = gelu(vec_load(x, i, n, type), &slope);
                 vec_store(dx, i, d * u * slope, n, type);
                 vec_store(dup, i, d * s, n, type);
+            });
+            break;
+        case QD_ACT_SWIGLU_CLAMPED:
+            QD_FOR_VECTORS(i, n, cols, {
+                vf d = vec_load(dy, i, n, type);
+                vf u = clamped_up(vec_load(up, i, n, type), a->limit, &up_slope);
+                vf s = clamped(vec_load(x, i, n, type), a->alpha, a->limit, &slope);
+                vec_store(dx, i, d * u * slope, n, type);
+                vec_store(dup, i, d * s * up_slope, n, type);
             });
             break;
         }

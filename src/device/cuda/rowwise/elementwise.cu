@@ -228,6 +228,8 @@ template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_
         return launch_activation<QD_ACT_GEGLU_TANH, BACKWARD>(stream, a);
     case QD_ACT_GEGLU:
         return launch_activation<QD_ACT_GEGLU, BACKWARD>(stream, a);
+    case QD_ACT_SWIGLU_CLAMPED: /* refused before anything is built */
+        break;
     }
     return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
 }
