@@ -52,6 +52,8 @@ GEMMAS = ("gemma2", "gemma3")
 EXPERTS = {**OPTIMIZER, "eps": 1e-3, "lr": 4e-3}  # a smaller one magnifies the rounding of gradients of experts with few tokens
 OLMO = {**LLAMA, "family": "olmo", "norm": "layernorm_plain", "clip_qkv": 0.0}
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
+GPT_OSS = {**LLAMA, "qkv_bias": True, "out_bias": True, "mlp_bias": True, "sinks": True, "activation": "swiglu_clamped",
+           "swiglu_alpha": 1.702, "swiglu_limit": 1.0, "router_logit_bias": True}
 LINEAR = {"type": "linear", "factor": 2.5}
 YARN = {"type": "yarn", "factor": 4.0, "beta_fast": 2.0, "beta_slow": 0.25, "truncate": True, "original_max_seq": 18}
 
@@ -134,6 +136,12 @@ CASES = {
     "qwen2-moe-windows": {**QWEN2, **dims(3, 16, 2, 1, 10, 24, 307, 19, 24), "tied": True, "window": 5, "full_every": 2,
                           **experts(4, 2, 12, shared=12, dense=1)},
     "phi3-partial": {**LLAMA, **dims(2, 24, 3, 1, 8, 32, 307, 17, 17), "tied": True, "hf_type": "phi3", "rope_fraction": 0.75, "window": 5},
+    # Limits that many gates exceed.
+    "gpt-oss": {**GPT_OSS, **dims(3, 22, 4, 2, 10, 12, 307, 22, 72), "tied": False, **experts(5, 3, 12), "window": 5, "full_every": 2,
+                "rope_base": 100.0, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 3.0, "beta_slow": 0.5},
+                "optimizer": {**EXPERTS, "lr": 6e-3}},
+    "gpt-oss-tied": {**GPT_OSS, **dims(2, 22, 3, 1, 12, 14, 307, 18, 18), "tied": True, **experts(4, 1, 14), "qkv_bias": False,
+                     "out_bias": False, "swiglu_limit": 0.6, "swiglu_alpha": 1.1, "optimizer": {**EXPERTS, "lr": 1e-2}},
 }
 
 
@@ -175,16 +183,18 @@ def parameter_shapes(c):
         linear(block + "attn.k", kv, h, c["qkv_bias"])
         linear(block + "attn.v", kv, h, c["qkv_bias"])
         linear(block + "attn.out", h, q, c["out_bias"])
+        if c.get("sinks"):
+            shapes[block + "attn.sinks"] = (c["heads"],)
         norm(block + "mlp_norm")
         if has_experts(c, i):
-            linear(block + "mlp.router", c["experts"], h, False)
+            linear(block + "mlp.router", c["experts"], h, c.get("router_logit_bias", False))
             widths = {f"experts.{e}": c["moe_ffn"] for e in range(c["experts"])}
             if c.get("shared_experts"):
                 widths["shared"] = c["shared_expert_ffn"]
                 linear(block + "mlp.shared_gate", 1, h, False)
             for name, width in widths.items():
                 for matrix, size in (("gate", (width, h)), ("up", (width, h)), ("down", (h, width))):
-                    linear(f"{block}mlp.{name}.{matrix}", *size, False)
+                    linear(f"{block}mlp.{name}.{matrix}", *size, c["mlp_bias"])
             continue
         if c["activation"] in GATES:
             linear(block + "mlp.gate", f, h, c["mlp_bias"])
@@ -304,6 +314,10 @@ def loss_of(c, p, tokens, targets, doc_start):
         return x.view(*x.shape[:2], count, c["head_dim"]).transpose(1, 2)
 
     def mlp(name, y):
+        if c["activation"] == "swiglu_clamped":
+            gate = linear(name + ".gate", y).clamp(max=c["swiglu_limit"])
+            up = linear(name + ".up", y).clamp(-c["swiglu_limit"], c["swiglu_limit"])
+            return linear(name + ".down", (up + 1) * gate * torch.sigmoid(c["swiglu_alpha"] * gate))
         return linear(name + ".down", GATES[c["activation"]](linear(name + ".gate", y)) * linear(name + ".up", y))
 
     def mixture(name, y):
@@ -340,7 +354,12 @@ def loss_of(c, p, tokens, targets, doc_start):
         score = (q @ k.transpose(-1, -2)) * (c.get("score_scale") or 1 / math.sqrt(c["head_dim"]))
         if c.get("score_softcap"):
             score = c["score_softcap"] * torch.tanh(score / c["score_softcap"])
-        o = score.masked_fill(~mask, -math.inf).softmax(-1) @ v
+        score = score.masked_fill(~mask, -math.inf)
+        if c.get("sinks"):  # one more column, whose share of the softmax has no value
+            sink = p[block + "attn.sinks"].view(1, -1, 1, 1).expand(*score.shape[:-1], 1)
+            o = torch.cat((score, sink), -1).softmax(-1)[..., :-1] @ v
+        else:
+            o = score.softmax(-1) @ v
         x = x + behind(block + "attn_norm", linear(block + "attn.out", o.transpose(1, 2).flatten(2)))
         y = before(block + "mlp_norm", x)
         if has_experts(c, i):
@@ -375,6 +394,8 @@ def initial_weights(c, rng):
             value = 1.2 / math.sqrt(shape[1]) * rng.standard_normal(shape)
         else:
             value = (1.0 if name.endswith("norm.weight") and c["norm"] != "rmsnorm_plus_one" else 0.0) + 0.1 * rng.standard_normal(shape)
+        if name.endswith("attn.sinks"):
+            value *= 10.0
         if ".attn." in name:
             value *= quiet.get(name.split(".")[3], 1.0)
         init[name] = value.astype(np.float32)
@@ -415,9 +436,9 @@ def muon_class():
 
 def optimizers(o, named):
     matrix = lambda name, p: o["name"] == "muon" and name.startswith("block.") and p.ndim == 2
-    rest = [p for name, p in named.items() if not matrix(name, p)]
-    groups = [{"params": [p for p in rest if p.ndim >= 2], "weight_decay": o["weight_decay"]},
-              {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0}]
+    decays = lambda name, p: p.ndim >= 2 and not name.endswith("_bias")  # stacked biases of experts
+    groups = [{"params": [p for name, p in named.items() if not matrix(name, p) and decays(name, p)], "weight_decay": o["weight_decay"]},
+              {"params": [p for name, p in named.items() if not matrix(name, p) and not decays(name, p)], "weight_decay": 0.0}]
     made = [torch.optim.AdamW(groups, lr=o["lr"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], foreach=False)]
     if o["name"] == "muon":
         made.append(muon_class()([p for name, p in named.items() if matrix(name, p)], lr=o["muon_lr"],
@@ -503,6 +524,20 @@ def split(tensors, prefix):
 
 # Hugging Face.
 
+def gpt_oss_state(c, ours, ours_block, theirs_block):
+    """Sinks, router and experts of a GPT-OSS block: stacked, matrices as (in, out), outputs of gate and up alternate."""
+    out = {theirs_block + "self_attn.sinks": ours[ours_block + "attn.sinks"]}
+    for kind in ("weight", "bias"):
+        all_of = lambda name: torch.stack([ours[f"{ours_block}mlp.experts.{e}.{name}.{kind}"] for e in range(c["experts"])])
+        end = "" if kind == "weight" else "_bias"
+        turned = lambda x: x.transpose(1, 2) if kind == "weight" else x
+        gate_up = torch.stack((all_of("gate"), all_of("up")), dim=2).flatten(1, 2)
+        out[f"{theirs_block}mlp.experts.gate_up_proj{end}"] = turned(gate_up).contiguous()
+        out[f"{theirs_block}mlp.experts.down_proj{end}"] = turned(all_of("down")).contiguous()
+        out[f"{theirs_block}mlp.router.{kind}"] = ours[f"{ours_block}mlp.router.{kind}"]
+    return out
+
+
 def hf_state(c, ours):
     """Our tensors (weights or gradients) under Hugging Face's names and layouts."""
     t = lambda name: ours[name]
@@ -547,6 +582,9 @@ def hf_state(c, ours):
         b, h = f"block.{i}.mlp.", f"model.layers.{i}.mlp."
         if not has_experts(c, i):
             continue
+        if c.get("sinks"):
+            out.update(gpt_oss_state(c, ours, f"block.{i}.", f"model.layers.{i}."))
+            continue
         each = lambda matrix: torch.stack([t(f"{b}experts.{e}.{matrix}.weight") for e in range(c["experts"])])
         out[h + "gate.weight"] = t(b + "router.weight")
         out[h + "experts.gate_up_proj"] = torch.cat((each("gate"), each("up")), dim=1)
@@ -587,8 +625,8 @@ def hf_model(c):
         "Qwen2" if c["qkv_bias"] and not c["out_bias"] else {"mistral": "Mistral", "phi3": "Phi3"}[c["hf_type"]] if c.get("hf_type")
         else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
     if c.get("experts"):
-        kind = ("Qwen2Moe" if c.get("shared_gate") else "Olmoe" if c.get("qk_norm_over") == "width" else "Qwen3Moe" if c.get("qk_norm")
-                else "Mixtral")
+        kind = ("GptOss" if c.get("sinks") else "Qwen2Moe" if c.get("shared_gate") else "Olmoe" if c.get("qk_norm_over") == "width"
+                else "Qwen3Moe" if c.get("qk_norm") else "Mixtral")
     options = dict(
         vocab_size=c["vocab"], hidden_size=c["hidden"], intermediate_size=c["ffn"], num_hidden_layers=c["layers"],
         num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
@@ -598,10 +636,14 @@ def hf_model(c):
     if c.get("experts"):
         own = kind in ("Qwen2Moe", "Qwen3Moe")  # the others have one width for experts and dense layers
         options.update(num_experts_per_tok=c["topk"], intermediate_size=c["ffn"] if own else c["moe_ffn"],
-                       **{"num_local_experts" if kind == "Mixtral" else "num_experts": c["experts"]},
-                       **({} if kind == "Mixtral" else {"norm_topk_prob": c["router_normalised"]}),
+                       **{"num_local_experts" if kind in ("Mixtral", "GptOss") else "num_experts": c["experts"]},
+                       **({} if kind in ("Mixtral", "GptOss") else {"norm_topk_prob": c["router_normalised"]}),
                        **({"moe_intermediate_size": c["moe_ffn"], "mlp_only_layers": list(range(c["dense_layers"]))} if own else {}),
                        **({"shared_expert_intermediate_size": c["shared_expert_ffn"], "qkv_bias": c["qkv_bias"]} if kind == "Qwen2Moe" else {}))
+    if kind == "GptOss":
+        options.update(swiglu_alpha=c["swiglu_alpha"], swiglu_limit=c["swiglu_limit"], attention_bias=c["out_bias"],
+                       sliding_window=c.get("window") or 128, experts_implementation="eager",
+                       layer_types=["sliding_attention" if has_window(c, i) else "full_attention" for i in range(c["layers"])])
     if kind in ("Mistral", "Mixtral", "Phi3"):
         options["sliding_window"] = c.get("window") or None
     elif kind == "SmolLM3":

@@ -12,7 +12,7 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GPT2Config,
+from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM, GPT2Config,
                           GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
                           MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
                           Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
@@ -31,6 +31,7 @@ ONE_KEY = {**LLAMA, "vocab_size": 307, "num_key_value_heads": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2.0,
         "beta_slow": 0.25, "mscale": 2.0, "mscale_all_dim": 0.5}
 GEMMA = {**LLAMA, "vocab_size": 307, "head_dim": 6, "pad_token_id": None}
+GPT_OSS = {**LLAMA, "intermediate_size": 12, "head_dim": 6, "num_local_experts": 5, "num_experts_per_tok": 3}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 BY_TYPE = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 OLMO_YARN = {key: value for key, value in YARN.items() if not key.startswith("mscale")}
@@ -118,6 +119,14 @@ MODELS = {
              False),
     "olmo-clipped": (OlmoForCausalLM, OlmoConfig(**{**ONE_KEY, "hidden_size": 24}, pad_token_id=None, clip_qkv=0.5), torch.float32, None,
                      False),
+    "gpt-oss": (GptOssForCausalLM, GptOssConfig(**{**GPT_OSS, "num_hidden_layers": 3}, sliding_window=5, swiglu_limit=0.7,
+                                                rope_parameters={**YARN, "truncate": False, "mscale": None, "mscale_all_dim": None}),
+                torch.float32, None, False),
+    "gpt-oss-odd": (GptOssForCausalLM, GptOssConfig(**{**GPT_OSS, "vocab_size": 307, "num_key_value_heads": 1, "hidden_size": 14,
+                                                       "intermediate_size": 9, "num_experts_per_tok": 1},
+                                                    layer_types=["full_attention"] * 2, attention_bias=False, tie_word_embeddings=True,
+                                                    swiglu_alpha=1.1, swiglu_limit=0.4, rope_parameters=LINEAR),
+                    torch.float32, None, False),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config(**LLAMA, pad_token_id=None, tie_word_embeddings=True, attention_bias=True), torch.float32, None, False),
     "olmo2-one-key": (Olmo2ForCausalLM, Olmo2Config(**{**ONE_KEY, "hidden_size": 24}, pad_token_id=None, rms_norm_eps=1e-6), torch.float32, None, False),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**{**GEMMA, "num_hidden_layers": 6, "intermediate_size": 16, "num_key_value_heads": 1},
@@ -138,7 +147,7 @@ DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwe
          "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows", "phi3",
          "phi3-partial")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
-                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", *DENSE)
+                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", "gpt-oss", "gpt-oss-odd", *DENSE)
 
 
 def byte_tokenizer():
@@ -158,7 +167,7 @@ def their_names(kind, name, gradient):
     mixtral = kind is MixtralForCausalLM
     if mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.")
-    if ".experts." not in name:
+    if ".experts." not in name or kind is GptOssForCausalLM:
         return {name: gradient}
     base, out = name[:name.index(".experts.")] + ".experts.", {}
     for e in range(gradient.shape[0]):
@@ -207,6 +216,7 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
     if with_tokenizer:
         byte_tokenizer().save(os.path.join(folder, "tokenizer.json"))
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()  # the weights on disk, computed in fp32
+    model.config._experts_implementation = "eager"  # PyTorch's grouped GEMM needs aligned widths
     tokens = torch.randint(0, config.vocab_size, (TOKENS,))
     with torch.no_grad():
         logits = model(tokens[None]).logits[0]

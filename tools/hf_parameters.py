@@ -24,6 +24,8 @@ def their_model(m):
         return hf_model({**m, "family": m["arch"]})
     if (m.get("shared_experts") and not m.get("shared_gate")) or m.get("router") or m["dense_layers"]:
         return None
+    if m.get("sinks"):
+        return hf_model({**m, "family": m["arch"]})
     kind = "Qwen2Moe" if m.get("shared_gate") else "Olmoe" if m.get("qk_norm_over") == "width" else "Qwen3Moe" if m.get("qk_norm") else "Mixtral"
     options = dict(
         vocab_size=m["vocab"], hidden_size=m["hidden"], intermediate_size=m["moe_ffn"], num_hidden_layers=m["layers"],

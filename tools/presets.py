@@ -39,9 +39,8 @@ NORMS = {"layernorm_bias": "layernorm", "layernorm": "layernorm_no_bias", "rmsno
 # GPT-2 and its descendants use the tanh approximation; MPT uses torch.nn.GELU, the exact form.
 GELU = {"mpt": "gelu"}
 QK_NORM = ("qwen3",)
-SINKS = ("gpt-oss",)
 # Activation -> number of (hidden, ffn) matrices in the MLP.
-ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3}
+ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3, "swiglu_clamped": 3}
 # Routers other than plain softmax over all experts. DeepSeek-V3's bias changes by 0.001 per step,
 # and its sequence-wise loss has the coefficient 0.0001.
 DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "router_top_groups": 4, "router_bias_rate": 0.001,
@@ -126,6 +125,10 @@ def olmo3(name, path, *sizes):
     return {**olmo2(name, path, *sizes), "family": "olmo3", "vocab": 100278, "max_seq": 65536, **OLMO3}
 
 
+GPT_OSS = {"activation": "swiglu_clamped", "swiglu_alpha": 1.702, "swiglu_limit": 7.0, "sinks": True, "qkv_bias": True, "out_bias": True,
+           "mlp_bias": True, "router_logit_bias": True, "window": 128, "full_every": 2, "rope_base": 150000.0, "max_seq": 131072,
+           "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_seq": 4096}}
+
 # The vocabulary is raw bytes; a tokenizer has its own.
 OWN = [
     own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
@@ -208,6 +211,12 @@ OWN = [
      "rope_scaling": {**OLMO3["rope_scaling"], "original_max_seq": 128}},
     olmo3("olmo3-7b", "Olmo-3-1025-7B", 32, 4096, 32, 32, 11008),
     olmo3("olmo3-32b", "Olmo-3-1125-32B", 64, 5120, 40, 8, 27648),
+    {**own("gpt-oss-tiny", "llama", "For tests: GPT-OSS style, with sinks, windows in every second layer and biases of experts.", layers=4,
+           hidden=128, heads=4, kv_heads=2, head_dim=32, ffn=96, vocab=256, **experts(8, 2, 96)), **GPT_OSS, "window": 32, "max_seq": 1024,
+     "rope_scaling": {**GPT_OSS["rope_scaling"], "factor": 8.0, "original_max_seq": 128}},
+    {**own("gpt-oss-20b", "llama", "", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64, ffn=2880, vocab=201088,
+           **experts(32, 4, 2880)), **GPT_OSS, "family": "gpt-oss",
+     "sources": ["https://huggingface.co/openai/gpt-oss-20b/blob/main/config.json"]},
 ]
 
 
@@ -227,19 +236,20 @@ def parameter_count(m):
         q, kv = m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
         attention = h * (q + 2 * kv) + q * h
         attention += (q + 2 * kv if m["qkv_bias"] else 0) + (0 if not m.get("qk_norm") else q + kv if m.get("qk_norm_over") == "width" else 2 * m["head_dim"])
-    biases = (h if m["out_bias"] else 0) + ((ACTIVATIONS[m["activation"]] - 1) * m["ffn"] + h if m["mlp_bias"] else 0)
-    block = attention + biases + norm * (4 if m.get("sandwich_norm") else 2)
+    attention += m["heads"] if m.get("sinks") else 0
+    mlp_biases = lambda ffn: (ACTIVATIONS[m["activation"]] - 1) * ffn + h if m["mlp_bias"] else 0
+    block = attention + (h if m["out_bias"] else 0) + norm * (4 if m.get("sandwich_norm") else 2)
     embeddings = m["vocab"] * h * (1 if m["tied"] else 2) + (m["max_seq"] * h if m["position"] == "learned" else 0)
     outside = embeddings + norm
     layers = m["layers"]
     if not m.get("experts"):
-        total = outside + layers * (block + mlp(m["ffn"]))
+        total = outside + layers * (block + mlp(m["ffn"]) + mlp_biases(m["ffn"]))
         return total, total
     dense = m["dense_layers"] or 0
-    router = h * m["experts"] + (m["experts"] if m.get("router_bias_rate") else 0)
+    router = h * m["experts"] + (m["experts"] if m.get("router_bias_rate") or m.get("router_logit_bias") else 0)
     shared = (mlp(m["shared_expert_ffn"]) if m["shared_expert_ffn"] else 0) + (h if m.get("shared_gate") else 0)
-    layered = lambda experts: (outside + layers * block + dense * mlp(m["ffn"])
-                               + (layers - dense) * (router + shared + experts * mlp(m["moe_ffn"])))
+    layered = lambda experts: (outside + layers * block + dense * (mlp(m["ffn"]) + mlp_biases(m["ffn"]))
+                               + (layers - dense) * (router + shared + experts * (mlp(m["moe_ffn"]) + mlp_biases(m["moe_ffn"]))))
     return layered(m["experts"]), layered(m["topk"])
 
 
@@ -247,7 +257,6 @@ def obstacle(m):
     """The first reason why the trainer cannot run this model, or None."""
     reasons = [
         (m.get("mla"), "multi-head latent attention"),
-        (m.get("attention_sinks"), "attention sinks"),
         (m.get("moe_layer_pattern"), "experts in some of the blocks"),
         (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"] and not m.get("shared_gate"),
          "a gate on the shared expert"),
@@ -257,7 +266,7 @@ def obstacle(m):
         (m["position"] not in ("learned", "rope"), f"positions by {m['position']}"),
         (m["norm"] == "layernorm_no_bias", "LayerNorm without bias"),
         (m.get("experts") and m["activation"] == "geglu", "experts gated by GELU"),
-        (m["activation"] not in ("gelu_tanh", "gelu", "swiglu", "geglu"), f"activation {m['activation']}"),
+        (m["activation"] not in ("gelu_tanh", "gelu", "swiglu", "geglu", "swiglu_clamped"), f"activation {m['activation']}"),
         (m["norm_eps"] is None or (m["position"] == "rope" and m["rope_base"] is None), "constants that were not published"),
     ]
     return next((text for applies, text in reasons if applies), None)
@@ -292,8 +301,6 @@ def convert(s):
         m["qk_norm"] = True
     if family == "palm":
         m["parallel_block"] = True
-    if family in SINKS:
-        m["attention_sinks"] = True
     for field in ("sandwich_norm", "mla"):
         if s.get(field):
             m[field] = s[field]
@@ -316,6 +323,10 @@ def adapt(m):
         m = {**m, **GEMMA2, **({"score_scale": 144 ** -0.5} if m["name"] == "gemma2-27b" else {})}
     if m["name"] == "qwen2-57b-a14b":
         m = {**m, **QWEN2_MOE}
+    if m["family"] == "gpt-oss":
+        m = {**m, **GPT_OSS, "notes": ""}
+        m["sources"] = m["sources"] + ["https://huggingface.co/openai/gpt-oss-120b/blob/main/config.json"]
+        m["added"] = m["added"] + ["rope_scaling", "max_seq", "biases", "sinks", "swiglu_limit"]
     return {**m, "arch": "olmo"} if m["family"] == "olmo" else m
 
 

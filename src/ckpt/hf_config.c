@@ -347,6 +347,15 @@ static void read_rope_parameters(reader *r, const qd_hf_family *f, int64_t posit
     const qd_json_node *scaling = collection(r, "rope_scaling", QD_JSON_OBJECT);
     const char *where = parameters ? "rope_parameters" : "rope_scaling", *key;
     const qd_json_node *value;
+    const qd_rope *own = &f->defaults.rope;
+    if (!parameters && !scaling && own->scaling == QD_ROPE_YARN) {
+        m->rope.scaling = own->scaling;
+        m->rope.factor = own->factor;
+        m->rope.beta_fast = own->beta_fast;
+        m->rope.beta_slow = own->beta_slow;
+        m->rope.truncate = own->truncate;
+        m->rope.original_seq = own->original_seq;
+    }
     if (parameters && scaling)
         REFUSE(r, QD_USAGE, "%s: 'rope_scaling' and 'rope_parameters' are both set: keep the correct one", FILE_OF(r));
     if (r->status != QD_OK)
@@ -531,10 +540,15 @@ static void read_llama(reader *r, qd_hf_config *c)
     m->qk_norm = f->defaults.qk_norm;
     m->qk_over = f->defaults.qk_over;
     m->hf_type = f->defaults.hf_type;
-    m->out_bias = f->attention_bias && flag(r, "attention_bias", false);
+    m->out_bias = f->attention_bias && flag(r, "attention_bias", f->defaults.out_bias);
     if (!qd_hf_has_key(f, "qkv_bias")) /* else it has been read */
         m->qkv_bias = f->defaults.qkv_bias || m->out_bias;
-    m->mlp_bias = f->mlp_bias && flag(r, "mlp_bias", false);
+    m->mlp_bias = m->moe.logit_bias = f->stacked;
+    if (f->mlp_bias)
+        m->mlp_bias = flag(r, "mlp_bias", false);
+    m->sinks = f->defaults.sinks;
+    if (f->stacked)
+        m->activation = f->defaults.activation;
     m->clip_qkv = f->clips && member(r, "clip_qkv") ? number(r, "clip_qkv", 0.0, "model.clip_qkv") : 0.0;
     const bool gemma = qd_model_is_gemma(m);
     const char *activation = gemma ? "silu" : text(r, "hidden_act", "silu");
@@ -620,7 +634,7 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
     if (!c->family)
         return QD_FAIL(QD_UNSUPPORTED, "%s: 'model_type' is '%s': only %s can be imported", qd_json_name(document), kind, kinds);
     if (member(&r, "quantization_config"))
-        QD_TRY(qd_hf_quantization_read(document, member(&r, "quantization_config"), &c->blocks));
+        QD_TRY(qd_hf_quantization_read(document, member(&r, "quantization_config"), c->family, &c->blocks));
     c->model = qd_model_default(c->family->arch);
     snprintf(c->model.name, sizeof c->model.name, "%s", kind);
     read_fields(&r, c);

@@ -29,6 +29,18 @@ static qd_status check_gpt2(const qd_model *m)
     return QD_OK;
 }
 
+static qd_status check_gpt_oss(const qd_model *m)
+{
+    const qd_moe *e = &m->moe;
+    if (m->activation != QD_ACT_SWIGLU_CLAMPED || !m->mlp_bias || !e->logit_bias)
+        return cannot("the experts of its GPT-OSS have a clamped SwiGLU and biases, as its router has (model.activation, mlp_bias, "
+                      "router_logit_bias)");
+    if (e->router != QD_ROUTER_SOFTMAX || !e->normalised || e->groups > 1 || e->shared > 0 || e->scale != 1.0 || e->first_dense > 0)
+        return cannot("its GPT-OSS has experts in every block, and routers with normalized softmax weights over all experts "
+                      "(model.first_dense, router, router_normalised, router_groups, router_scale)");
+    return QD_OK;
+}
+
 static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
 {
     const bool olmo = m->arch == QD_ARCH_OLMO, gemma = qd_model_is_gemma(m);
@@ -47,9 +59,13 @@ static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
     if (olmo && (m->norm_eps != 1e-5 || m->qk_norm || m->mlp_bias || m->moe.experts > 0))
         return cannot("its OLMo has norms with an epsilon of 1e-5, and neither norms of queries and keys, biases of the MLP nor experts "
                       "(model.norm_eps, qk_norm, mlp_bias, experts)");
+    const qd_moe *e = &m->moe;
+    if (f->stacked)
+        return check_gpt_oss(m);
     if (!gemma && m->activation != QD_ACT_SWIGLU)
         return cannot("the MLP of its Llama is gated by SiLU (model.activation)");
-    const qd_moe *e = &m->moe;
+    if (e->experts > 0 && (m->mlp_bias || e->logit_bias))
+        return cannot("the experts and routers of its Mixtral, Qwen3 and OLMoE have no biases (model.mlp_bias, router_logit_bias)");
     if (m->arch == QD_ARCH_OLMO2 && (!m->qk_norm || m->qk_over != QD_QK_WIDTH || m->mlp_bias || e->experts > 0))
         return cannot("its OLMo 2 norms all queries together and all keys, and has neither biases of the MLP nor experts "
                       "(model.qk_norm, qk_norm_over, mlp_bias, experts)");
@@ -233,6 +249,11 @@ static void put_rope(qd_json_writer *w, const qd_hf_family *f, const qd_model *m
     qd_json_put_real(w, "rope_theta", m->rope.base);
     if (f->partial)
         qd_json_put_real(w, "partial_rotary_factor", m->rope.fraction);
+    if (m->rope.scaling == QD_ROPE_NONE && f->defaults.rope.scaling != QD_ROPE_NONE) { /* GPT-OSS would scale without the key */
+        qd_json_object_begin(w, "rope_scaling");
+        qd_json_put_string(w, "rope_type", "default");
+        qd_json_end(w);
+    }
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
     qd_json_object_begin(w, "rope_scaling");
@@ -310,6 +331,8 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
         return cannot("only its OLMo 2 and OLMoE norm all queries together and all keys (model.qk_norm_over)");
     if (!f && m->moe.experts > 0 && m->moe.shared_gate)
         return cannot("only its Qwen2-MoE has a gate on the shared expert, without norms of queries and keys (model.shared_gate, qk_norm)");
+    if (!f && m->sinks)
+        return cannot("only its GPT-OSS has attention sinks, and experts with them (model.sinks, experts)");
     QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(f, m));
     QD_TRY(check_scores(f, m));
     qd_json_writer w = qd_json_writer_on(out);

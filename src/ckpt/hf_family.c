@@ -41,6 +41,8 @@ static const qd_hf_key qwen3_moe_keys[] = {
     {0},
 };
 
+static const qd_hf_key gpt_oss_keys[] = {{"experts", "num_local_experts", "num_experts"}, {0}};
+
 static const qd_hf_family families[] = {
     {.kind = "gpt2", .class_ = "GPT2LMHeadModel", .arch = QD_ARCH_GPT2, .keys = gpt2_keys,
      .defaults = {.layers = 12, .heads = 12, .hidden = 768, .vocab = 50257, .max_seq = 1024, .norm_eps = 1e-5, .init_std = 0.02,
@@ -103,6 +105,13 @@ static const qd_hf_family families[] = {
      .window_default = 4096, .keys = llama_keys,
      .defaults = {.layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 50304, .max_seq = 2048, .norm_eps = 1e-5,
                   .init_std = 0.02, .rope = {.base = 5e5, .local_base = 5e5}, .full_every = 4, .qk_norm = true, .qk_over = QD_QK_WIDTH}},
+    {.kind = "gpt_oss", .class_ = "GptOssForCausalLM", .arch = QD_ARCH_LLAMA, .attention_bias = true, .stacked = true,
+     .window = QD_HF_WINDOW_TYPES, .window_default = 128, .keys = gpt_oss_keys,
+     .defaults = {.layers = 36, .heads = 64, .kv_heads = 8, .head_dim = 64, .hidden = 2880, .ffn = 2880, .vocab = 201088,
+                  .max_seq = 131072, .norm_eps = 1e-5, .init_std = 0.02, .full_every = 2, .sinks = true, .out_bias = true,
+                  .activation = QD_ACT_SWIGLU_CLAMPED, .swiglu_alpha = 1.702, .swiglu_limit = 7.0,
+                  .rope = {.base = 150000, .scaling = QD_ROPE_YARN, .factor = 32, .beta_fast = 32, .beta_slow = 1, .original_seq = 4096},
+                  .moe = {.experts = 128, .per_token = 4}}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
@@ -125,8 +134,8 @@ static bool holds(const qd_hf_family *f, const qd_model *m)
     const bool qwen2 = dense && !smollm3 && !m->qk_norm && m->qkv_bias && !m->out_bias && !m->mlp_bias;
     const bool norms = f->defaults.qk_norm == m->qk_norm && (!m->qk_norm || f->defaults.qk_over == m->qk_over);
     const bool gated = !dense && m->moe.shared > 0 && m->moe.shared_gate;
-    return norms && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type && f->defaults.moe.shared_gate == gated &&
-           (f->defaults.rope.nope_every > 0) == smollm3 &&
+    return norms && f->defaults.sinks == m->sinks && qd_hf_has_experts(f) == !dense && f->defaults.hf_type == m->hf_type &&
+           f->defaults.moe.shared_gate == gated && (f->defaults.rope.nope_every > 0) == smollm3 &&
            (gated || f->defaults.qkv_bias == qwen2);
 }
 

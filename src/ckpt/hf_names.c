@@ -59,6 +59,7 @@ static const rule llama_rules[] = {
     {"head.norm.weight", "norm.weight"},
     {"attn.q_norm.weight", "self_attn.q_norm.weight"},
     {"attn.k_norm.weight", "self_attn.k_norm.weight"},
+    {"attn.sinks", "self_attn.sinks"},
     {NULL, NULL},
 };
 
@@ -87,14 +88,18 @@ static const rule phi3_rules[] = {
 };
 
 /* Names of experts by model type: the router, and the parts before and after an expert's number; of
- * shared experts the part before, and their gate. */
+ * shared experts the part before, and their gate; of stacked experts, the name of all of them
+ * together. */
 typedef struct expert_names {
     const char *router, *before, *gate, *up, *down, *shared, *shared_gate;
+    bool stacked;
 } expert_names;
 static const expert_names mixtral_names = {"block_sparse_moe.gate.weight", "block_sparse_moe.experts.", "w1.weight", "w3.weight",
-                                           "w2.weight", NULL, NULL};
+                                           "w2.weight", NULL, NULL, false};
 static const expert_names qwen_names = {"mlp.gate.weight",  "mlp.experts.",     "gate_proj.weight",  "up_proj.weight",
-                                        "down_proj.weight", "mlp.shared_expert.", "mlp.shared_expert_gate.weight"};
+                                        "down_proj.weight", "mlp.shared_expert.", "mlp.shared_expert_gate.weight", false};
+static const expert_names gpt_oss_names = {"mlp.router.weight", "mlp.experts.", "gate_up_proj", "gate_up_proj", "down_proj",
+                                           NULL, NULL, true};
 
 static const family families[] = {
     [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules, NULL},
@@ -129,7 +134,7 @@ const char *qd_hf_prefix(qd_arch arch)
 
 static const expert_names *names_of(const qd_model *m)
 {
-    return m->qk_norm || m->moe.shared_gate ? &qwen_names : &mixtral_names;
+    return m->sinks ? &gpt_oss_names : m->qk_norm || m->moe.shared_gate ? &qwen_names : &mixtral_names;
 }
 
 void qd_hf_block_tensor(const qd_model *m, int layer, char *name, size_t size)
@@ -142,6 +147,10 @@ void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, s
 {
     const family *f = &families[m->arch];
     const expert_names *names = names_of(m);
+    if (names->stacked) {
+        snprintf(name, size, "%s%s%d.%s%s", f->prefix, f->blocks, layer, names->before, names->gate);
+        return;
+    }
     snprintf(name, size, "%s%s%d.%s%d.%s", f->prefix, f->blocks, layer, names->before, expert, names->gate);
 }
 
@@ -154,6 +163,10 @@ static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, 
         snprintf(theirs, size, "%s", names->router);
         return true;
     }
+    if (names->stacked && strcmp(ours, "mlp.router.bias") == 0) {
+        snprintf(theirs, size, "mlp.router.bias");
+        return true;
+    }
     if (strcmp(ours, "mlp.shared_gate.weight") == 0 && names->shared_gate) {
         snprintf(theirs, size, "%s", names->shared_gate);
         return true;
@@ -161,9 +174,11 @@ static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, 
     const bool shared = strncmp(ours, "mlp.shared.", 11) == 0 && names->shared;
     if (p->expert < 0 && !shared)
         return false;
-    const char *matrix = strrchr(ours, '.') - 2; /* "…gate.weight", "…up.weight", "…down.weight" */
+    const char *kind = strrchr(ours, '.'), *matrix = kind - 2; /* "…gate.weight", "…up.weight", "…down.weight" */
     const char *end = matrix[0] == 't' ? names->gate : matrix[0] == 'w' ? names->down : names->up;
-    if (shared)
+    if (names->stacked)
+        snprintf(theirs, size, "%s%s%s", names->before, end, strcmp(kind, ".bias") == 0 ? "_bias" : "");
+    else if (shared)
         snprintf(theirs, size, "%s%s", names->shared, end);
     else
         snprintf(theirs, size, "%s%d.%s", names->before, p->expert, end);
@@ -200,6 +215,18 @@ static void start_tensor(qd_hf_tensor *t, const qd_param *p, bool transposed)
     t->transposed = transposed && p->ndim == 2;
     t->shape[0] = t->transposed ? p->shape[1] : 0;
     t->shape[1] = t->transposed ? 0 : p->shape[1];
+    t->shape[2] = 1;
+}
+
+/* The shape of stacked experts, once all of ours are known. */
+static void stack_tensor(qd_hf_tensor *t, const qd_param *p, int experts)
+{
+    int64_t outputs = p->shape[0] * (t->param_count / experts);
+    t->experts = experts;
+    t->dims = p->ndim + 1;
+    t->shape[0] = experts;
+    t->shape[1] = p->ndim > 1 ? p->shape[1] : outputs;
+    t->shape[2] = p->ndim > 1 ? outputs : 1;
 }
 
 /* In transformers, Llama and Qwen3 have biases on q, k, v and the output, or on none of them. */
@@ -223,7 +250,7 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
             if (biases[i].ours)
                 continue;
             qd_hf_tensor *t = &tensors[(*count)++];
-            *t = (qd_hf_tensor){.dims = 1, .shape = {biases[i].size, 1}};
+            *t = (qd_hf_tensor){.dims = 1, .shape = {biases[i].size, 1, 1}};
             snprintf(t->name, sizeof t->name, "%s%s%d.%s", f->prefix, f->blocks, layer, biases[i].theirs);
         }
 }
@@ -244,11 +271,15 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
         qd_hf_tensor *t = n > 0 && strcmp(list[n - 1].name, name) == 0 ? &list[n - 1] : &list[n++];
         if (t->param_count == 0) {
             memcpy(t->name, name, sizeof name);
+            t->first = i;
             start_tensor(t, p, f->transposed && ledger->modules[p->module].layer >= 0);
         }
-        t->params[t->param_count++] = i;
+        t->param_count++;
         t->shape[t->transposed ? 1 : 0] += p->shape[0];
     }
+    for (int i = 0; i < n && names_of(&ledger->model)->stacked; i++)
+        if (ledger->params[list[i].first].expert >= 0)
+            stack_tensor(&list[i], &ledger->params[list[i].first], ledger->model.moe.experts);
     add_zeros(f, &ledger->model, list, &n);
     *tensors = list;
     *count = n;

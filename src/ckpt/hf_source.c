@@ -22,7 +22,7 @@ struct qd_hf_source {
     int tensor_count;
     int *tensor_of; /* per parameter */
     const qd_safetensors_entry **entries; /* per tensor of theirs */
-    const qd_safetensors_entry **scales;  /* of an fp8 matrix; NULL: it is stored as it is */
+    const qd_safetensors_entry **scales;  /* of an fp8 matrix, or of MXFP4 blocks; NULL: it is stored as it is */
 };
 
 static bool has(const char *folder, const char *name)
@@ -79,6 +79,20 @@ static const qd_safetensors_entry *find_either(const qd_hf_source *s, const char
     if (!entry && strncmp(name, prefix, strlen(prefix)) == 0)
         entry = find(s, name + strlen(prefix));
     return entry;
+}
+
+/* Stacked experts, or their MXFP4 blocks, whose scales are *scales. NULL: neither exists. */
+static const qd_safetensors_entry *find_stacked(const qd_hf_source *s, const char *name, const qd_safetensors_entry **scales)
+{
+    char blocks[128], exponents[128];
+    const qd_safetensors_entry *entry = find_either(s, name);
+    *scales = NULL;
+    if (entry || !s->config.blocks.fp4)
+        return entry;
+    snprintf(blocks, sizeof blocks, "%s" QD_HF_FP4_BLOCKS, name);
+    snprintf(exponents, sizeof exponents, "%s" QD_HF_FP4_SCALES, name);
+    *scales = find_either(s, exponents);
+    return find_either(s, blocks);
 }
 
 static qd_status open_indexed(qd_hf_source *s, const char *index)
@@ -155,6 +169,15 @@ static qd_status check_counts(const qd_hf_source *s)
         qd_hf_block_tensor(m, layer, name, sizeof name);
         if (!find_either(s, name))
             return QD_FAIL(QD_USAGE, "%s: there is no tensor '%s', but config.json says %d layers", s->folder, name, m->layers);
+    }
+    if (s->config.family->stacked) {
+        const qd_safetensors_entry *scales, *entry;
+        qd_hf_expert_tensor(m, 0, 0, name, sizeof name);
+        entry = find_stacked(s, name, &scales);
+        if (!entry || entry->dims < 1 || entry->shape[0] != m->moe.experts)
+            return QD_FAIL(QD_USAGE, "%s: tensor '%s' %s, but config.json says %d experts", s->folder, name,
+                           entry ? "has another number of them" : "is missing", m->moe.experts);
+        return QD_OK;
     }
     for (int expert = 0; qd_hf_expert_layers(m) > 0 && expert < m->moe.experts; expert++) {
         qd_hf_expert_tensor(m, m->moe.first_dense, expert, name, sizeof name);
@@ -250,6 +273,10 @@ static qd_status check_shape(const qd_hf_source *s, const qd_hf_tensor *t, const
         same = e->shape[d] == t->shape[d];
     if (same)
         return QD_OK;
+    if (t->dims > 2 || e->dims > 2)
+        return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %d dimensions and %lld elements; config.json requires %d, %lld x %lld x %lld",
+                       s->folder, e->name, e->dims, (long long)e->count, t->dims, (long long)t->shape[0], (long long)t->shape[1],
+                       (long long)t->shape[2]);
     return QD_FAIL(QD_USAGE, "%s: tensor '%s' has %d dimensions, %lld x %lld; config.json requires %d, %lld x %lld", s->folder, e->name,
                    e->dims, (long long)(e->dims > 0 ? e->shape[0] : 1), (long long)(e->dims > 1 ? e->shape[1] : 1), t->dims,
                    (long long)t->shape[0], (long long)t->shape[1]);
@@ -338,6 +365,11 @@ static qd_status find_scale(const qd_hf_source *s, const qd_hf_tensor *tensor, c
 static qd_status check_tensor(const qd_hf_source *s, int tensor)
 {
     const qd_safetensors_entry *entry = s->entries[tensor];
+    if (s->tensors[tensor].experts > 0 && s->scales[tensor])
+        return qd_hf_fp4_check(s->folder, &s->tensors[tensor], entry, s->scales[tensor]);
+    if (s->tensors[tensor].dims > 2 && entry->dtype == QD_U8)
+        return QD_FAIL(QD_USAGE, "%s: tensor '%s' is MXFP4, and its exponents, '%s" QD_HF_FP4_SCALES "', are missing", s->folder,
+                       entry->name, s->tensors[tensor].name);
     QD_TRY(check_shape(s, &s->tensors[tensor], entry));
     return entry->dtype == QD_F8E4M3 ? find_scale(s, &s->tensors[tensor], entry, &s->scales[tensor]) : QD_OK;
 }
@@ -354,9 +386,10 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
         return QD_NO_MEMORY;
     for (int t = 0; t < s->tensor_count; t++) {
         const qd_hf_tensor *tensor = &s->tensors[t];
-        const qd_safetensors_entry *entry = find_either(s, tensor->name);
+        const qd_safetensors_entry *entry =
+            tensor->dims > 2 ? find_stacked(s, tensor->name, &s->scales[t]) : find_either(s, tensor->name);
         for (int i = 0; i < tensor->param_count; i++)
-            s->tensor_of[tensor->params[i]] = t;
+            s->tensor_of[tensor->first + i] = t;
         s->entries[t] = entry;
         if (entry)
             QD_TRY(check_tensor(s, t));
@@ -383,6 +416,27 @@ static void copy_transposed(const qd_safetensors_entry *e, const void *data, int
                     out[r * cols + c] = element(data, (left + c) * total + first + r, e->dtype);
 }
 
+/* A box of a parameter of an expert: every parts-th output of its part of the stack. */
+static qd_status read_stacked(const qd_hf_source *s, int param, const qd_atom *box, float *out)
+{
+    const int tensor = s->tensor_of[param];
+    const qd_hf_tensor *t = &s->tensors[tensor];
+    const qd_safetensors_entry *e = s->entries[tensor], *scales = s->scales[tensor];
+    const qd_param *own = &s->ledger->params[param];
+    const int parts = t->param_count / t->experts, part = (param - t->first) % parts;
+    const int64_t expert = (param - t->first) / parts, in = own->ndim > 1 ? own->shape[1] : 1, outputs = own->shape[0] * parts;
+    const int64_t rows = box->length[0], cols = own->ndim > 1 ? box->length[1] : 1, left = own->ndim > 1 ? box->begin[1] : 0;
+    void *data;
+    if (scales)
+        return qd_hf_fp4_read(e, scales, expert, box->begin[0] * parts + part, parts, rows, left, cols, out);
+    QD_TRY(read_elements(e, (expert * in + left) * outputs, cols * outputs, &data));
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            out[r * cols + c] = element(data, c * outputs + (box->begin[0] + r) * parts + part, e->dtype);
+    free(data);
+    return QD_OK;
+}
+
 /* A box of a parameter, from the tensor that contains it. */
 static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, float *out)
 {
@@ -393,8 +447,10 @@ static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, 
                   wide = own->ndim > 1 ? own->shape[1] : 1;
     int64_t first = box->begin[0];
     void *data;
-    for (int i = 0; t->params[i] != param; i++)
-        first += s->ledger->params[t->params[i]].shape[0];
+    if (t->experts > 0)
+        return read_stacked(s, param, box, out);
+    for (int i = t->first; i < param; i++)
+        first += s->ledger->params[i].shape[0];
     QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * wide, rows * wide, &data));
     if (t->transposed)
         copy_transposed(e, data, first, left, rows, cols, out);

@@ -24,11 +24,6 @@ typedef struct exporter {
     float *ours, *theirs; /* one tensor of ours, one of theirs */
 } exporter;
 
-static int64_t count_of(const qd_hf_tensor *t)
-{
-    return t->shape[0] * t->shape[1];
-}
-
 static void file_name(const exporter *x, int file, char *name, size_t size)
 {
     if (x->file_count == 1)
@@ -42,7 +37,7 @@ static void share_out(exporter *x)
     int64_t size = (int64_t)qd_dtype_size(x->options->dtype), filled = 0, most = x->options->shard_bytes;
     x->file_count = 1;
     for (int t = 0; t < x->tensor_count; t++) {
-        int64_t bytes = count_of(&x->tensors[t]) * size;
+        int64_t bytes = qd_hf_tensor_count(&x->tensors[t]) * size;
         if (most > 0 && filled > 0 && filled + bytes > most) {
             x->file_count++;
             filled = 0;
@@ -94,18 +89,30 @@ static qd_status merge_adapter(const exporter *x, const qd_param *p, float *valu
     return status;
 }
 
+/* theirs (experts, in, outputs): one of our matrices (rows, cols), or vectors, of an expert. Its
+ * outputs are every parts-th from `part` on. */
+static void put_stacked(const float *ours, int64_t rows, int64_t cols, int64_t expert, int part, int parts, float *theirs)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            theirs[(expert * cols + c) * rows * parts + r * parts + part] = ours[r * cols + c];
+}
+
 static qd_status assemble(exporter *x, const qd_hf_tensor *t)
 {
     int64_t first = 0;
+    const int parts = t->experts > 0 ? t->param_count / t->experts : 1;
     if (t->param_count == 0)
-        memset(x->theirs, 0, (size_t)count_of(t) * sizeof *x->theirs);
+        memset(x->theirs, 0, (size_t)qd_hf_tensor_count(t) * sizeof *x->theirs);
     for (int i = 0; i < t->param_count; i++) {
-        const qd_param *p = &x->ledger->params[t->params[i]];
+        const qd_param *p = &x->ledger->params[t->first + i];
         const qd_atom all = {{0, 0}, {p->shape[0], p->shape[1]}};
-        float *to = t->transposed ? x->ours : x->theirs + first * p->shape[1];
+        float *to = t->transposed || t->experts > 0 ? x->ours : x->theirs + first * p->shape[1];
         QD_TRY(qd_checkpoint_read(x->checkpoint, p, QD_CKPT_VALUE, &all, to));
         QD_TRY(merge_adapter(x, p, to));
-        if (t->transposed)
+        if (t->experts > 0)
+            put_stacked(x->ours, p->shape[0], p->shape[1], i / parts, i % parts, parts, x->theirs);
+        else if (t->transposed)
             put_transposed(x->ours, p->shape[0], p->shape[1], first, t->shape[1], x->theirs);
         first += p->shape[0];
     }
@@ -115,7 +122,7 @@ static qd_status assemble(exporter *x, const qd_hf_tensor *t)
 /* In place: a 16-bit value is written at or before the 32 bits it is read from. */
 static qd_status narrow(const qd_hf_tensor *t, qd_dtype dtype, float *values)
 {
-    for (int64_t i = 0; dtype != QD_F32 && i < count_of(t); i++) {
+    for (int64_t i = 0; dtype != QD_F32 && i < qd_hf_tensor_count(t); i++) {
         float value = values[i];
         uint16_t half = dtype == QD_BF16 ? qd_f32_to_bf16(value) : qd_f32_to_f16(value);
         if (dtype == QD_F16 && isfinite(value) && (half & 0x7fffu) >= 0x7c00u)
@@ -191,7 +198,7 @@ static bool is_held(const qd_hf_family *f, const char *name)
     if (f->arch != QD_ARCH_LLAMA || length < 5 || strcmp(name + length - 5, ".bias") != 0)
         return true;
     bool always = f->defaults.qkv_bias && !strstr(name, ".o_proj.");
-    return strstr(name, ".mlp.") ? f->mlp_bias : always || f->attention_bias;
+    return strstr(name, ".mlp.") ? f->mlp_bias || f->stacked : always || f->attention_bias;
 }
 
 static qd_status drop_unheld(exporter *x)
@@ -202,11 +209,11 @@ static qd_status drop_unheld(exporter *x)
         const qd_hf_tensor *tensor = &x->tensors[t];
         if (!is_held(f, tensor->name)) {
             QD_TRY(assemble(x, tensor));
-            for (int64_t i = 0; i < count_of(tensor); i++)
+            for (int64_t i = 0; i < qd_hf_tensor_count(tensor); i++)
                 if (x->theirs[i] != 0.0f)
                     return QD_FAIL(QD_UNSUPPORTED, "transformers' %s has no tensor '%s', and '%s' is not zero: only a model with "
                                                    "model.%s=false can be exported", f->kind, tensor->name,
-                                   x->ledger->params[tensor->params[0]].name, strstr(tensor->name, ".mlp.") ? "mlp_bias" : "out_bias");
+                                   x->ledger->params[tensor->first].name, strstr(tensor->name, ".mlp.") ? "mlp_bias" : "out_bias");
             continue;
         }
         x->tensors[kept++] = *tensor;
@@ -219,7 +226,7 @@ static qd_status write_files(exporter *x)
 {
     int64_t largest = 1;
     for (int t = 0; t < x->tensor_count; t++)
-        largest = count_of(&x->tensors[t]) > largest ? count_of(&x->tensors[t]) : largest;
+        largest = qd_hf_tensor_count(&x->tensors[t]) > largest ? qd_hf_tensor_count(&x->tensors[t]) : largest;
     x->theirs = malloc((size_t)largest * sizeof *x->theirs);
     x->ours = malloc((size_t)largest * sizeof *x->ours);
     if (!x->ours || !x->theirs)

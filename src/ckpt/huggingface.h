@@ -2,7 +2,8 @@
  * model.safetensors.index.json.
  *
  * Our logical tensors differ from theirs in names, in GPT-2's matrices, which are stored transposed
- * with q, k and v fused, and in the grouping of biases. Rotary embeddings agree: both rotate the
+ * with q, k and v fused, in GPT-OSS's experts, which are one tensor per kind of matrix, and in the
+ * grouping of biases. Rotary embeddings agree: both rotate the
  * pairs (i, i + head_dim / 2). */
 #ifndef QD_CKPT_HUGGINGFACE_H
 #define QD_CKPT_HUGGINGFACE_H
@@ -18,10 +19,19 @@
 typedef struct qd_hf_tensor {
     char name[96];
     int dims;
-    int64_t shape[QD_PARAM_DIMS];
+    int64_t shape[3]; /* 1 beyond dims */
     bool transposed; /* theirs is (in, out), ours are (out, in) */
-    int params[3], param_count; /* ours, concatenated along their outputs; none: zeros */
+    int first, param_count; /* ours, consecutive in the ledger and concatenated along their outputs; none: zeros */
+    /* Experts that are stacked along the first dimension; 0: none. Each has param_count / experts
+     * of ours, whose outputs alternate: theirs is (experts, in, outputs), of biases (experts,
+     * outputs). */
+    int experts;
 } qd_hf_tensor;
+
+static inline int64_t qd_hf_tensor_count(const qd_hf_tensor *t)
+{
+    return t->shape[0] * t->shape[1] * t->shape[2];
+}
 
 /* The tensors of a model in the order of the ledger, plus the zero biases that their model needs in
  * addition to ours. Allocated in `arena`. */

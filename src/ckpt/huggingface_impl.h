@@ -37,13 +37,15 @@ typedef struct qd_hf_family {
     bool clips;          /* and one for model.clip_qkv, null: none */
     bool dense_layers;   /* and those that make some layers dense */
     bool partial;        /* and one for model.rope_fraction; angles are not scaled */
+    bool stacked;        /* the matrices of experts are stacked into one tensor, and have biases, as the router has (GPT-OSS) */
     double balance_default; /* of router_aux_loss_coef; 0: 0.001 */
     qd_hf_window window;
     int64_t window_default; /* of sliding_window; 0: null */
     const qd_hf_key *keys;         /* ends with an entry without a field */
-    qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm, hf_type
-                          and qkv_bias (unless it has a key: only those, in Qwen2) are the same in all models of the family.
-                          rope.local_base: rope_parameters has an object for each type of layers */
+    qd_model defaults; /* of fields with a key; a width or a number of kv heads of 0 is derived from other sizes. qk_norm, sinks,
+                          hf_type and qkv_bias (unless it has a key: only those, in Qwen2) are the same in all models of the
+                          family. out_bias: the default of attention_bias. rope.local_base: rope_parameters has an object for
+                          each type of layers; rope.scaling: that of a missing rope_parameters */
 } qd_hf_family;
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind); /* NULL: not supported */
@@ -53,16 +55,18 @@ qd_hf_key qd_hf_key_of(const qd_hf_family *family, const qd_model_field *field);
 bool qd_hf_has_key(const qd_hf_family *family, const char *field); /* model.<field> has a name of the family's own */
 void qd_hf_family_kinds(char *text, size_t size); /* "gpt2, llama, …", for messages */
 
-/* Blocks of a quantized matrix that share a scale; 0 x 0: the weights are not quantized. */
+/* Blocks of a quantized matrix that share a scale; 0 x 0: the weights are not quantized in blocks.
+ * fp4: experts may be stored as MXFP4. */
 typedef struct qd_hf_blocks {
     int64_t rows, cols;
+    bool fp4;
 } qd_hf_blocks;
 
 /* hf_quantized.c */
 
-/* Reads quantization_config of config.json. QD_UNSUPPORTED names a format other than fp8 in
- * blocks. */
-qd_status qd_hf_quantization_read(const qd_json *document, const qd_json_node *config, qd_hf_blocks *blocks);
+/* Reads quantization_config of config.json. QD_UNSUPPORTED names a format other than fp8 in blocks,
+ * and for families with stacked experts MXFP4. */
+qd_status qd_hf_quantization_read(const qd_json *document, const qd_json_node *config, const qd_hf_family *family, qd_hf_blocks *blocks);
 /* The name of the tensor with the scales of a weight; false: it is too long to have one. */
 bool qd_hf_scale_name(const char *weight, char *name, size_t size);
 /* Whether `scale` fits the fp8 matrix `weight`: QD_USAGE or QD_UNSUPPORTED names what does not. */
@@ -72,6 +76,19 @@ qd_status qd_hf_scale_check(const char *folder, const qd_safetensors_entry *weig
  * read as fp32, by the scales of its blocks. */
 qd_status qd_hf_scale_apply(const qd_safetensors_entry *scale, qd_hf_blocks blocks, int64_t first, int64_t left, int64_t rows,
                             int64_t cols, float *values);
+
+/* MXFP4, of stacked experts: instead of tensor NAME (experts, in, outputs) there are NAME_blocks
+ * (experts, outputs, in / 32, 16), two values of 4 bits per byte, and NAME_scales (experts,
+ * outputs, in / 32), exponents of 2 with bias 127. */
+#define QD_HF_FP4_BLOCKS "_blocks"
+#define QD_HF_FP4_SCALES "_scales"
+/* Whether both fit the tensor: QD_USAGE or QD_UNSUPPORTED names what does not. */
+qd_status qd_hf_fp4_check(const char *folder, const qd_hf_tensor *tensor, const qd_safetensors_entry *blocks,
+                          const qd_safetensors_entry *scales);
+/* out (rows, cols): for r < rows, inputs [left, left + cols) of output `output` + r · step of an
+ * expert. */
+qd_status qd_hf_fp4_read(const qd_safetensors_entry *blocks, const qd_safetensors_entry *scales, int64_t expert, int64_t output,
+                         int64_t step, int64_t rows, int64_t left, int64_t cols, float *out);
 
 /* The contents of config.json. */
 typedef struct qd_hf_config {

@@ -39,7 +39,7 @@ static qd_status adapted(const qd_ledger *l, const qd_hf_tensor *t, bool *has)
 {
     *has = false;
     for (int i = 0; i < t->param_count; i++)
-        *has = *has || qd_ledger_adapter(l, &l->params[t->params[i]], 'A') != NULL;
+        *has = *has || qd_ledger_adapter(l, &l->params[t->first + i], 'A') != NULL;
     if (*has && t->param_count > 1)
         return QD_FAIL(QD_UNSUPPORTED, "PEFT has one adapter for '%s', and this run one for each of its %d parts: export the merged model",
                        t->name, t->param_count);
@@ -101,7 +101,7 @@ static qd_status put_factors(const qd_ledger *l, const qd_hf_tensor *tensors, in
 {
     for (int i = 0; i < count; i++)
         for (const char *factor = "AB"; *factor; factor++) {
-            const qd_param *p = tensors[i].param_count == 1 ? qd_ledger_adapter(l, &l->params[tensors[i].params[0]], *factor) : NULL;
+            const qd_param *p = tensors[i].param_count == 1 ? qd_ledger_adapter(l, &l->params[tensors[i].first], *factor) : NULL;
             const qd_atom all = {{0, 0}, {p ? p->shape[0] : 0, p ? p->shape[1] : 0}};
             char name[NAME_MOST];
             uint64_t hash;
@@ -274,7 +274,7 @@ qd_status qd_peft_targets(const qd_peft_source *s, const qd_ledger *plain, unsig
         name_factor(&tensors[i], 'A', name);
         if (!qd_safetensors_find(s->file, name))
             continue;
-        const char *ours = plain->params[tensors[i].params[0]].name;
+        const char *ours = plain->params[tensors[i].first].name;
         snprintf(part, sizeof part, "%.*s", (int)(strlen(ours) - 7), ours);
         unsigned found = 0;
         for (int k = 0; k < QD_LORA_TARGET_COUNT; k++)
@@ -298,7 +298,7 @@ qd_status qd_peft_check(qd_peft_source *s, const qd_ledger *ledger, qd_arena *ar
     for (int i = 0; i < s->count; i++)
         for (const char *factor = "AB"; *factor; factor++) {
             const qd_param *p =
-                s->tensors[i].param_count == 1 ? qd_ledger_adapter(ledger, &ledger->params[s->tensors[i].params[0]], *factor) : NULL;
+                s->tensors[i].param_count == 1 ? qd_ledger_adapter(ledger, &ledger->params[s->tensors[i].first], *factor) : NULL;
             char name[NAME_MOST];
             if (!p)
                 continue;
@@ -337,7 +337,7 @@ qd_status qd_peft_fetch(void *source, const qd_state_piece *piece, float *out)
     for (int i = 0; i < s->count; i++)
         for (const char *factor = "AB"; *factor; factor++) {
             char name[NAME_MOST];
-            if (s->tensors[i].param_count != 1 || qd_ledger_adapter(s->ledger, &s->ledger->params[s->tensors[i].params[0]], *factor) != wanted)
+            if (s->tensors[i].param_count != 1 || qd_ledger_adapter(s->ledger, &s->ledger->params[s->tensors[i].first], *factor) != wanted)
                 continue;
             name_factor(&s->tensors[i], *factor, name);
             const qd_safetensors_entry *e = qd_safetensors_find(s->file, name);

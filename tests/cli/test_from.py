@@ -6,6 +6,7 @@ ctest: timeout 240
 import json
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import unittest
@@ -126,6 +127,41 @@ class From(program.ProgramTest):
             one = self.losses("--from", folder)
             for mine, theirs in zip(self.losses("--from", folder, "--ranks", "2", "--tp", "2"), one):
                 self.assertAlmostEqual(mine, theirs, delta=1e-5)
+
+    def test_experts_in_mxfp4_are_imported_exactly(self):
+        self.ok(self.run_program("train", "model.preset=gpt-oss-tiny", "model.vocab=300", "model.layers=2", "model.experts=4",
+                                 "model.expert_ffn=64", f"data.path={TEXT}", "data.seq=48", "train.steps=2", "train.global_batch=2", "--dir",
+                                 "gpt-oss"))
+        self.ok(self.run_program("convert", "gpt-oss", "hf-gpt-oss"))
+        meant = quantize.quantize_fp4(self.path("hf-gpt-oss"), self.path("fp4"))
+        self.ok(self.run_program("convert", "fp4", "run-fp4"))
+        self.ok(self.run_program("convert", "run-fp4", "back-fp4"))
+        back = quantize.read_tensors(self.path("back-fp4/model.safetensors"))
+        self.assertEqual(set(back), set(meant))
+        for name, values in meant.items():
+            self.assertEqual(back[name][1], values, name)
+        # Every rank reads its own part of the blocks.
+        one = self.losses("--from", "fp4")
+        for mine, theirs in zip(self.losses("--from", "fp4", "--ranks", "4", "parallel.ep=2", "parallel.etp=2"), one):
+            self.assertAlmostEqual(mine, theirs, delta=1e-5)
+        # Damaged folders are named.
+        tensors = self.stored("fp4")
+        name = "model.layers.1.mlp.experts.down_proj"
+        for changes, parts in (({name + "_scales": None}, ("down_proj_scales", "missing")),
+                               ({name + "_blocks": None}, ("down_proj", "missing")),
+                               ({name + "_scales": ("U8", [4, 128, 1], bytes(512))}, ("down_proj_scales", "4 x 128 x 2")),
+                               ({name + "_blocks": ("F32", [4, 128, 2, 4], bytes(16384))}, ("down_proj_blocks", "uint8"))):
+            changed = {key: value for key, value in {**tensors, **changes}.items() if value}
+            quantize.write_tensors(self.path("fp4/model.safetensors"), changed)
+            self.one_line(self.run_program("convert", "fp4", "unused"), 2, *parts)
+
+    def stored(self, folder):
+        """name: (dtype, shape, bytes)"""
+        with open(self.path(f"{folder}/model.safetensors"), "rb") as file:
+            length, = struct.unpack("<Q", file.read(8))
+            header, data = json.loads(file.read(length)), file.read()
+        header.pop("__metadata__", None)
+        return {name: (t["dtype"], t["shape"], data[slice(*t["data_offsets"])]) for name, t in header.items()}
 
     def test_quantized_folders_that_cannot_be_read_are_named(self):
         quantize.quantize(self.path("hf-qwen3-tiny"), self.path("fp8"), 128, 128)

@@ -111,6 +111,29 @@ static void test_defaults(void **state)
     assert_false(accepted(state, "qwen3_moe", "").moe.normalised);
 }
 
+/* GPT-OSS: what its configuration class implies, its YaRN, and the keys of the released folders. */
+static void test_gpt_oss(void **state)
+{
+    qd_model m = accepted(state, "gpt_oss", "");
+    assert_true(m.layers == 36 && m.heads == 64 && m.kv_heads == 8 && m.head_dim == 64 && m.hidden == 2880 && m.vocab == 201088);
+    assert_true(m.moe.experts == 128 && m.moe.per_token == 4 && m.moe.ffn == 2880 && m.moe.logit_bias && m.moe.normalised);
+    assert_true(m.sinks && m.qkv_bias && m.out_bias && m.mlp_bias && !m.tied && m.window == 128 && m.full_every == 2);
+    assert_true(m.activation == QD_ACT_SWIGLU_CLAMPED && m.swiglu_alpha == 1.702 && m.swiglu_limit == 7.0);
+    assert_true(m.rope.base == 150000.0 && m.rope.scaling == QD_ROPE_YARN && m.rope.factor == 32.0 && !m.rope.truncate &&
+                m.rope.original_seq == 4096 && m.rope.beta_fast == 32.0 && m.rope.beta_slow == 1.0);
+    m = accepted(state, "gpt_oss", "\"attention_bias\": false, \"swiglu_limit\": 5.5, \"num_experts\": 32, \"num_hidden_layers\": 2, "
+                                   "\"layer_types\": [\"full_attention\", \"full_attention\"], \"rope_theta\": 150000, "
+                                   "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0, \"truncate\": false, "
+                                   "\"original_max_position_embeddings\": 512}");
+    assert_true(!m.qkv_bias && !m.out_bias && m.swiglu_limit == 5.5 && m.moe.experts == 32 && m.window == 0 && m.rope.factor == 8.0 &&
+                m.rope.original_seq == 512 && !m.rope.truncate);
+    assert_int_equal(accepted(state, "gpt_oss", "\"rope_scaling\": {\"rope_type\": \"default\"}").rope.scaling, QD_ROPE_NONE);
+    refused(state, "gpt_oss", "\"hidden_act\": \"gelu\"", "hidden_act");
+    refused(state, "gpt_oss", "\"swiglu_limit\": 0", "swiglu_limit");
+    refused(state, "gpt_oss", "\"quantization_config\": {\"quant_method\": \"gptq\"}", "gptq");
+    refused(state, "llama", "\"quantization_config\": {\"quant_method\": \"mxfp4\"}", "mxfp4");
+}
+
 /* null is a value of these keys, and alternative names count. */
 static void test_other_spellings(void **state)
 {
@@ -552,6 +575,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_defaults, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_gpt_oss, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_other_spellings, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_windows, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_keys, scratch_setup, scratch_teardown),

@@ -31,6 +31,7 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "mixtral-window",
                                     "qwen3-moe-balanced", "qwen3-moe-attention-bias", "olmoe",     "olmoe-one-key",
                                     "qwen2-moe",       "qwen2-moe-windows",
+                                    "gpt-oss",         "gpt-oss-odd",
                                     "qwen2",           "qwen2-tied",
                                     "mistral",         "mistral-window",      "qwen3-attention-bias", "llama-linear",
                                     "llama-mlp-bias",  "qwen2-yarn",          "mistral-short-window", "qwen2-windows",
@@ -39,7 +40,7 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "gemma3-capped",   "olmo3",               "olmo3-one-key",
                                     "smollm3",         "smollm3-windows",
                                     "phi3",            "phi3-partial"};
-enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 17 }; /* from there on fp32 and no experts */
+enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 19 }; /* from there on fp32 and no experts */
 
 /* The model_type of a folder. */
 static void kind_of(const char *folder, char kind[32])
@@ -185,6 +186,29 @@ static qd_status fill_sentence(void *context, int64_t first, int64_t count, int6
     return QD_OK;
 }
 
+/* Writes one of their tensors to our parameters, or reads it from their gradients. Experts may be
+ * stacked: (experts, in, outputs), where the outputs of an expert's parameters alternate. */
+static void exchange_values(qd_team *team, const qd_ledger *ledger, const qd_hf_tensor *t, bool write, float *theirs)
+{
+    int parts = t->experts > 0 ? t->param_count / t->experts : 1;
+    int64_t first = 0; /* others: rows of several, one after the other */
+    for (int i = 0; i < t->param_count; i++) {
+        const qd_param *p = &ledger->params[t->first + i];
+        int64_t rows = p->shape[0], cols = p->shape[1], count = rows * cols;
+        float *ours = malloc((size_t)count * sizeof *ours);
+        if (!write)
+            ok(qd_team_read(team, p->name, QD_TENSOR_GRADIENT, ours, count));
+        for (int64_t k = 0; k < count; k++) {
+            int64_t at = t->experts > 0 ? (i / parts * cols + k % cols) * rows * parts + k / cols * parts + i % parts : first + k;
+            *(write ? &ours[k] : &theirs[at]) = write ? theirs[at] : ours[k];
+        }
+        if (write)
+            ok(qd_team_write(team, p->name, ours, count));
+        first += count;
+        free(ours);
+    }
+}
+
 /* One step on the fixture's tokens, from the fixture's weights, against the loss and the gradients
  * of transformers. */
 static void compare_gradients(const char *name, double loss_tolerance, double tolerance)
@@ -214,12 +238,8 @@ static void compare_gradients(const char *name, double loss_tolerance, double to
     ok(qd_arena_create(&arena));
     ok(qd_hf_tensors(ledger, arena, &tensors, &count));
     for (int t = 0; t < count; t++) {
-        const float *from = ((const float *)qd_safetensors_find(weights, tensors[t].name)->data);
-        for (int i = 0; i < tensors[t].param_count; i++) { /* rows of several, one after the other */
-            const qd_param *p = &ledger->params[tensors[t].params[i]];
-            ok(qd_team_write(team, p->name, from, p->shape[0] * p->shape[1]));
-            from += p->shape[0] * p->shape[1];
-        }
+        float *from = (float *)(uintptr_t)qd_safetensors_find(weights, tensors[t].name)->data;
+        exchange_values(team, ledger, &tensors[t], true, from);
     }
     qd_step_output out;
     ok(qd_team_step(team, &out));
@@ -227,17 +247,13 @@ static void compare_gradients(const char *name, double loss_tolerance, double to
         fail_msg("%s: the loss is %.7f and should be %.7f", name, out.loss, *(const double *)loss->data);
     for (int t = 0; t < count; t++) {
         char key[160];
-        int64_t elements = tensors[t].shape[0] * tensors[t].shape[1];
+        int64_t elements = qd_hf_tensor_count(&tensors[t]);
         snprintf(key, sizeof key, "grad.%s", tensors[t].name);
         const qd_safetensors_entry *wanted = qd_safetensors_find(expected, key);
         assert_non_null(wanted);
         assert_int_equal(wanted->count, elements);
         float *gradient = malloc((size_t)elements * sizeof *gradient);
-        for (int64_t i = 0, first = 0; i < tensors[t].param_count; i++) {
-            const qd_param *p = &ledger->params[tensors[t].params[i]];
-            ok(qd_team_read(team, p->name, QD_TENSOR_GRADIENT, gradient + first, p->shape[0] * p->shape[1]));
-            first += p->shape[0] * p->shape[1];
-        }
+        exchange_values(team, ledger, &tensors[t], false, gradient);
         double error = qd_relative_error(gradient, wanted->data, elements, 1e-3);
         if (!(error <= tolerance))
             fail_msg("%s: the gradient of %s differs by %g", name, tensors[t].name, error);
