@@ -75,8 +75,10 @@ static const qd_option own[] = {
     {"shard-mb", QD_OPTION_FLOAT, "5000", 0, 1e9, NULL, "export: largest safetensors file in MiB (a tensor is never split); 0: one file",
      NULL},
     {"seq", QD_OPTION_INT, "0", 0, 1e8, NULL, "import: data.seq of the run; 0: the model's positions, at most 2048", NULL},
-    {"adapter", QD_OPTION_BOOL, "false", 0, 0, NULL, "export: the adapters of a LoRA run in PEFT's format, instead of the merged model", NULL},
-    {"base", QD_OPTION_STRING, "", 0, 0, NULL, "import of adapters: Hugging Face folder of their base model; empty: the one they name", NULL},
+    {"adapter", QD_OPTION_BOOL, "false", 0, 0, NULL, "export: the adapters of a LoRA run in PEFT's format, instead of the merged model",
+     NULL},
+    {"base", QD_OPTION_STRING, "", 0, 0, NULL, "import of adapters: Hugging Face folder of their base model; empty: the one they name",
+     NULL},
     CLI_OPTION_JSON,
 };
 
@@ -89,7 +91,8 @@ const cli_command cli_convert = {
                "If FROM has a config.json, it is a Hugging Face folder (tokenizer.json and safetensors, one file or several with an\n"
                "index), and TO becomes a run folder for eval and generate. Otherwise FROM is a run folder or a checkpoint, and TO\n"
                "becomes a Hugging Face folder; adapters are merged into its weights, or written alone (--adapter). A folder with\n"
-               "adapter_config.json (PEFT) becomes a run folder that names its base model. TO must not exist; it appears when it is complete. Needs memory for one tensor.",
+               "adapter_config.json (PEFT) becomes a run folder that names its base model. TO must not exist; it appears when\n"
+               "it is complete. Needs memory for one tensor.",
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,

@@ -15,7 +15,8 @@ extern "C" {
 /* The default of every member is zero. */
 typedef struct qd_convert_options {
     size_t size;
-    /* a Hugging Face folder (config.json, safetensors, tokenizer.json), adapters in PEFT's format, a run folder or a checkpoint */
+    /* a Hugging Face folder (config.json, safetensors, tokenizer.json), adapters in PEFT's format,
+     * a run folder or a checkpoint */
     const char *from;
     const char *to;   /* folder to create: a run folder (import), or a Hugging Face folder (export) */
     qd_dtype dtype;   /* export: fp32, bf16 or fp16 */

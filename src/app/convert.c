@@ -203,7 +203,8 @@ static qd_status open_adapters(const qd_convert_options *o, adapters *a)
     QD_TRY(qd_peft_open(o->from, &a->peft));
     const char *base = o->base ? o->base : qd_peft_settings(a->peft)->base;
     if (!base || !realpath(base, a->base) || !exists(a->base, QD_HF_CONFIG))
-        return QD_FAIL(QD_USAGE, "%s: its base model '%s' is not a Hugging Face folder here: name one with --base", o->from, base ? base : "");
+        return QD_FAIL(QD_USAGE, "%s: its base model '%s' is not a Hugging Face folder here: name one with --base", o->from,
+                       base ? base : "");
     return qd_ckpt_base_fingerprint(a->base, a->hash);
 }
 

@@ -120,7 +120,8 @@ qd_status qd_ckpt_base_open(const qd_ckpt_meta *meta, const qd_ledger *ledger, q
     char found[QD_CKPT_BASE_TEXT];
     struct stat info;
     if (stat(meta->base, &info) != 0)
-        return QD_FAIL(QD_USAGE, "%s: %s; the frozen weights of these adapters are there: put the folder back", meta->base, strerror(errno));
+        return QD_FAIL(QD_USAGE, "%s: %s; the frozen weights of these adapters are there: put the folder back", meta->base,
+                       strerror(errno));
     QD_TRY(qd_ckpt_base_fingerprint(meta->base, found));
     if (strcmp(found, meta->base_hash) != 0)
         return QD_FAIL(QD_USAGE, "%s: its fingerprint is %s, and the adapters were trained on %s: the weights have changed", meta->base,

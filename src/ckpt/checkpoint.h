@@ -15,7 +15,8 @@ typedef struct qd_ckpt_meta {
     uint64_t seed;       /* with the two above: the state of all random numbers and of the sampler */
     const char *config;  /* the run's complete configuration as YAML */
     const char *run;     /* identity of the run, 16 hexadecimal digits; "": written by a version without it. Set by commits */
-    /* Adapters: the folder with the frozen values, and its fingerprint; "": the checkpoint has all values */
+    /* Adapters: the folder with the frozen values, and its fingerprint; "": the checkpoint has all
+     * values */
     const char *base, *base_hash;
     int tensors;         /* when writing: expected number, qd_pieces_tensors; 0: the values of all parameters */
 } qd_ckpt_meta;

@@ -211,8 +211,8 @@ static qd_status read_config(qd_peft_source *s)
     static const char *const patterns[] = {"rank_pattern", "alpha_pattern"};
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++)
         if (qd_json_count(qd_json_member(root, patterns[i])) > 0)
-            return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": %s: layers with ranks or factors of their own are not supported", s->folder,
-                           patterns[i]);
+            return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": %s: layers with ranks or factors of their own are not supported",
+                           s->folder, patterns[i]);
     if (qd_json_count(qd_json_member(root, "modules_to_save")) > 0)
         return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": modules_to_save is not supported", s->folder);
     double rank = number_of(root, "r", 0.0);
@@ -228,7 +228,8 @@ qd_status qd_peft_open(const char *folder, qd_peft_source **source)
 {
     qd_peft_source *s = calloc(1, sizeof *s);
     char *config = qd_ckpt_path(folder, QD_PEFT_CONFIG), *tensors = qd_ckpt_path(folder, QD_PEFT_TENSORS);
-    qd_status status = s && config && tensors && (s->folder = strdup(folder)) ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", folder);
+    bool there = s && config && tensors && (s->folder = strdup(folder));
+    qd_status status = there ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to open %s", folder);
     if (status == QD_OK)
         status = qd_json_load(config, &s->config);
     if (status == QD_OK)
@@ -337,7 +338,8 @@ qd_status qd_peft_fetch(void *source, const qd_state_piece *piece, float *out)
     for (int i = 0; i < s->count; i++)
         for (const char *factor = "AB"; *factor; factor++) {
             char name[NAME_MOST];
-            if (s->tensors[i].param_count != 1 || qd_ledger_adapter(s->ledger, &s->ledger->params[s->tensors[i].first], *factor) != wanted)
+            const qd_hf_tensor *t = &s->tensors[i];
+            if (t->param_count != 1 || qd_ledger_adapter(s->ledger, &s->ledger->params[t->first], *factor) != wanted)
                 continue;
             name_factor(&s->tensors[i], *factor, name);
             const qd_safetensors_entry *e = qd_safetensors_find(s->file, name);

@@ -25,9 +25,10 @@ int64_t qd_saver_snapshot(const qd_saver *saver);
 
 /* Not collective, between saves: the checkpoint that is kept in addition to the newest, as in
  * qd_store_commit(). */
-/* Adapters: the folder with the frozen values, which checkpoints name instead of containing them. */
-qd_status qd_saver_set_base(qd_saver *saver, const char *path);
 void qd_saver_set_best(qd_saver *saver, int64_t step);
+/* Adapters: the folder with the frozen values, which checkpoints name instead of containing
+ * them. */
+qd_status qd_saver_set_base(qd_saver *saver, const char *path);
 
 /* Collective, while no save is in progress. Copies this rank's state and starts writing; failures
  * are reported by qd_saver_poll(). config: of rank 0, copied. Only communication failures are

@@ -1,0 +1,102 @@
+"""LoRA as a user runs it: small checkpoints that name their base, resume on another layout, eval and
+generate, PEFT folders both ways, and the merged export.
+
+ctest: timeout 200
+"""
+import json
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+TEXT = os.path.join(program.SOURCE, "LICENSE")
+RUN = [f"data.path={TEXT}", "data.tokenizer=bytes", "data.seq=32", "train.global_batch=4", "train.lr=2e-3", "train.schedule=constant",
+       "train.warmup=0", "run.threads=1", "lora.rank=4", "lora.alpha=8"]
+
+
+class Lora(program.ProgramTest):
+    @classmethod
+    def setUpClass(cls):
+        cls.made = tempfile.mkdtemp(prefix="quadrille-test-lora-")
+        cls.addClassCleanup(shutil.rmtree, cls.made, ignore_errors=True)
+        for arguments in (["train", "model.preset=qwen3-tiny", "model.layers=2", f"data.path={TEXT}", "data.tokenizer=bytes",
+                           "data.seq=32", "train.steps=3", "train.global_batch=4", "--dir", "base"], ["convert", "base", "hf"]):
+            result = program.subprocess.run([program.PROGRAM, *arguments], cwd=cls.made, capture_output=True, text=True, timeout=100,
+                                            check=False)
+            assert result.returncode == 0, result.stdout + result.stderr
+
+    def setUp(self):
+        super().setUp()
+        shutil.copytree(self.made, self.folder, symlinks=True, dirs_exist_ok=True)
+
+    def train(self, *words):
+        result = self.run_program("train", "--json", *words)
+        self.ok(result)
+        return [json.loads(line)["loss"] for line in result.stdout.splitlines() if '"step"' in line]
+
+    def loss(self, run):
+        result = self.run_program("eval", run, TEXT, "--json")
+        self.ok(result)
+        return json.loads(result.stdout)["loss"]
+
+    def test_checkpoints_resume_on_another_layout(self):
+        whole = self.train("--from", "hf", *RUN, "train.steps=6", "--dir", "whole")
+        self.train("--from", "hf", *RUN, "train.steps=3", "--dir", "run", "--ranks", "2", "--zero", "3")
+        size = sum(os.path.getsize(os.path.join(self.path("run/checkpoints/latest"), name))
+                   for name in os.listdir(self.path("run/checkpoints/latest")))
+        self.assertLess(size, os.path.getsize(self.path("hf/model.safetensors")))
+        with open(self.path("run/checkpoints/latest/manifest.json")) as file:
+            manifest = json.load(file)
+        self.assertEqual(manifest["base"], os.path.realpath(self.path("hf")))
+        self.assertTrue(all(".lora_" in tensor["name"] for tensor in manifest["tensors"]))
+        rest = self.train("--resume", "run.dir=run", "train.steps=6", "--ranks", "2", "--tp", "2", "parallel.zero=0")
+        for mine, theirs in zip(rest, whole[3:]):
+            self.assertAlmostEqual(mine, theirs, delta=1e-5)
+        self.assertNotEqual(self.loss("whole"), self.loss("base"))
+        self.assertAlmostEqual(self.loss("run"), self.loss("whole"), delta=1e-5)
+        self.ok(self.run_program("generate", "run", "--prompt", "The", "--tokens", "4"))
+
+    def test_adapters_go_out_and_come_back(self):
+        self.train("--from", "hf", *RUN, "train.steps=4", "--dir", "run")
+        loss = self.loss("run")
+        for arguments in (["convert", "run", "peft", "--adapter"], ["convert", "peft", "again", "--seq", "32"],
+                          ["convert", "run", "merged"], ["convert", "merged", "plain", "--seq", "32"]):
+            self.ok(self.run_program(*arguments))
+        self.assertNotAlmostEqual(loss, self.loss("base"), delta=1e-5)
+        self.assertAlmostEqual(self.loss("again"), loss, delta=1e-6)
+        self.assertAlmostEqual(self.loss("plain"), loss, delta=1e-5)
+        with open(self.path("peft/adapter_config.json")) as file:
+            config = json.load(file)
+        self.assertEqual((config["r"], config["lora_alpha"], config["peft_type"]), (4, 8, "LORA"))
+        self.assertIn("down_proj", config["target_modules"])
+
+    def test_what_does_not_fit_is_refused(self):
+        self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
+        for words, wanted in ((["lora.alpha=4"], "lora.alpha has no effect without lora.rank"),
+                              (["lora.rank=2", "lora.targets=q_prj"], "'q_prj' is none of"),
+                              (["lora.rank=2", "lora.targets=router"], "has no router"),
+                              (["model.preset=mixtral-tiny", "lora.rank=2", "lora.dropout=0.1"], "does not reach the adapters of routed"),
+                              (["model.preset=mixtral-tiny", "lora.rank=2", "parallel.etp=2", "--ranks", "2"], "parallel.etp=2"),
+                              (["model.preset=mixtral-tiny", "lora.rank=2", "run.device=cuda"], "no kernel for run.device=cuda")):
+            self.refused(self.run_program("check", *words), wanted)
+        self.refused(self.run_program("train", "--resume", "run.dir=run", "train.steps=2", "lora.rank=2"), "lora.rank has changed")
+        self.refused(self.run_program("convert", "base", "peft", "--adapter"), "has no adapters to export")
+        self.refused(self.run_program("train", "--from", "run", *RUN, "train.steps=1", "--dir", "other"), "merge them first")
+        with open(self.path("hf/config.json"), "a") as file:
+            file.write("\n")
+        self.refused(self.run_program("eval", "run", TEXT), "the weights have changed")
+        shutil.move(self.path("hf"), self.path("gone"))
+        self.refused(self.run_program("eval", "run", TEXT), "put the folder back")
+
+    def refused(self, result, wanted):
+        self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+        self.assertIn(wanted, result.stderr)
+        self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
