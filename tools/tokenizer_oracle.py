@@ -42,8 +42,8 @@ TEXT, ALLOW, REFUSE = 0, 1, 2
 
 
 class EncodeOptions(ctypes.Structure):
-    _fields_ = [("special", ctypes.c_int), ("allowed", ctypes.POINTER(ctypes.c_char_p)), ("allowed_count", ctypes.c_size_t),
-                ("broken", ctypes.c_int), ("frame", ctypes.c_bool)]
+    _fields_ = [("size", ctypes.c_size_t), ("special", ctypes.c_int), ("allowed", ctypes.POINTER(ctypes.c_char_p)),
+                ("allowed_count", ctypes.c_size_t), ("broken", ctypes.c_int), ("frame", ctypes.c_bool)]
 
 
 class Tokens(ctypes.Structure):
@@ -55,11 +55,11 @@ class Strbuf(ctypes.Structure):
                 ("failed", ctypes.c_bool)]
 
 
-PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+PROGRESS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
 
 
 class Training(ctypes.Structure):
-    _fields_ = [("paths", ctypes.POINTER(ctypes.c_char_p)), ("path_count", ctypes.c_size_t), ("vocab", ctypes.c_int32),
+    _fields_ = [("size", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)), ("path_count", ctypes.c_size_t), ("vocab", ctypes.c_int32),
                 ("min_frequency", ctypes.c_int64), ("max_token", ctypes.c_int32), ("pattern", ctypes.c_char_p),
                 ("all_bytes", ctypes.c_bool), ("whole_files", ctypes.c_bool), ("field", ctypes.c_char_p),
                 ("separator", ctypes.c_char_p), ("broken", ctypes.c_int),
@@ -71,7 +71,6 @@ class Library:
     def __init__(self, path):
         self.c = ctypes.CDLL(path)
         self.c.qd_error_message.restype = ctypes.c_char_p
-        self.c.qd_tokenizer_training_default.restype = Training
 
     def check(self, status):
         if status != 0:
@@ -94,7 +93,8 @@ class Ours:
 
     @classmethod
     def train(cls, library, paths, **settings):
-        training = library.c.qd_tokenizer_training_default()
+        training = Training()
+        library.c.qd_tokenizer_training_init(ctypes.byref(training), ctypes.c_size_t(ctypes.sizeof(training)))
         strings = lambda items: (ctypes.c_char_p * len(items))(*[item.encode() for item in items])
         training.paths, training.path_count = strings(paths), len(paths)
         special = settings.pop("special", [])
@@ -110,7 +110,7 @@ class Ours:
 
     def encode_raw(self, data, special=TEXT, broken=KEEP, frame=False, allowed=()):
         names = (ctypes.c_char_p * len(allowed))(*[name.encode() for name in allowed])
-        options = EncodeOptions(special, names, len(allowed), broken, frame)
+        options = EncodeOptions(ctypes.sizeof(EncodeOptions), special, names, len(allowed), broken, frame)
         tokens = Tokens()
         self.library.check(self.library.c.qd_encoder_encode(self.encoder, data, ctypes.c_size_t(len(data)),
                                                             ctypes.byref(options), ctypes.byref(tokens)))

@@ -21,12 +21,12 @@ extern "C" {
 typedef struct qd_tokenizer qd_tokenizer;
 typedef struct qd_encoder qd_encoder;
 
-/* Reads a Hugging Face tokenizer.json, or a tiktoken file (lines of base64 token and rank); the
- * caller owns *tokenizer. A tiktoken file does not contain the split pattern and the special
- * tokens: `encoding` selects them, one of gpt2, r50k_base, cl100k_base, o200k_base, llama3 and
- * kimi; NULL guesses from the number of ranks. For a tokenizer.json, `encoding` must be NULL.
- * QD_USAGE for an invalid file and for features that are not supported; the message names the
- * field. */
+/* Reads a Hugging Face tokenizer.json, a SentencePiece model (Unigram or BPE), or a tiktoken file
+ * (lines of base64 token and rank); the caller owns *tokenizer. A tiktoken file does not contain
+ * the split pattern and the special tokens: `encoding` selects them, one of gpt2, r50k_base,
+ * cl100k_base, o200k_base, llama3 and kimi; NULL guesses from the number of ranks. For a
+ * tokenizer.json, `encoding` must be NULL. QD_USAGE for an invalid file and for features that are
+ * not supported; the message names the field. */
 QD_API qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer);
 /* The same from memory; messages use `name` as the file name. */
 QD_API qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t length, const char *encoding,
@@ -34,8 +34,8 @@ QD_API qd_status qd_tokenizer_load_text(const char *name, const char *text, size
 QD_API void qd_tokenizer_destroy(qd_tokenizer *tokenizer); /* NULL is legal */
 
 /* Writes a tokenizer.json that the package `tokenizers` reads and that gives the same tokens; the
- * second function appends it to `out`. QD_UNSUPPORTED if the format cannot express the
- * tokenizer. */
+ * second function appends it to `out`. A SentencePiece model is written as it was read.
+ * QD_UNSUPPORTED if the format cannot express the tokenizer. */
 QD_API qd_status qd_tokenizer_save(const qd_tokenizer *tokenizer, const char *path);
 QD_API qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out);
 

@@ -64,21 +64,22 @@ static qd_status import_tokenizer(const qd_convert_options *o, const char *aside
 {
     file_path path;
     qd_tokenizer *tokenizer = NULL;
-    QD_TRY(path_in(o->from, QD_HF_TOKENIZER, path));
+    const char *name = exists(o->from, QD_HF_TOKENIZER) ? QD_HF_TOKENIZER : QD_HF_SENTENCEPIECE;
+    QD_TRY(path_in(o->from, name, path));
     if (access(path, F_OK) != 0) {
         qd_strbuf_puts(&report->notes, "there is no tokenizer.json: to use text, put one into the new folder\n");
         return QD_OK;
     }
     qd_status status = qd_tokenizer_load(path, NULL, &tokenizer);
     if (status == QD_USAGE) {
-        qd_strbuf_printf(&report->notes, "tokenizer.json was not copied: %s\n", qd_error_message());
+        qd_strbuf_printf(&report->notes, "%s was not copied: %s\n", name, qd_error_message());
         return QD_OK;
     }
     QD_TRY(status);
     int32_t size = qd_tokenizer_size(tokenizer);
     qd_tokenizer_destroy(tokenizer);
     if (size > vocab) {
-        qd_strbuf_printf(&report->notes, "tokenizer.json was not copied: it has %d tokens, the model %lld\n", size, (long long)vocab);
+        qd_strbuf_printf(&report->notes, "%s was not copied: it has %d tokens, the model %lld\n", name, size, (long long)vocab);
         return QD_OK;
     }
     report->tokenizer = true;
@@ -271,7 +272,12 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
         put_token_name(&json, "eos_token", text.tokenizer, *end);
         qd_json_end(&json);
         qd_strbuf_puts(&config, "\n");
-        status = path_in(aside, QD_HF_TOKENIZER, path);
+        qd_strbuf content = {0}; /* a SentencePiece model is saved as one */
+        status = qd_tokenizer_save_text(text.tokenizer, &content);
+        bool plain = content.length > 0 && content.data[strspn(content.data, " \t\r\n")] == '{';
+        qd_strbuf_free(&content);
+        if (status == QD_OK)
+            status = path_in(aside, plain ? QD_HF_TOKENIZER : QD_HF_SENTENCEPIECE, path);
     }
     if (status == QD_OK)
         status = qd_tokenizer_save(text.tokenizer, path); /* also if it was read from another format */

@@ -27,6 +27,8 @@ static qd_status look_into_folder(const char *path, origin *o)
     if (status == QD_OK && (size_t)snprintf(o->tokenizer, sizeof o->tokenizer, "%s/" QD_HF_TOKENIZER, path) >= sizeof o->tokenizer)
         status = QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", path);
     if (access(o->tokenizer, F_OK) != 0)
+        snprintf(o->tokenizer, sizeof o->tokenizer, "%.*s/" QD_HF_SENTENCEPIECE, PATH_MAX - 32, path);
+    if (access(o->tokenizer, F_OK) != 0)
         o->tokenizer[0] = '\0';
     qd_hf_close(source);
     qd_strbuf_free(&notes);

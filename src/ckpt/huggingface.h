@@ -14,6 +14,7 @@
 
 #define QD_HF_CONFIG "config.json"
 #define QD_HF_TOKENIZER "tokenizer.json"
+#define QD_HF_SENTENCEPIECE "tokenizer.model" /* where there is no tokenizer.json */
 
 /* One of their tensors, composed of ours. */
 typedef struct qd_hf_tensor {

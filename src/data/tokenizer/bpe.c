@@ -29,7 +29,7 @@ static bool resize(uint32_t **array, size_t count)
     return larger != NULL;
 }
 
-static qd_status reserve(qd_bpe_work *work, size_t length)
+qd_status qd_bpe_reserve(qd_bpe_work *work, size_t length)
 {
     if (length <= work->capacity)
         return QD_OK;
@@ -218,16 +218,21 @@ static size_t character_symbols(const qd_tokenizer *tokenizer, const uint8_t *pi
     return symbols;
 }
 
+qd_status qd_bpe_merge(const qd_vocab *vocab, qd_bpe_work *work, size_t *count)
+{
+    if (*count > SHORT_PIECE)
+        return merge_long(vocab, work, count);
+    *count = merge_short(vocab, work->ids, work->ranks, *count);
+    return QD_OK;
+}
+
 qd_status qd_bpe(const qd_tokenizer *tokenizer, qd_bpe_work *work, const uint8_t *piece, size_t length,
                  const uint32_t **ids, size_t *count)
 {
-    QD_TRY(reserve(work, length));
+    QD_TRY(qd_bpe_reserve(work, length));
     size_t symbols = tokenizer->model == QD_MODEL_BYTES ? byte_symbols(tokenizer, piece, length, work->ids)
                                                         : character_symbols(tokenizer, piece, length, work->ids);
-    if (symbols > SHORT_PIECE)
-        QD_TRY(merge_long(&tokenizer->vocab, work, &symbols));
-    else
-        symbols = merge_short(&tokenizer->vocab, work->ids, work->ranks, symbols);
+    QD_TRY(qd_bpe_merge(&tokenizer->vocab, work, &symbols));
     *ids = work->ids;
     *count = symbols;
     return QD_OK;
@@ -246,7 +251,7 @@ qd_status qd_word_piece(const qd_tokenizer *tokenizer, qd_bpe_work *work, const 
     *count = 1;
     if (characters > tokenizer->most_characters)
         return QD_OK;
-    QD_TRY(reserve(work, length));
+    QD_TRY(qd_bpe_reserve(work, length));
     for (size_t start = 0, end; start < length; start = end) {
         uint32_t id = QD_NO_TOKEN;
         for (end = length; end > start; end--) {

@@ -12,6 +12,11 @@ typedef struct qd_bpe_work {
 } qd_bpe_work;
 void qd_bpe_work_free(qd_bpe_work *work);
 
+/* Reserves space for as many symbols. */
+qd_status qd_bpe_reserve(qd_bpe_work *work, size_t length);
+/* Merges work->ids (count). */
+qd_status qd_bpe_merge(const qd_vocab *vocab, qd_bpe_work *work, size_t *count);
+
 /* Merges the pair with the lowest rank, the leftmost of equals, until no pair can be merged. *ids
  * (count) belongs to `work` and is valid until the next call. Short pieces are scanned, long ones
  * use a heap: O(n log n). */

@@ -3,6 +3,7 @@
 
 #include "base/sized.h"
 #include "base/text/strbuf.h"
+#include "data/tokenizer/sentencepiece.h"
 #include "data/tokenizer/split/unicode.h"
 
 #include <stdlib.h>
@@ -106,6 +107,14 @@ static qd_status take_added(qd_encoder *encoder, const qd_encode_options *option
         return qd_encoder_stages(encoder, 0, text, size, zero);
     if (pass == 1 && tokenizer->normalizer.count > 0)
         QD_TRY(qd_normalize(&tokenizer->normalizer, &encoder->normal, text, size, &zero, &text, &size));
+    if (pass == 1 && tokenizer->sentencepiece) {
+        qd_strbuf *normal = &encoder->texts[0]; /* there are no stages */
+        normal->length = 0;
+        qd_sentencepiece_normalize(tokenizer->sentencepiece, text, size, normal);
+        if (normal->failed)
+            return QD_FAIL(QD_NO_MEMORY, "no memory to encode %zu bytes", size);
+        return normal->length > 0 ? qd_encoder_stages(encoder, 0, (const uint8_t *)normal->data, normal->length, 0) : QD_OK;
+    }
     const qd_trie *trie = pass == 0 ? &tokenizer->raw : &tokenizer->normalized;
     const uint8_t *done = text, *at = text, *end = text + size;
     size_t length = 0;
@@ -193,7 +202,7 @@ qd_status qd_encoder_encode(qd_encoder *encoder, const char *given, size_t lengt
         QD_TRY(qd_encoder_put(encoder, tokenizer->before, (size_t)tokenizer->before_count));
     const bool bytes = tokenizer->model == QD_MODEL_BYTES; /* the other models know characters only */
     size_t valid = options->broken == QD_BROKEN_KEEP && bytes ? length : qd_utf8_valid(given, length);
-    if (valid < length && (options->broken == QD_BROKEN_REPLACE || !bytes)) {
+    if (valid < length && (options->broken == QD_BROKEN_REPLACE || (!bytes && !tokenizer->sentencepiece))) {
         qd_utf8_replace(text, length, &encoder->replaced);
         if (encoder->replaced.failed)
             return QD_FAIL(QD_NO_MEMORY, "no memory to encode %zu bytes", length);

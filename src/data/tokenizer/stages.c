@@ -2,6 +2,7 @@
  * the word cache or by the model. Pieces are handled depth first, so a stage needs one buffer. */
 #define _GNU_SOURCE /* memmem */
 #include "data/tokenizer/encode_impl.h"
+#include "data/tokenizer/sentencepiece.h"
 
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/normalize/unicode_data.h"
@@ -46,6 +47,8 @@ qd_status qd_encoder_piece(qd_encoder *encoder, const uint8_t *piece, size_t len
         QD_TRY(qd_unigram_encode(tokenizer, &encoder->unigram, piece, length, &ids, &count));
     } else if (tokenizer->model == QD_MODEL_WORDPIECE) {
         QD_TRY(qd_word_piece(tokenizer, &encoder->work, piece, length, &ids, &count));
+    } else if (tokenizer->sentencepiece) {
+        QD_TRY(qd_sentencepiece_bpe(tokenizer, &encoder->work, piece, length, &ids, &count));
     } else {
         QD_TRY(qd_bpe(tokenizer, &encoder->work, piece, length, &ids, &count));
     }

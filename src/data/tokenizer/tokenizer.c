@@ -1,5 +1,6 @@
 /* The tokenizer object: loading by file type, lookup of special tokens, decoding, safe cuts. */
 #define _GNU_SOURCE /* memmem */
+#include "data/tokenizer/sentencepiece.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
 #include "base/text/strbuf.h"
@@ -35,6 +36,7 @@ void qd_tokenizer_destroy(qd_tokenizer *tokenizer)
     qd_normalizer_free(&tokenizer->normalizer);
     qd_decoder_free(&tokenizer->decoder);
     qd_unigram_free(&tokenizer->unigram);
+    qd_sentencepiece_destroy(tokenizer->sentencepiece);
     free(tokenizer->surfaces);
     free(tokenizer->surface_text);
     free(tokenizer->source);
@@ -56,7 +58,9 @@ qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t leng
         at++;
     qd_status status;
     if (at == length)
-        status = QD_FAIL(QD_USAGE, "%s: the file is empty; expected a tokenizer.json or a tiktoken file", name);
+        status = QD_FAIL(QD_USAGE, "%s: the file is empty; expected a tokenizer.json, a tiktoken file or a SentencePiece model", name);
+    else if (!encoding && qd_sentencepiece_is(text, length))
+        status = qd_tokenizer_read_sentencepiece(made, text, length);
     else if (text[at] != '{')
         status = qd_tokenizer_read_tiktoken(made, text, length, encoding);
     else if (encoding)
@@ -173,7 +177,8 @@ qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer)
 {
     if (tokenizer->added_count)
         qsort(tokenizer->added, tokenizer->added_count, sizeof *tokenizer->added, by_id);
-    find_byte_tokens(tokenizer);
+    if (!tokenizer->sentencepiece)
+        find_byte_tokens(tokenizer);
     for (size_t i = 1; i < tokenizer->added_count; i++) {
         const qd_added *added = &tokenizer->added[i];
         size_t length;
@@ -185,9 +190,10 @@ qd_status qd_tokenizer_finish(qd_tokenizer *tokenizer)
     QD_TRY(add_tries(tokenizer));
     if (tokenizer->model == QD_MODEL_BYTES)
         return QD_OK;
+    bool user = tokenizer->sentencepiece && tokenizer->sentencepiece->has_user; /* such symbols may contain the mark */
     static const char *const marks[] = {"\xe2\x96\x81", " "};
     for (size_t i = 0; i < 2 && !tokenizer->cut_mark[0]; i++)
-        if (tokenizer->model == QD_MODEL_BPE && !tokenizer->whole_words && !tokenizer->prefix[0] && !tokenizer->suffix[0] &&
+        if (tokenizer->model == QD_MODEL_BPE && !tokenizer->whole_words && !tokenizer->prefix[0] && !tokenizer->suffix[0] && !user &&
             marks_start_tokens(tokenizer, marks[i]))
             memcpy(tokenizer->cut_mark, marks[i], strlen(marks[i]) + 1);
     return make_surfaces(tokenizer);
@@ -283,6 +289,12 @@ static qd_status add_token(const qd_tokenizer *tokenizer, int32_t id, qd_texts *
 qd_status qd_tokenizer_decode(const qd_tokenizer *tokenizer, const int32_t *ids, size_t count, bool skip_special,
                               qd_strbuf *text)
 {
+    for (size_t i = 0; tokenizer->sentencepiece && i < count; i++)
+        if (ids[i] < 0 || qd_vocab_kind(&tokenizer->vocab, (uint32_t)ids[i]) == QD_TOKEN_NONE)
+            return QD_FAIL(QD_USAGE, "token %d at position %zu does not exist: %s has ids from 0 to %u", ids[i], i, tokenizer->name,
+                           tokenizer->vocab.size - 1);
+    if (tokenizer->sentencepiece)
+        return qd_sentencepiece_decode(tokenizer, ids, count, skip_special, text);
     qd_texts texts = {0}; /* for models whose tokens a decoder joins */
     qd_status status = QD_OK;
     for (size_t i = 0; i < count && status == QD_OK; i++) {

@@ -87,6 +87,7 @@ struct qd_tokenizer {
     qd_trie raw, normalized; /* added tokens by text; values index `added` */
     uint32_t before[QD_MOST_FRAME], after[QD_MOST_FRAME];
     int before_count, after_count;
+    struct qd_sentencepiece *sentencepiece; /* NULL: another format */
     char *source;        /* the file, where it is saved as it was read */
     size_t source_length;
 };
@@ -104,6 +105,9 @@ qd_status qd_tokenizer_add_stage(qd_tokenizer *tokenizer, const char *where, qd_
 qd_status qd_tokenizer_add_split(qd_tokenizer *tokenizer, const char *where, const char *source, size_t length);
 
 qd_status qd_tokenizer_read_json(qd_tokenizer *tokenizer, const char *text, size_t length);
+/* Whether a file is binary, which of all formats SentencePiece's is. */
+bool qd_sentencepiece_is(const char *text, size_t length);
+qd_status qd_tokenizer_read_sentencepiece(qd_tokenizer *tokenizer, const char *text, size_t length);
 qd_status qd_tokenizer_read_tiktoken(qd_tokenizer *tokenizer, const char *text, size_t length, const char *encoding);
 
 #endif

@@ -59,6 +59,22 @@ qd_status qd_trie_add(qd_trie *trie, const void *text, size_t length, int32_t va
     return QD_OK;
 }
 
+size_t qd_trie_longest(const qd_trie *trie, const uint8_t *at, const uint8_t *end, int32_t *value)
+{
+    size_t length = 0;
+    uint32_t node = trie->count > 0 && at < end ? trie->first[*at] : 0;
+    for (const uint8_t *place = at + 1; node; place++) {
+        if (trie->nodes[node].value >= 0) {
+            *value = trie->nodes[node].value;
+            length = (size_t)(place - at);
+        }
+        if (place == end)
+            break;
+        node = find_child(trie, node, *place);
+    }
+    return length;
+}
+
 const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_t *end, size_t *length, int32_t *value)
 {
     if (trie->count == 0)
@@ -69,22 +85,9 @@ const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_
             if (!at)
                 return NULL;
         }
-        uint32_t node = trie->first[*at];
-        if (!node)
-            continue;
-        int32_t best = -1;
-        for (const uint8_t *place = at + 1;; place++) {
-            if (trie->nodes[node].value >= 0) {
-                best = trie->nodes[node].value;
-                *length = (size_t)(place - at);
-            }
-            if (place == end || !(node = find_child(trie, node, *place)))
-                break;
-        }
-        if (best >= 0) {
-            *value = best;
+        *length = qd_trie_longest(trie, at, end, value);
+        if (*length > 0)
             return at;
-        }
     }
     return NULL;
 }

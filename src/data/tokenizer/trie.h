@@ -24,5 +24,7 @@ qd_status qd_trie_add(qd_trie *trie, const void *text, size_t length, int32_t va
 /* The leftmost, then longest string in [at, end): its position, *length and *value; NULL if there
  * is none. */
 const uint8_t *qd_trie_find(const qd_trie *trie, const uint8_t *at, const uint8_t *end, size_t *length, int32_t *value);
+/* The longest string that [at, end) starts with: its length and *value; 0 if there is none. */
+size_t qd_trie_longest(const qd_trie *trie, const uint8_t *at, const uint8_t *end, int32_t *value);
 
 #endif

@@ -129,17 +129,18 @@ static qd_status reserve(qd_unigram_work *work, size_t length)
     return QD_OK;
 }
 
-static void offer(struct qd_unigram_step *step, double score, size_t start, uint32_t id)
+static void offer(const qd_unigram *unigram, struct qd_unigram_step *step, double score, size_t start, uint32_t id)
 {
+    score = unigram->floats ? (double)(float)score : score;
     if (step->start == UINT32_MAX || score > step->score)
         *step = (struct qd_unigram_step){score, (uint32_t)start, id};
 }
 
 /* Appends the ids of a text in reverse order; its bytes if it has no token and there is a token for
  * each. */
-static void put_text(const qd_tokenizer *t, qd_unigram_work *work, size_t *count, const uint8_t *text, size_t length)
+static void put_text(const qd_tokenizer *t, qd_unigram_work *work, size_t *count, const uint8_t *text, size_t length, bool unknown)
 {
-    uint32_t id = qd_vocab_find(&t->vocab, text, length, QD_TOKEN_BYTES);
+    uint32_t id = t->unigram.floats && unknown ? QD_NO_TOKEN : qd_vocab_find(&t->vocab, text, length, QD_TOKEN_BYTES);
     bool bytes = id == QD_NO_TOKEN && t->byte_fallback;
     for (size_t i = 0; bytes && i < length; i++)
         bytes = t->byte_id[text[i]] != QD_NO_TOKEN;
@@ -166,7 +167,7 @@ qd_status qd_unigram_encode(const struct qd_tokenizer *t, qd_unigram_work *work,
         for (size_t end = at + 1; node; node = child_of(unigram, node, text[end++])) {
             uint32_t id = unigram->nodes[node].id;
             if (id != QD_NO_TOKEN) {
-                offer(&work->steps[end], unigram->scores[id] + score, at, id);
+                offer(unigram, &work->steps[end], unigram->scores[id] + score, at, id);
                 single = single || end - at == size;
             }
             if (end == length)
@@ -175,7 +176,8 @@ qd_status qd_unigram_encode(const struct qd_tokenizer *t, qd_unigram_work *work,
         if (!single) {
             if (t->unknown == QD_NO_TOKEN)
                 return QD_FAIL(QD_USAGE, "%s: the text has a character without a token, and the model has no unk_id", t->name);
-            offer(&work->steps[at + size], unigram->lowest - UNKNOWN_PENALTY + score, at, t->unknown);
+            double penalized = unigram->lowest - UNKNOWN_PENALTY;
+            offer(unigram, &work->steps[at + size], (unigram->floats ? (double)(float)penalized : penalized) + score, at, t->unknown);
         }
     }
     size_t made = 0, unknown_end = 0; /* the end of a run of unknown characters; 0: none is open */
@@ -186,14 +188,14 @@ qd_status qd_unigram_encode(const struct qd_tokenizer *t, qd_unigram_work *work,
             unknown_end = unknown_end ? unknown_end : end;
         } else {
             if (unknown_end)
-                put_text(t, work, &made, text + end, unknown_end - end);
+                put_text(t, work, &made, text + end, unknown_end - end, true);
             unknown_end = 0;
-            put_text(t, work, &made, text + start, end - start);
+            put_text(t, work, &made, text + start, end - start, false);
         }
         end = start;
     }
     if (unknown_end)
-        put_text(t, work, &made, text, unknown_end);
+        put_text(t, work, &made, text, unknown_end, true);
     for (size_t i = 0; i < made / 2; i++) {
         uint32_t id = work->ids[i];
         work->ids[i] = work->ids[made - 1 - i];

@@ -8,6 +8,7 @@ typedef struct qd_unigram {
     double *scores; /* (tokens): log probabilities */
     uint32_t count;
     double lowest;
+    bool floats; /* sums are rounded to fp32, as SentencePiece does */
     /* A trie of the tokens: the children of a node are neighbours, sorted by byte. */
     struct qd_unigram_node {
         uint32_t child, id; /* id: QD_NO_TOKEN if no token ends here */

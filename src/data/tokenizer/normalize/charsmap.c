@@ -62,9 +62,10 @@ static size_t offset_of(uint32_t unit)
     return (size_t)(unit >> 10) << ((unit & (1u << 9)) >> 6);
 }
 
-/* The replacement of the shortest key that starts the text; NULL: none. */
-static const char *find(const qd_charsmap *map, const uint8_t *text, size_t length)
+/* The replacement of the shortest or longest key that starts the text; NULL: none. */
+static const char *search(const qd_charsmap *map, const uint8_t *text, size_t length, bool longest, size_t *key)
 {
+    const char *found = NULL;
     size_t node = offset_of(map->units[0]);
     for (size_t i = 0; i < length && text[i]; i++) {
         node ^= text[i];
@@ -79,10 +80,25 @@ static const char *find(const qd_charsmap *map, const uint8_t *text, size_t leng
         if (!(unit >> 8 & 1))
             continue;
         uint32_t value = map->units[node] & 0x7fffffff;
-        if (value <= map->size)
-            return map->texts + value;
+        if (value > map->size)
+            continue;
+        found = map->texts + value;
+        *key = i + 1;
+        if (!longest)
+            break;
     }
-    return NULL;
+    return found;
+}
+
+static const char *find(const qd_charsmap *map, const uint8_t *text, size_t length)
+{
+    size_t key;
+    return search(map, text, length, false, &key);
+}
+
+const char *qd_charsmap_longest(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *key)
+{
+    return search(map, text, length, true, key);
 }
 
 void qd_charsmap_apply(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *zero, size_t most, qd_strbuf *out)

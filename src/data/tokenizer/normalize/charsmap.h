@@ -19,5 +19,7 @@ void qd_charsmap_destroy(qd_charsmap *map); /* NULL is legal */
  * bytes, and otherwise by characters. *zero as for qd_normalize(). Stops when `out` has more than
  * `most` bytes. */
 void qd_charsmap_apply(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *zero, size_t most, qd_strbuf *out);
+/* The replacement of the longest key that starts the text, and the key's length; NULL: none. */
+const char *qd_charsmap_longest(const qd_charsmap *map, const uint8_t *text, size_t length, size_t *key);
 
 #endif
