@@ -141,7 +141,8 @@ static void print_run(const char *folder, int width, const qd_run_figures *f)
         qd_text_count(f->tokens_per_second, rate, sizeof rate);
     snprintf(steps, sizeof steps, "%lld/%lld", (long long)f->steps, (long long)f->steps_planned);
     qd_text_seconds(f->seconds, seconds, sizeof seconds);
-    printf("%s%*s  %-7s  %13s  %8s  %8s  %8s  %12s  ", folder, width - characters(folder), "", state_of(f), steps, loss, best, rate, seconds);
+    printf("%s%*s  %-7s  %13s  %8s  %8s  %8s  %12s  ", folder, width - characters(folder), "", state_of(f), steps, loss, best, rate,
+           seconds);
     cli_put(stdout, f->layout);
     putchar('\n');
 }
