@@ -75,7 +75,8 @@ qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_r
 qd_status qd_attention_part_check_gradients(const char *kernel, const qd_attention_part_args *a)
 {
     int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
-    if (a->dq_stride < q_width || a->dk_stride < kv_width || a->dv_stride < kv_width)
+    int64_t v_width = (int64_t)a->kv_heads * qd_attention_v_dim(a->head_dim, a->v_dim);
+    if (a->dq_stride < q_width || a->dk_stride < kv_width || a->dv_stride < v_width)
         return QD_FAIL(QD_USAGE, "%s: strides dq %lld, dk %lld, dv %lld are shorter than rows of %d and %d heads",
                        kernel, (long long)a->dq_stride, (long long)a->dk_stride, (long long)a->dv_stride, a->heads,
                        a->kv_heads);

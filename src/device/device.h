@@ -199,16 +199,18 @@ typedef struct qd_rope_args {
     int heads, head_dim;
     int dims; /* 0: head_dim */
     bool inverse;
+    bool interleaved; /* rotates pairs (2i, 2i + 1) instead */
     qd_dtype dtype;
 } qd_rope_args;
 
 /* Causal self-attention over `batch` sequences of `seq` rows. q, k, v and their gradients are
  * strided views of one or several buffers: element (row, head, i) is at row * stride + head *
- * head_dim + i. Query head h uses key head h / (heads / kv_heads). Row t attends to rows
- * max(doc_start[row], 0) .. t of its sequence (doc_start: position within the sequence at which the
- * row's document starts; NULL: 0); with a window, to the last `window` of them. Memory is linear in
- * seq: scores are never stored. Scores are q · k · scale; with a soft-cap c, c · tanh(score / c).
- * lse: (batch, heads, seq), log-sum-exp of the scores. */
+ * head_dim + i, of v and o at row * stride + head * v_dim + i. Query head h uses key head h /
+ * (heads / kv_heads). Row t attends to rows max(doc_start[row], 0) .. t of its sequence (doc_start:
+ * position within the sequence at which the row's document starts; NULL: 0); with a window, to the
+ * last `window` of them. Memory is linear in seq: scores are never stored. Scores are q · k ·
+ * scale; with a soft-cap c, c · tanh(score / c). lse: (batch, heads, seq), log-sum-exp of the
+ * scores. */
 typedef struct qd_attention_args {
     const void *q, *k, *v;
     void *o; /* forward: output; backward: input */
@@ -217,6 +219,7 @@ typedef struct qd_attention_args {
     int64_t batch, seq, q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
+    int v_dim; /* size of a head of v and o; 0: head_dim */
     float scale, softcap; /* softcap 0: none */
     qd_dtype dtype;
     /* Backward only. dq, dk, dv are overwritten and have the strides of q, k, v; d_o has that of
@@ -225,6 +228,11 @@ typedef struct qd_attention_args {
     void *dq, *dk, *dv;
     float *delta; /* (batch, heads, seq) scratch; output of attention_delta: rowsum(d_o * o) per head */
 } qd_attention_args;
+
+static inline int qd_attention_v_dim(int head_dim, int v_dim)
+{
+    return v_dim > 0 ? v_dim : head_dim;
+}
 
 /* Causal attention of some rows of each sequence to keys and values of other rows, for sequences
  * that are sharded over ranks. q holds q_seq rows of each of `batch` sequences, k and v hold k_seq
@@ -247,6 +255,7 @@ typedef struct qd_attention_part_args {
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
+    int v_dim; /* 0: head_dim */
     float scale, softcap; /* softcap 0: none */
     bool begin;
     qd_dtype dtype;
@@ -260,6 +269,7 @@ typedef struct qd_attention_part_args {
 /* Attention of new rows of one sequence to a cache of earlier ones, for generation. Row r of q, k,
  * v is at position past + r. Its key and value are first stored in the caches, (context, kv_heads *
  * head_dim) each; then it attends to positions 0 .. past + r. past + rows must not exceed context.
+ * v NULL: values are the first v_dim elements of keys, and there is only the cache of keys.
  * With a window, it attends to the last `window` of these positions, and the caches are rings:
  * position t is stored in row t modulo context, and window + rows - 1 must not exceed context. */
 typedef struct qd_attention_cached_args {
@@ -269,6 +279,7 @@ typedef struct qd_attention_cached_args {
     int64_t rows, past, context, q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;
+    int v_dim; /* 0: head_dim; else v must be NULL */
     float scale, softcap; /* softcap 0: none */
     qd_dtype dtype;
 } qd_attention_cached_args;

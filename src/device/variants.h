@@ -90,13 +90,33 @@ typedef struct qd_grouped_bias_args {
     qd_dtype dtype, bias_dtype;
 } qd_grouped_bias_args;
 
+/* Latent attention. q (rows, heads · (nope + rope)); kv (rows, heads · (nope + v)): for each head
+ * the part of its key without position, then its value; k_rope (rows, rope): the rotary part of the
+ * keys of all heads; qkv (rows, heads · (2 (nope + rope) + v)): queries, keys, values. The last
+ * `rope` elements of query and key heads are rotated, in pairs (2i, 2i + 1) if interleaved, else
+ * (i, i + rope / 2); table and positions as in qd_rope_args.
+ *   latent_join   qkv from the others
+ *   latent_split  the gradients of the others from that of qkv; that of k_rope is a sum over heads,
+ *                 in their order */
+typedef struct qd_latent_args {
+    void *q, *kv, *k_rope, *qkv;
+    const float *table;
+    const int32_t *positions;
+    int64_t rows, seq;
+    int heads, nope, rope, v;
+    bool interleaved;
+    qd_dtype dtype;
+} qd_latent_args;
+
 /* Kernels without a CUDA version, which the CUDA device refuses by name (cuda/refused.c). Models
  * that need them are refused earlier (spec/config/device_models.c). */
 #define QD_CPU_KERNEL_TABLE(X)                                                                              \
     X(sink, qd_sink_args)                                                                                   \
     X(sink_backward, qd_sink_args)                                                                          \
     X(grouped_bias, qd_grouped_bias_args)                                                                   \
-    X(grouped_bias_grad, qd_grouped_bias_args)
+    X(grouped_bias_grad, qd_grouped_bias_args)                                                              \
+    X(latent_join, qd_latent_args)                                                                          \
+    X(latent_split, qd_latent_args)
 
 #define QD_VARIANT_KERNEL_TABLE(X)                                                                          \
     X(qk_squares, qd_qk_norm_args)                                                                          \

@@ -75,7 +75,13 @@ typedef struct qd_cpu_sink_ops {
 } qd_cpu_sink_ops;
 QD_CPU_TABLE(qd_cpu_sink_ops, qd_cpu_sink_ops)
 
-#define QD_CPU_CACHED_HEAD_DIM 256
+#define QD_CPU_LATENT_ROPE 256 /* most rotated elements of a head */
+typedef struct qd_cpu_latent_ops {
+    qd_pool_body join, split; /* rows */
+} qd_cpu_latent_ops;
+QD_CPU_TABLE(qd_cpu_latent_ops, qd_cpu_latent_ops)
+
+#define QD_CPU_CACHED_HEAD_DIM 1024 /* compressed keys are longer than heads */
 typedef struct qd_cpu_attention_cached_ops {
     qd_pool_body rows; /* (row, head) pairs, heads fastest */
 } qd_cpu_attention_cached_ops;

@@ -12,11 +12,15 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
     if (a->head_dim < 2 || a->head_dim % 2 || a->head_dim > QD_ATTENTION_HEAD_MOST)
         return QD_FAIL(QD_UNSUPPORTED, "%s: head_dim %d; even sizes from 2 to %d are supported", kernel, a->head_dim,
                        QD_ATTENTION_HEAD_MOST);
+    const int v_dim = qd_attention_v_dim(a->head_dim, a->v_dim);
+    if (v_dim < 1 || v_dim > QD_ATTENTION_HEAD_MOST)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: v_dim %d; sizes from 1 to %d are supported", kernel, v_dim, QD_ATTENTION_HEAD_MOST);
     if (a->heads < 1 || a->kv_heads < 1 || a->heads % a->kv_heads)
         return QD_FAIL(QD_USAGE, "%s: %d heads and %d kv_heads; heads must be a multiple of kv_heads", kernel, a->heads,
                        a->kv_heads);
     int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
-    if (a->q_stride < q_width || a->o_stride < q_width || a->k_stride < kv_width || a->v_stride < kv_width)
+    if (a->q_stride < q_width || a->o_stride < (int64_t)a->heads * v_dim || a->k_stride < kv_width ||
+        a->v_stride < (int64_t)a->kv_heads * v_dim)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads",
                        kernel, (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride,
                        (long long)a->o_stride, a->heads, a->kv_heads);
@@ -51,7 +55,8 @@ static work make_work(qd_stream *stream, const qd_attention_args *a, const qd_ro
                 .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride, .k_stride = a->k_stride,
                 .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
                 .dv_stride = a->v_stride, .window = a->window, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-                .scale = a->scale, .softcap = a->softcap, .dtype = a->dtype, .out_dtype = a->dtype},
+                .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .scale = a->scale, .softcap = a->softcap, .dtype = a->dtype,
+                .out_dtype = a->dtype},
     };
 }
 
@@ -178,6 +183,7 @@ qd_status qd_cpu_attention_backward(qd_stream *stream, const qd_attention_args *
 static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_attention_part_args *a, int64_t rows, work *w)
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
+                                              .v_dim = a->v_dim,
                                               .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
                                               .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
                                               .window = a->window, .softcap = a->softcap}));
@@ -194,8 +200,8 @@ static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_
                 .k_run_count = a->k_run_count, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
                 .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride,
                 .dk_stride = a->dk_stride, .dv_stride = a->dv_stride, .window = a->window, .heads = a->heads,
-                .kv_heads = a->kv_heads, .head_dim = a->head_dim, .scale = a->scale, .softcap = a->softcap, .dtype = a->dtype,
-                .out_dtype = QD_F32, .merge = !a->begin, .accumulate = true},
+                .kv_heads = a->kv_heads, .head_dim = a->head_dim, .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .scale = a->scale,
+                .softcap = a->softcap, .dtype = a->dtype, .out_dtype = QD_F32, .merge = !a->begin, .accumulate = true},
     };
     for (int i = 0; i < a->q_run_count; i++)
         w->tiles += (a->q_runs[i].count + rows - 1) / rows;

@@ -26,17 +26,17 @@ typedef qd_cpu_attention_job job;
 typedef qd_cpu_attention_tile tile;
 typedef qd_cpu_attention_item item;
 
-/* Buffers in the workspace, each with row stride `ld` (head_dim rounded up to a whole vector) or
- * BLOCK. */
+/* Buffers in the workspace, each with row stride `ld` (head_dim rounded up to a whole vector),
+ * `v_ld` (the same of v_dim) or BLOCK. */
 typedef struct buffers {
-    float *q, *d_o;     /* (BLOCK, ld): scaled queries; gradient of the output. Forward: q has FORWARD rows */
-    float *k_t, *v_t;   /* (head_dim, BLOCK) */
-    float *k, *v;       /* (BLOCK, ld) */
+    float *q, *k, *dk;  /* (BLOCK, ld): scaled queries; keys; their gradient. Forward: q has FORWARD rows */
+    float *d_o, *v, *dv; /* (BLOCK, v_ld): gradient of the output; values; their gradient */
+    float *k_t, *v_t;   /* (head_dim, BLOCK), (v_dim, BLOCK) */
     float *s, *dp;      /* (BLOCK, BLOCK): scores, then probabilities; their gradient, then that of the scores */
-    float *o, *dk, *dv; /* (BLOCK, ld): results; o also serves as dq. Forward: o has FORWARD rows */
+    float *o;           /* forward: results (FORWARD, v_ld); backward: dq (BLOCK, ld) */
     float *kept; /* QD_ATTENTION_KEPT_FLOATS: slots of query tiles, or fp32 sums of a dq that is not fp32 */
-    int64_t ld;
-    int vectors; /* ld / QD_VF */
+    int64_t ld, v_ld;
+    int vectors, v_vectors; /* ld / QD_VF, v_ld / QD_VF */
 } buffers;
 
 static buffers carve(const job *a, void *workspace)
@@ -45,8 +45,9 @@ static buffers carve(const job *a, void *workspace)
     _Static_assert((9 * BY_HEAD + 2 * SQUARE + QD_ATTENTION_KEPT_FLOATS) * 4 <= QD_CPU_WORKSPACE_BYTES,
                    "the buffers must fit the workspace");
     float *next = workspace;
-    buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF};
+    buffers w = {.vectors = (a->head_dim + QD_VF - 1) / QD_VF, .v_vectors = (a->v_dim + QD_VF - 1) / QD_VF};
     w.ld = w.vectors * QD_VF;
+    w.v_ld = w.v_vectors * QD_VF;
     /* q and o are each followed by two buffers that the forward pass does not use, so it has three
      * times the space for q and o. */
     _Static_assert(FORWARD <= 3 * BLOCK, "queries of the forward pass must fit three buffers");
@@ -178,13 +179,13 @@ static void pack_transposed(float *to, const void *x, int64_t first, int64_t str
         transpose_panel(to, BLOCK, x, first, stride, rows, head_dim, factor, QD_BF16);
 }
 
-/* Whether rows of x are written with non-temporal stores: if the results of a call, `heads` per
- * row, are so large that most leave the caches before they are read. */
-static bool streams_rows(const job *a, const void *x, int64_t stride, int heads)
+/* Whether rows of x, with heads of `dim`, are written with non-temporal stores: if the results of a
+ * call, `cols` per row, are so large that most leave the caches before they are read. */
+static bool streams_rows(const job *a, const void *x, int64_t stride, int dim, int64_t cols)
 {
     enum { STREAMED_FLOATS = 1 << 18 };
-    return a->out_dtype == QD_F32 && a->head_dim % QD_VF == 0 && stride % QD_VF == 0 && (uintptr_t)x % sizeof(vf) == 0 &&
-           a->batch * a->q_seq * heads * a->head_dim >= STREAMED_FLOATS;
+    return a->out_dtype == QD_F32 && dim % QD_VF == 0 && stride % QD_VF == 0 && (uintptr_t)x % sizeof(vf) == 0 &&
+           a->batch * a->q_seq * cols >= STREAMED_FLOATS;
 }
 
 /* Rows of x = factor * from (rows, ld). streamed: see streams_rows(); call stream_fence()
@@ -319,15 +320,15 @@ typedef struct fetches {
     int64_t done, rows, each; /* rows of the next piece done so far; rows in total; rows per call */
 } fetches;
 
-/* Adds rows of x: `heads` heads of each, starting at element `first`. */
-static void add_fetch(fetches *f, const job *a, const void *x, int64_t first, int64_t stride, int heads, int64_t rows)
+/* Adds rows of x: `cols` elements of each, starting at element `first`. */
+static void add_fetch(fetches *f, const job *a, const void *x, int64_t first, int64_t stride, int cols, int64_t rows)
 {
     int size = a->dtype == QD_F32 ? 4 : 2;
     if (rows <= 0)
         return;
     f->piece[f->count].at = (const char *)x + first * size;
     f->piece[f->count].stride = stride * size;
-    f->piece[f->count].lines = (heads * a->head_dim * size + 63) / 64;
+    f->piece[f->count].lines = (cols * size + 63) / 64;
     f->piece[f->count++].rows = rows;
     f->rows += rows;
 }

@@ -31,7 +31,7 @@ typedef struct qd_cpu_attention_job {
     int q_run_count, k_run_count;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
     int64_t window; /* 0: none */
-    int heads, kv_heads, head_dim;
+    int heads, kv_heads, head_dim, v_dim;
     float scale, softcap;
     qd_dtype dtype, out_dtype;
     bool merge;      /* forward: merge into the existing o and lse; o is fp32 */

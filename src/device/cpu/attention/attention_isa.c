@@ -93,8 +93,8 @@ static void begin_rows(const job *a, const buffers *w, const tile *at, int64_t r
         state->total[r] = merged ? 1 : 0;
     }
     if (a->merge)
-        pack_rows(w->o, w->ld, a->o, (row0 + at->row) * a->o_stride + head * a->head_dim, a->o_stride, at->rows,
-                  a->head_dim, 1, QD_F32);
+        pack_rows(w->o, w->v_ld, a->o, (row0 + at->row) * a->o_stride + head * a->v_dim, a->o_stride, at->rows,
+                  a->v_dim, 1, QD_F32);
 }
 
 /* What to prefetch during the block of keys at `from` of the run: the next block of this item's
@@ -105,11 +105,11 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
 {
     fetches f = {0};
     const tile *at = &now->tile;
-    int64_t hd = a->head_dim, group = a->heads / a->kv_heads, key = now->batch * a->k_seq + run->row + from + BLOCK;
+    int64_t hd = a->head_dim, v_dim = a->v_dim, group = a->heads / a->kv_heads, key = now->batch * a->k_seq + run->row + from + BLOCK;
     int64_t end = smaller(run->count, at->position + at->rows - run->position),
             keys = smaller(end - from - BLOCK, BLOCK);
-    add_fetch(&f, a, a->k, key * a->k_stride + now->head / group * hd, a->k_stride, 1, keys);
-    add_fetch(&f, a, a->v, key * a->v_stride + now->head / group * hd, a->v_stride, 1, keys);
+    add_fetch(&f, a, a->k, key * a->k_stride + now->head / group * hd, a->k_stride, a->head_dim, keys);
+    add_fetch(&f, a, a->v, key * a->v_stride + now->head / group * v_dim, a->v_stride, a->v_dim, keys);
     int64_t work = 0, before = 0, here = 0; /* rows that attend to the blocks: in total, to earlier blocks, to this one */
     for (int64_t i = larger(least - run->position, 0) / BLOCK * BLOCK; i < end; i += BLOCK) {
         int64_t seeing = smaller(at->rows, at->position + at->rows - run->position - i);
@@ -123,9 +123,9 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
         int64_t most = larger(smaller(BLOCK, run->count - start), 0), k0 = most * before / work, k1 = most * (before + here) / work;
         key = ahead->batch * a->k_seq + run->row + start + k0;
         add_fetch(&f, a, a->q, (ahead->batch * a->q_seq + ahead->tile.row + q0) * a->q_stride + ahead->head * hd,
-                  a->q_stride, 1, q1 - q0);
-        add_fetch(&f, a, a->k, key * a->k_stride + ahead->head / group * hd, a->k_stride, 1, k1 - k0);
-        add_fetch(&f, a, a->v, key * a->v_stride + ahead->head / group * hd, a->v_stride, 1, k1 - k0);
+                  a->q_stride, a->head_dim, q1 - q0);
+        add_fetch(&f, a, a->k, key * a->k_stride + ahead->head / group * hd, a->k_stride, a->head_dim, k1 - k0);
+        add_fetch(&f, a, a->v, key * a->v_stride + ahead->head / group * v_dim, a->v_stride, a->v_dim, k1 - k0);
     }
     f.each = (f.rows + here - 1) / here;
     return f;
@@ -135,8 +135,8 @@ static fetches fetches_of(const job *a, const item *now, const item *ahead, cons
 static void expect_row(const job *a, int64_t row, int head)
 {
     int size = a->out_dtype == QD_F32 ? 4 : 2;
-    for (int i = 0; i < a->head_dim * size; i += 64)
-        __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->head_dim) * size + i, 1);
+    for (int i = 0; i < a->v_dim * size; i += 64)
+        __builtin_prefetch((const char *)a->o + (row * a->o_stride + head * a->v_dim) * size + i, 1);
 }
 
 /* log2 x for x >= 1, absolute error below 2e-7 in addition to the rounding of the result, up to
@@ -164,12 +164,12 @@ static void finish_rows(const job *a, const buffers *w, const running *state, in
         vf_store_n(lse + from + j, (vf_load_n(state->most + from + j, n) + log2_above_one(total)) * LN_2, n);
     }
     for (int r = from; r < from + rows; r++) {
-        int64_t at = (o_row + r) * a->o_stride + head * a->head_dim;
+        int64_t at = (o_row + r) * a->o_stride + head * a->v_dim;
         /* No key was seen (0), or a score overflowed (NaN): the latter must not look like a
          * result. */
         float nothing = state->most[r] == -INFINITY ? 0 : NAN;
         float factor = state->total[r] == 0 ? nothing : 1 / state->total[r];
-        unpack_rows(a->o, at, 0, w->o + r * w->ld, w->ld, 1, a->head_dim, factor, a->out_dtype, streamed);
+        unpack_rows(a->o, at, 0, w->o + r * w->v_ld, w->v_ld, 1, a->v_dim, factor, a->out_dtype, streamed);
     }
 }
 
@@ -186,7 +186,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     /* fp32 queries are read in place, except for the rows of an incomplete group. */
     int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
     const float cap = a->softcap * LOG2_E;
-    bool streamed = streams_rows(a, a->o, a->o_stride, a->heads), begun = false;
+    bool streamed = streams_rows(a, a->o, a->o_stride, a->v_dim, (int64_t)a->heads * a->v_dim), begun = false;
     running state;
     for (int run = 0; run < a->k_run_count; run++) {
         const qd_row_run *k_run = &a->k_runs[run];
@@ -202,13 +202,14 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
             }
             pack_transposed(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd,
                             a->scale * LOG2_E, a->dtype);
-            pack_rows(w.v, w.ld, a->v, (key0 + k.row) * a->v_stride + kv * hd, a->v_stride, k.keys, hd, 1, a->dtype);
+            pack_rows(w.v, w.v_ld, a->v, (key0 + k.row) * a->v_stride + kv * a->v_dim, a->v_stride, k.keys, a->v_dim, 1,
+                      a->dtype);
             fetches f = fetches_of(a, now, ahead, k_run, from, least);
             for (int g = 0; g < rows; g += MR) {
                 int64_t seen = outside_window(a, at->position + g, &k) ? 0 : group_keys(at->position + g, &k);
-                float *o = w.o + g * w.ld;
+                float *o = w.o + g * w.v_ld;
                 if (seen == 0 && fresh) /* its result starts empty */
-                    memset(o, 0, (size_t)(MR * w.ld) * sizeof *o);
+                    memset(o, 0, (size_t)(MR * w.v_ld) * sizeof *o);
                 if (seen == 0)
                     continue;
                 /* the last keys of the group */
@@ -232,9 +233,9 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                 }
                 softmax_rows(w.s, vectors, &state, g, &f);
                 if (fresh)
-                    product_set(o, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+                    product_set(o, w.v_ld, w.s, BLOCK, w.v, w.v_ld, seen, w.v_vectors);
                 else
-                    product_scale(state.shrink + g, o, w.ld, w.s, BLOCK, w.v, w.ld, seen, w.vectors);
+                    product_scale(state.shrink + g, o, w.v_ld, w.s, BLOCK, w.v, w.v_ld, seen, w.v_vectors);
                 if (last) {
                     for (; done <= g; done += MR) /* earlier rows attend to no keys */
                         finish_rows(a, &w, &state, done, (int)smaller(MR, rows - done), row0 + at->row, head, lse,
@@ -247,7 +248,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
         return; /* no row attends to a key of this call: the running result stays */
     if (!begun) {
         begin_rows(a, &w, at, row0, lse, head, &state);
-        memset(w.o, 0, (size_t)(FORWARD * w.ld) * sizeof(float));
+        memset(w.o, 0, (size_t)(FORWARD * w.v_ld) * sizeof(float));
     }
     for (int g = done; g < rows; g += MR)
         finish_rows(a, &w, &state, g, (int)smaller(MR, rows - g), row0 + at->row, head, lse, streamed);
@@ -257,10 +258,11 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
 
 static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
 {
+    const int v_dim = qd_attention_v_dim(a->head_dim, a->v_dim);
     for (int head = 0; head < a->heads; head++) {
-        int64_t at = (batch * a->seq + t) * a->o_stride + head * a->head_dim;
+        int64_t at = (batch * a->seq + t) * a->o_stride + head * v_dim;
         vf sum = {0};
-        QD_FOR_VECTORS(i, n, a->head_dim, { sum += vec_load(a->o, at + i, n, a->dtype) * vec_load(a->d_o, at + i, n, a->dtype); });
+        QD_FOR_VECTORS(i, n, v_dim, { sum += vec_load(a->o, at + i, n, a->dtype) * vec_load(a->d_o, at + i, n, a->dtype); });
         a->delta[(batch * a->heads + head) * a->seq + t] = vf_sum(sum);
     }
 }
@@ -278,7 +280,7 @@ static void pack_queries(const job *a, const buffers *w, const pair *b)
     int64_t row = b->batch * a->q_seq + b->q.row;
     pack_rows(w->q, w->ld, a->q, row * a->q_stride + b->head * a->head_dim, a->q_stride, b->q.rows, a->head_dim,
               a->scale * LOG2_E, a->dtype);
-    pack_rows(w->d_o, w->ld, a->d_o, row * a->o_stride + b->head * a->head_dim, a->o_stride, b->q.rows, a->head_dim, 1,
+    pack_rows(w->d_o, w->v_ld, a->d_o, row * a->o_stride + b->head * a->v_dim, a->o_stride, b->q.rows, a->v_dim, 1,
               a->dtype);
 }
 
@@ -286,9 +288,9 @@ static void pack_queries(const job *a, const buffers *w, const pair *b)
 static void pack_keys(const job *a, const buffers *w, const pair *b, int kv)
 {
     int64_t row = b->batch * a->k_seq + b->k.row, k = row * a->k_stride + kv * a->head_dim,
-            v = row * a->v_stride + kv * a->head_dim;
+            v = row * a->v_stride + kv * a->v_dim;
     pack_transposed(w->k_t, a->k, k, a->k_stride, b->k.keys, a->head_dim, 1, a->dtype);
-    pack_transposed(w->v_t, a->v, v, a->v_stride, b->k.keys, a->head_dim, 1, a->dtype);
+    pack_transposed(w->v_t, a->v, v, a->v_stride, b->k.keys, a->v_dim, 1, a->dtype);
     pack_rows(w->k, w->ld, a->k, k, a->k_stride, b->k.keys, a->head_dim, a->scale, a->dtype);
 }
 
@@ -322,7 +324,7 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
     for (int g = 0; g < b->q.rows; g += MR) {
         int vectors = pair_vectors(b, g);
         int64_t seen = group_keys(b->q.position + g, &b->k);
-        product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->ld, w->ld, w->v_t, BLOCK, a->head_dim, vectors);
+        product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->v_ld, w->v_ld, w->v_t, BLOCK, a->v_dim, vectors);
         for (int r = g; seen > 0 && r < g + MR; r++) {
             fetch_some(f);
             float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
@@ -353,16 +355,17 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
 
 /* to += scores^T · rows, for dk or dv: for each group of keys, over the rows that attend to
  * them. */
-static void add_key_gradient(const buffers *w, const pair *b, float *to, const float *scores, const float *rows)
+static void add_key_gradient(const pair *b, float *to, const float *scores, const float *rows, int vectors)
 {
+    const int64_t ld = vectors * QD_VF;
     for (int g = 0; g < b->k.keys; g += MR) {
         /* Rows before the group's first key do not attend to it; their group of MR rows may not
          * have been written either. */
         int64_t from = larger(b->k.position + g - b->q.position, 0) / MR * MR;
         if (from >= b->q.rows)
             break;
-        product_add_transposed(to + g * w->ld, w->ld, scores + from * BLOCK + g, BLOCK, rows + from * w->ld, w->ld,
-                               b->q.rows - from, w->vectors);
+        product_add_transposed(to + g * ld, ld, scores + from * BLOCK + g, BLOCK, rows + from * ld, ld, b->q.rows - from,
+                               vectors);
     }
 }
 
@@ -388,16 +391,15 @@ static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, i
     }
 }
 
-/* Writes gradients of rows of head `head`, or adds to them. */
-static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, int head, const float *from, int64_t ld,
-                          int rows, float factor)
+/* Writes gradients of rows of head `head`, which has `dim` elements, or adds to them. */
+static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, int head, int dim, const float *from,
+                          int64_t ld, int rows, float factor)
 {
-    int64_t at = row * stride + head * a->head_dim;
+    int64_t at = row * stride + head * dim, cols = (int64_t)(a->heads + a->kv_heads) * a->head_dim + (int64_t)a->kv_heads * a->v_dim;
     if (a->accumulate)
-        add_rows((float *)to + at, stride, from, ld, rows, a->head_dim, factor);
+        add_rows((float *)to + at, stride, from, ld, rows, dim, factor);
     else
-        unpack_rows(to, at, stride, from, ld, rows, a->head_dim, factor, a->out_dtype,
-                    streams_rows(a, to, stride, a->heads + 2 * a->kv_heads));
+        unpack_rows(to, at, stride, from, ld, rows, dim, factor, a->out_dtype, streams_rows(a, to, stride, dim, cols));
 }
 
 /* The queries of a key head. kept: each tile of each query head has a slot in the workspace for its
@@ -418,13 +420,19 @@ static int tiles_of(const qd_row_run *run)
     return (int)((run->count + BLOCK - 1) / BLOCK);
 }
 
+/* Packed queries, gradients of results and dq of a tile. */
+static int64_t place_floats(const buffers *w)
+{
+    return BLOCK * (2 * w->ld + w->v_ld);
+}
+
 /* w with the slot of a tile. */
 static buffers place_of(const buffers *w, int place)
 {
     buffers at = *w;
-    at.q = w->kept + (int64_t)place * 3 * BLOCK * w->ld;
+    at.q = w->kept + (int64_t)place * place_floats(w);
     at.d_o = at.q + BLOCK * w->ld;
-    at.o = at.d_o + BLOCK * w->ld;
+    at.o = at.d_o + BLOCK * w->v_ld;
     return at;
 }
 
@@ -443,8 +451,8 @@ static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_r
         if (!all->kept)
             pack_queries(a, &at, b);
         score_gradients(a, &at, b, &all->ahead);
-        add_key_gradient(&at, b, at.dv, at.s, at.d_o); /* again one GEMM after the other */
-        add_key_gradient(&at, b, at.dk, at.dp, at.q);
+        add_key_gradient(b, at.dv, at.s, at.d_o, at.v_vectors); /* again one GEMM after the other */
+        add_key_gradient(b, at.dk, at.dp, at.q, at.vectors);
         if (all->kept) {
             query_gradients(&at, b, all->begun[place]);
             all->begun[place] = true;
@@ -473,7 +481,7 @@ static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, 
                 }
                 if (!all->begun[place])
                     memset(at.o, 0, (size_t)(BLOCK * w->ld) * sizeof(float));
-                put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + q.row, b.head, at.o, w->ld, q.rows, 1);
+                put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + q.row, b.head, a->head_dim, at.o, w->ld, q.rows, 1);
             }
         }
     }
@@ -484,14 +492,15 @@ static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, 
 static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int tiles, fetches *f)
 {
     int group = a->heads / a->kv_heads;
-    int64_t floats = a->q_seq * (2 * group + 2) * a->head_dim, head = ahead->kv_head * a->head_dim;
+    int64_t floats = a->q_seq * (group + 1) * (a->head_dim + a->v_dim), head = ahead->kv_head * a->head_dim,
+            v_head = ahead->kv_head * a->v_dim;
     int64_t row = ahead->batch * a->q_seq;
     if (floats > QD_ATTENTION_AHEAD_FLOATS || a->accumulate)
         return;
-    add_fetch(f, a, a->q, row * a->q_stride + group * head, a->q_stride, group, a->q_seq);
-    add_fetch(f, a, a->d_o, row * a->o_stride + group * head, a->o_stride, group, a->q_seq);
-    add_fetch(f, a, a->k, row * a->k_stride + head, a->k_stride, 1, a->k_seq);
-    add_fetch(f, a, a->v, row * a->v_stride + head, a->v_stride, 1, a->k_seq);
+    add_fetch(f, a, a->q, row * a->q_stride + group * head, a->q_stride, group * a->head_dim, a->q_seq);
+    add_fetch(f, a, a->d_o, row * a->o_stride + group * v_head, a->o_stride, group * a->v_dim, a->q_seq);
+    add_fetch(f, a, a->k, row * a->k_stride + head, a->k_stride, a->head_dim, a->k_seq);
+    add_fetch(f, a, a->v, row * a->v_stride + v_head, a->v_stride, a->v_dim, a->k_seq);
     f->each = f->rows / (group * a->q_seq * (tiles + 1) / 2) + 1; /* a row attends to about half of the key blocks */
 }
 
@@ -504,7 +513,7 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
     for (int i = 0; i < a->q_run_count; i++)
         tiles += tiles_of(&a->q_runs[i]);
     queries all = {.kept = with_dq && group * tiles <= KEPT_MOST &&
-                           group * tiles * 3 * BLOCK * w.ld <= QD_ATTENTION_KEPT_FLOATS};
+                           group * tiles * place_floats(&w) <= QD_ATTENTION_KEPT_FLOATS};
     bool direct = a->out_dtype == QD_F32; /* if not kept, dq is accumulated in place */
     if (all.kept) {
         visit_places(a, &w, batch, kv, &all, false);
@@ -523,15 +532,15 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
                 continue;
             pack_keys(a, &w, &b, kv);
             memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
-            memset(w.dv, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
+            memset(w.dv, 0, (size_t)(BLOCK * w.v_ld) * sizeof(float));
             for (int h = 0, place = 0; h < group; h++) {
                 b.head = kv * group + h;
                 for (int q_run = 0; q_run < a->q_run_count; place += tiles_of(&a->q_runs[q_run++]))
                     run_backward(a, &w, &b, &a->q_runs[q_run], &all, h, place);
             }
             int64_t row = batch * a->k_seq + b.k.row;
-            put_gradients(a, a->dk, a->dk_stride, row, kv, w.dk, w.ld, b.k.keys, LN_2);
-            put_gradients(a, a->dv, a->dv_stride, row, kv, w.dv, w.ld, b.k.keys, 1);
+            put_gradients(a, a->dk, a->dk_stride, row, kv, hd, w.dk, w.ld, b.k.keys, LN_2);
+            put_gradients(a, a->dv, a->dv_stride, row, kv, a->v_dim, w.dv, w.v_ld, b.k.keys, 1);
         }
     }
     if (all.kept)
@@ -565,7 +574,7 @@ static void backward_dq(const job *a, const item *now, const item *ahead, void *
             query_gradients(&w, &b, true);
         }
     }
-    put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, w.o, w.ld, at->rows, 1);
+    put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, a->head_dim, w.o, w.ld, at->rows, 1);
     stream_fence();
 }
 

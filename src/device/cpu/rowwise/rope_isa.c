@@ -21,7 +21,15 @@ static void rotate(void *context, int64_t begin, int64_t end, int thread)
                 cosine[i] = table[2 * i];
                 sine[i] = sign * table[2 * i + 1];
             }
-            for (int head = 0; head < a->heads; head++) {
+            for (int head = 0; a->interleaved && head < a->heads; head++) {
+                int64_t at = row * a->row_stride + head * (int64_t)a->head_dim + 2 * first;
+                for (int64_t i = 0; i < count; i++) {
+                    float x = load_as(a->x, at + 2 * i, a->dtype), y = load_as(a->x, at + 2 * i + 1, a->dtype);
+                    store_as(a->x, at + 2 * i, x * cosine[i] - y * sine[i], a->dtype);
+                    store_as(a->x, at + 2 * i + 1, x * sine[i] + y * cosine[i], a->dtype);
+                }
+            }
+            for (int head = 0; !a->interleaved && head < a->heads; head++) {
                 int64_t at = row * a->row_stride + head * (int64_t)a->head_dim + first;
                 void *low = qd_cpu_at_mut(a->x, at, a->dtype), *high = qd_cpu_at_mut(low, half, a->dtype);
                 QD_FOR_VECTORS(i, n, count, {

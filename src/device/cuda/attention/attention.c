@@ -24,6 +24,9 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads", kernel,
                        (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride, (long long)a->o_stride,
                        a->heads, a->kv_heads);
+    if (qd_attention_v_dim(a->head_dim, a->v_dim) != a->head_dim)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: heads of values of %d elements next to keys of %d are not implemented on this device", kernel,
+                       a->v_dim, a->head_dim);
     return qd_check_scores(kernel, a->window, a->softcap);
 }
 
