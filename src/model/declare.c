@@ -84,12 +84,13 @@ qd_val qd_norm(qd_layer *b, qd_val x, const char *name, const char *out)
 {
     const qd_model *m = b->model;
     qd_decl_op op = {QD_DECL_NORM, .x = x, .y = -1};
+    int64_t width = x >= 0 ? b->values[x].cols : 0;
     if (m->norm != QD_NORM_PLAIN)
-        op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), m->hidden, norm_init(m),
+        op.weight = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.weight", name), width, norm_init(m),
                                       QD_SPLIT_NORM);
     if (m->norm == QD_NORM_LAYER)
-        op.weight2 = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.bias", name), m->hidden, QD_INIT_ZERO, QD_SPLIT_NORM);
-    return qd_declare_op(b, op, out, m->hidden);
+        op.weight2 = qd_declare_vector(b, qd_arena_printf(b->arena, "%s.bias", name), width, QD_INIT_ZERO, QD_SPLIT_NORM);
+    return qd_declare_op(b, op, out, width);
 }
 
 /* The factors of the adapters of one linear layer: A (rank, in) and B (out, rank) of each part that
@@ -197,6 +198,11 @@ int qd_attention_variant(const qd_model *m, int layer)
 {
     bool unrotated = m->position == QD_POSITION_ROPE && !qd_model_has_rope(m, layer);
     return (qd_model_has_window(m, layer) ? QD_ATTENTION_WINDOW : 0) | (unrotated ? QD_ATTENTION_NO_ROPE : 0);
+}
+
+bool qd_decl_reads(const qd_decl_op *op, qd_val value)
+{
+    return op->x == value || op->y == value || (op->kind == QD_DECL_LATENT_QKV && op->z == value);
 }
 
 const qd_decl_op *qd_layer_op(const qd_layer *b, qd_decl_kind kind)

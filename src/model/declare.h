@@ -55,7 +55,8 @@ typedef struct qd_weight {
     X(QK_NORM)            /* out = x with q normalized as a whole by weight, and k by weight2 */                                           \
     X(CLIP)               /* out = x with q, k and v limited to the model's clip_qkv */                                                    \
     X(ROPE)               /* out = x with the heads of q and k rotated by position */                                                      \
-    X(ATTENTION)          /* out (T, heads · head_dim) = causal attention of x (T, q + 2 kv); weight: a sink per head */                  \
+    X(LATENT_QKV)         /* out (T, q + k + v): queries x, keys and values y (by head), rotary part of all keys z, rotated */             \
+    X(ATTENTION)          /* out (T, heads · v) = causal attention of x (T, q + k + v); weight: a sink per head */                        \
     X(ACTIVATION)         /* out = the model's activation function of x; gated: half as wide */                                            \
     X(SCALE)              /* out = x times a factor */                                                                                     \
     X(DROPOUT)            /* out = x with some elements zeroed */                                                                          \
@@ -87,10 +88,11 @@ typedef struct qd_decl_op {
     qd_val x, y, out;
     qd_weight weight, weight2; /* adapt: weight2 is that of the layer; bit i of `parts`: its part i has an adapter */
     unsigned parts;
+    qd_val z; /* LATENT_QKV: its third operand; other ops ignore it */
     int site;       /* dropout: index among the dropouts of the module */
     int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
     bool local;     /* rope: the angles of layers with windows (model.rope_local_base) */
-    double factor;  /* scale */
+    double factor;  /* scale; norm: its epsilon, 0: that of the model */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
@@ -142,12 +144,16 @@ int qd_attention_variant(const qd_model *m, int layer);
 qd_val qd_attention_as(qd_layer *b, qd_val x, int variant); /* qd_attention_gqa is variant 0 */
 /* For families whose layers differ in the window only; 0: none. */
 qd_val qd_attention_in(qd_layer *b, qd_val x, int64_t window);
+/* Multi-head latent attention with all its parameters. */
+qd_val qd_attention_latent(qd_layer *b, qd_val x);
 const qd_decl_op *qd_layer_op(const qd_layer *b, qd_decl_kind kind); /* its first op of this kind; NULL: it has none */
 int64_t qd_layer_window(const qd_layer *b);                          /* the window of its attention; 0: none */
 /* The dense MLP: up, activation, down; with a gated activation, gate and up are one GEMM. */
 qd_val qd_mlp(qd_layer *b, qd_val x);
 /* Router, routed experts (gated MLPs) and shared experts. */
 qd_val qd_mlp_experts(qd_layer *b, qd_val x);
+/* Whether an op reads a value. */
+bool qd_decl_reads(const qd_decl_op *op, qd_val value);
 /* x + branch, with the model's dropout on the branch. */
 qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, const char *out);
 

@@ -63,7 +63,9 @@ static qd_status check_values(const checking *c)
         bool none = op->kind == QD_DECL_INPUT || op->kind == QD_DECL_EMBED;
         bool two = op->kind == QD_DECL_ADD || op->kind == QD_DECL_SEND || op->kind == QD_DECL_GROUPED_LINEAR ||
                    op->kind == QD_DECL_GROUPED_ACTIVATION || op->kind == QD_DECL_COLLECT || op->kind == QD_DECL_ADAPT;
-        if ((!none && (op->x < 0 || op->x >= written)) || (two && (op->y < 0 || op->y >= written)))
+        bool three = op->kind == QD_DECL_LATENT_QKV;
+        if ((!none && (op->x < 0 || op->x >= written)) || ((two || three) && (op->y < 0 || op->y >= written)) ||
+            (three && (op->z < 0 || op->z >= written)))
             return QD_FAIL(QD_USAGE, "the %s family: in its %s, '%s' is computed from a value that does not exist", c->family->name,
                            c->module, op->out >= 0 ? name_of(b, op->out) : "what leaves it");
         if (op->kind == QD_DECL_OUTPUT && b->ops[0].kind == QD_DECL_INPUT && op->x == b->ops[0].out)
@@ -75,7 +77,7 @@ static qd_status check_values(const checking *c)
     for (qd_val v = 0; v < b->value_count; v++) {
         bool read = false;
         for (int i = 0; i < b->op_count && !read; i++)
-            read = b->ops[i].x == v || b->ops[i].y == v;
+            read = qd_decl_reads(&b->ops[i], v);
         if (!read)
             return QD_FAIL(QD_USAGE, "the %s family: in its %s, nothing reads '%s'", c->family->name, c->module, name_of(b, v));
     }
@@ -91,7 +93,6 @@ static qd_status check_widths(const checking *c)
         const qd_decl_op *op = &b->ops[i];
         int64_t wanted = -1, has = op->x >= 0 ? b->values[op->x].cols : -1;
         switch (op->kind) {
-        case QD_DECL_NORM:
         case QD_DECL_OUTPUT:
         case QD_DECL_LOSS:
         case QD_DECL_SEND: wanted = m->hidden; break;
@@ -99,7 +100,8 @@ static qd_status check_widths(const checking *c)
         case QD_DECL_QK_NORM:
         case QD_DECL_CLIP:
         case QD_DECL_ROPE:
-        case QD_DECL_ATTENTION: wanted = (int64_t)(m->heads + 2 * m->kv_heads) * m->head_dim; break;
+        case QD_DECL_ATTENTION: wanted = qd_model_qkv(m, m->heads, m->kv_heads); break;
+        case QD_DECL_LATENT_QKV: wanted = (int64_t)m->heads * m->head_dim; break;
         case QD_DECL_ACTIVATION: wanted = b->values[op->out].cols * (qd_activation_is_gated(m->activation) ? 2 : 1); break;
         case QD_DECL_ROUTE: wanted = m->moe.experts; break;
         case QD_DECL_ADD:

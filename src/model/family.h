@@ -20,6 +20,7 @@ typedef struct qd_family {
 extern const qd_family qd_family_prenorm;  /* GPT-2, Llama, Yi, Qwen3, Mixtral, Qwen MoE, DeepSeek-shaped */
 extern const qd_family qd_family_postnorm; /* OLMo 2 */
 extern const qd_family qd_family_sandwich; /* Gemma 2 and 3 */
+extern const qd_family qd_family_latent;   /* DeepSeek V2 and V3, Kimi K2 */
 
 const qd_family *qd_family_of(const qd_model *model);
 

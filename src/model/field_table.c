@@ -33,6 +33,7 @@ static const qd_model_field fields[] = {
 #undef GROUP
 #define GROUP
     QD_SCORE_FIELDS(ROW, IMPLIED)
+    QD_LATENT_FIELDS(ROW, IMPLIED)
     QD_MODEL_KINDS(ROW, IMPLIED)
 #undef GROUP
 #define GROUP moe.
@@ -78,6 +79,7 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_QK_NORM: return m->qk_norm;
     case QD_WHEN_SHARED: return m->moe.experts > 0 && m->moe.shared > 0;
     case QD_WHEN_CLAMPED: return m->activation == QD_ACT_SWIGLU_CLAMPED;
+    case QD_WHEN_LATENT: return qd_model_is_latent(m);
     default: return true;
     }
 }

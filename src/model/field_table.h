@@ -12,7 +12,7 @@
 typedef enum qd_field_kind { QD_FIELD_INT, QD_FIELD_SIZE, QD_FIELD_REAL, QD_FIELD_FLAG, QD_FIELD_ENUM } qd_field_kind;
 typedef enum qd_field_when {
     QD_WHEN_ALWAYS, QD_WHEN_SCALED, QD_WHEN_LLAMA3, QD_WHEN_YARN, QD_WHEN_ORIGINAL, QD_WHEN_WINDOW, QD_WHEN_EXPERTS,
-    QD_WHEN_QK_NORM, QD_WHEN_SHARED, QD_WHEN_CLAMPED
+    QD_WHEN_QK_NORM, QD_WHEN_SHARED, QD_WHEN_CLAMPED, QD_WHEN_LATENT
 } qd_field_when;
 
 typedef struct qd_model_field {

@@ -28,7 +28,8 @@
     A(OLMO, "olmo", prenorm) \
     A(OLMO2, "olmo2", postnorm) \
     A(GEMMA2, "gemma2", sandwich) \
-    A(GEMMA3, "gemma3", sandwich)
+    A(GEMMA3, "gemma3", sandwich) \
+    A(DEEPSEEK, "deepseek", latent)
 #define QD_ARCH_WORD(name, word, family) "|" word
 
 #define QD_MODEL_SIZES(F, I) \
@@ -76,7 +77,12 @@
     F(FLAG, truncate, "rope_truncate", "true", QD_ANY, "rope_scaling.truncate", NULL, YARN, \
       "yarn scaling: the bounds of the blend are whole indices") \
     F(REAL, attention_factor, "rope_attention_factor", "0", QD_RANGE(0, 1e3), "rope_scaling.attention_factor", NULL, YARN, \
-      "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1") \
+      "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1, or by rope_mscale") \
+    F(REAL, mscale, "rope_mscale", "0", QD_RANGE(0, 1e3), "rope_scaling.mscale", NULL, YARN, \
+      "yarn scaling (DeepSeek): rotated queries and keys are multiplied by (0.1 rope_mscale ln(rope_factor) + 1), divided by the " \
+      "same of rope_mscale_all_dim; 0: by rope_attention_factor") \
+    F(REAL, mscale_all_dim, "rope_mscale_all_dim", "0", QD_RANGE(0, 1e3), "rope_scaling.mscale_all_dim", NULL, YARN, \
+      "yarn scaling (DeepSeek): scores are multiplied by (0.1 rope_mscale_all_dim ln(rope_factor) + 1)^2; 0: they are not") \
     F(REAL, local_base, "rope_local_base", "0", QD_RANGE(0, 1e12), NULL, NULL, WINDOW, \
       "window: base of the rotary embedding of layers that have it, without scaling (Gemma 3); 0: that of the others") \
     F(REAL, fraction, "rope_fraction", "1", QD_RANGE(0, 1), NULL, NULL, ALWAYS, \
@@ -99,6 +105,25 @@
       "soft-cap of attention scores, cap x tanh(score / cap); 0: none") \
     F(FLAG, sinks, "sinks", "false", QD_ANY, NULL, NULL, ALWAYS, \
       "attention sinks (GPT-OSS): a learned logit per head joins the denominator of attention's softmax")
+
+/* Multi-head latent attention: keys and values of all heads are linear functions of one vector of
+ * kv_lora_rank elements, and all keys share the part that carries the position. */
+#define QD_LATENT_FIELDS(F, I) \
+    F(INT, kv_lora_rank, "kv_lora_rank", "0", QD_RANGE(0, 1e5), "mla.kv_lora_rank", "kv_lora_rank", LATENT, \
+      "deepseek: width of compressed keys and values; 0: 4 x v_head_dim") \
+    F(INT, q_lora_rank, "q_lora_rank", "0", QD_RANGE(0, 1e5), "mla.q_lora_rank", NULL, LATENT, \
+      "deepseek: width of compressed queries; 0: they are not compressed") \
+    F(INT, qk_nope_head_dim, "qk_nope_head_dim", "0", QD_RANGE(0, 256), "mla.qk_nope_head_dim", "qk_nope_head_dim", LATENT, \
+      "deepseek: elements of a query or key head without position; 0: hidden / heads") \
+    F(INT, qk_rope_head_dim, "qk_rope_head_dim", "0", QD_RANGE(0, 256), "mla.qk_rope_head_dim", "qk_rope_head_dim", LATENT, \
+      "deepseek: elements of a query or key head that are rotated by position; all heads of a token share those of the key; 0: half of " \
+      "qk_nope_head_dim") \
+    F(INT, v_head_dim, "v_head_dim", "0", QD_RANGE(0, 256), "mla.v_head_dim", "v_head_dim", LATENT, \
+      "deepseek: size of a head of values; 0: qk_nope_head_dim") \
+    F(FLAG, rope_interleave, "rope_interleave", "true", QD_ANY, "mla.rope_interleave", NULL, LATENT, \
+      "deepseek: neighbours are rotated together; false: elements i and i + qk_rope_head_dim / 2") \
+    F(REAL, latent_norm_eps, "latent_norm_eps", "1e-6", QD_RANGE(1e-12, 1), "mla.norm_eps", NULL, LATENT, \
+      "deepseek: epsilon of the norms of compressed queries and keys")
 
 #define QD_MODEL_KINDS(F, I) \
     F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact|swiglu_clamped"), \
@@ -159,6 +184,8 @@
     F(INT, groups, "router_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, \
       "equal groups of experts, to limit choices to some of them (one group per node, for example)") \
     F(INT, top_groups, "router_top_groups", "1", QD_RANGE(1, 65536), NULL, NULL, EXPERTS, "groups that a token may choose from") \
+    F(INT, group_best, "router_group_best", "0", QD_RANGE(0, 65536), NULL, NULL, EXPERTS, \
+      "experts of a group whose scores are added to rank it; 0: experts_per_token / router_top_groups (sigmoid), 1 (softmax)") \
     F(FLAG, logit_bias, "router_logit_bias", "false", QD_ANY, NULL, NULL, EXPERTS, \
       "bias of the router's logits, trained like other weights (GPT-OSS)") \
     F(AUTO, bias, "router_bias", "auto", QD_AUTO, NULL, NULL, EXPERTS, \
@@ -174,7 +201,8 @@
     F(ENUM(qd_drop), drop, "drop", "last", QD_WORDS("last|least"), NULL, NULL, EXPERTS, \
       "expert_capacity: drop the last tokens, or those with the smallest weight")
 
-#define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_SCORE_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
+#define QD_MODEL_FIELDS(F, I) QD_MODEL_SIZES(F, I) QD_ROPE_FIELDS(F, I) QD_SCORE_FIELDS(F, I) \
+    QD_LATENT_FIELDS(F, I) QD_MODEL_KINDS(F, I) QD_MOE_FIELDS(F, I)
 
 /* Options of earlier versions that set two flags at once: S(key, one, other, help), with keys as in
  * the rows above. Configurations and data/models.json may still have them; they are never saved. */

@@ -44,6 +44,8 @@ qd_status qd_model_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.head_dim is %d: it must be even and at most 256", m->head_dim);
     if (m->position == QD_POSITION_LEARNED)
         QD_TRY(need_positive("max_seq", m->max_seq));
+    if (qd_model_is_latent(m))
+        QD_TRY(qd_latent_validate(m));
     QD_TRY(qd_rope_validate(m));
     if (m->window < 0 || m->window_from < 0 || m->full_every < 0)
         return QD_FAIL(QD_USAGE, "model.window, window_from and full_every must not be negative");
@@ -73,13 +75,23 @@ qd_status qd_model_validate(const qd_model *m)
     return m->moe.experts > 0 ? qd_moe_validate(m) : QD_OK;
 }
 
+/* Elements of the matrices of attention. */
+static int64_t attention_weights(const qd_model *m)
+{
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim, o = (int64_t)m->heads * qd_model_v_dim(m);
+    if (!qd_model_is_latent(m))
+        return m->hidden * (q + 2 * kv) + o * m->hidden;
+    int64_t queries = m->q_lora_rank > 0 ? m->q_lora_rank * (m->hidden + q) : m->hidden * q;
+    return queries + m->hidden * (m->kv_lora_rank + m->qk_rope_head_dim) +
+           (int64_t)m->kv_lora_rank * m->heads * (m->qk_nope_head_dim + m->v_head_dim) + o * m->hidden;
+}
+
 /* Elements of the matrices of all blocks, with `experts` experts in each block that has them. */
 static int64_t matrix_weights(const qd_model *m, int experts)
 {
-    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     int64_t matrices = qd_activation_is_gated(m->activation) ? 3 : 2, total = 0;
     for (int layer = 0; layer < m->layers; layer++) {
-        total += m->hidden * (q + 2 * kv) + q * m->hidden;
+        total += attention_weights(m);
         if (qd_model_has_experts(m, layer))
             total += m->hidden * (m->moe.experts + (m->moe.shared > 0 && m->moe.shared_gate)) +
                      matrices * m->hidden * (m->moe.ffn * experts + qd_moe_shared_width(&m->moe));
@@ -94,6 +106,8 @@ int64_t qd_model_parameters(const qd_model *m)
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     int64_t norm = m->norm == QD_NORM_PLAIN ? 0 : m->norm == QD_NORM_LAYER ? 2 * m->hidden : m->hidden;
     int64_t block = (qd_model_is_gemma(m) ? 4 : 2) * norm + (!m->qk_norm ? 0 : m->qk_over == QD_QK_WIDTH ? q + kv : 2 * m->head_dim);
+    if (qd_model_is_latent(m))
+        block += m->q_lora_rank + m->kv_lora_rank;
     if (m->qkv_bias)
         block += q + 2 * kv;
     if (m->out_bias)
@@ -124,10 +138,15 @@ double qd_model_attention_flops(const qd_model *m, int64_t seq)
     double keys = 0.0;
     for (int layer = 0; layer < m->layers; layer++)
         keys += qd_window_keys(qd_model_has_window(m, layer) ? m->window : 0, seq);
-    return 12.0 * keys * ((double)m->heads * m->head_dim);
+    return 6.0 * keys * ((double)m->heads * (m->head_dim + qd_model_v_dim(m)));
 }
 
 float qd_model_score_scale(const qd_model *m)
 {
-    return m->score_scale > 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)m->head_dim);
+    if (m->score_scale > 0.0)
+        return (float)m->score_scale;
+    double all = qd_model_is_latent(m) && m->rope.scaling == QD_ROPE_YARN && m->rope.mscale_all_dim > 0.0
+                     ? qd_rope_mscale(m->rope.factor, m->rope.mscale_all_dim)
+                     : 1.0;
+    return (float)(all * all) * (1.0f / sqrtf((float)m->head_dim));
 }

@@ -37,6 +37,7 @@ typedef struct qd_model {
     QD_MODEL_SIZES(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     qd_rope rope;
     QD_SCORE_FIELDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
+    QD_LATENT_FIELDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     QD_MODEL_KINDS(QD_FIELD_MEMBER, QD_FIELD_IMPLIED_MEMBER)
     qd_moe moe;
     qd_lora lora; /* not a field of the table: it belongs to a run, not to a model */
@@ -69,6 +70,28 @@ static inline bool qd_model_has_rope(const qd_model *model, int layer)
 {
     return model->position == QD_POSITION_ROPE && !(model->rope.nope_every > 0 && (layer + 1) % model->rope.nope_every == 0);
 }
+
+/* Whether attention is multi-head latent attention. */
+static inline bool qd_model_is_latent(const qd_model *model)
+{
+    return model->arch == QD_ARCH_DEEPSEEK;
+}
+
+/* Size of a head of values, and of the result of attention. */
+static inline int qd_model_v_dim(const qd_model *model)
+{
+    return qd_model_is_latent(model) ? model->v_head_dim : model->head_dim;
+}
+
+/* Columns of queries, keys and values side by side, for these numbers of heads. */
+static inline int64_t qd_model_qkv(const qd_model *model, int64_t heads, int64_t kv_heads)
+{
+    return (heads + kv_heads) * model->head_dim + kv_heads * qd_model_v_dim(model);
+}
+
+/* latent.c: the part of qd_model_validate for latent attention, and defaults. */
+qd_status qd_latent_validate(const qd_model *model);
+void qd_latent_derive(qd_model *model); /* sizes that are 0, in DeepSeek V3's proportions; head_dim */
 
 /* Factor on attention scores. */
 float qd_model_score_scale(const qd_model *model);
@@ -119,6 +142,7 @@ double qd_model_attention_flops(const qd_model *model, int64_t seq);
 /* rope.c: rotary embeddings. */
 qd_status qd_rope_validate(const qd_model *model); /* a part of qd_model_validate */
 int qd_rope_dims(const qd_model *model);           /* elements of a head that are rotated */
+double qd_rope_mscale(double factor, double mscale); /* 0.1 · mscale · ln(factor) + 1, as yarn scales lengths */
 bool qd_rope_is_local(const qd_model *model);      /* layers with windows have a table of their own */
 /* Number of tables, (seq, qd_rope_dims) each: none, one, or a second one of layers with windows. */
 int qd_rope_tables(const qd_model *model);

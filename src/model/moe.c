@@ -40,6 +40,8 @@ qd_status qd_moe_validate(const qd_model *m)
  * with softmax (DeepSeek-V2) only the best score counts. */
 int qd_moe_group_best(const qd_moe *e)
 {
+    if (e->group_best > 0)
+        return e->group_best;
     int best = e->router == QD_ROUTER_SIGMOID ? e->per_token / e->top_groups : 1;
     return best < 1 ? 1 : best;
 }

@@ -35,7 +35,7 @@ qd_status qd_rope_validate(const qd_model *m)
 
 int qd_rope_dims(const qd_model *m)
 {
-    return (int)(m->head_dim * m->rope.fraction);
+    return qd_model_is_latent(m) ? m->qk_rope_head_dim : (int)(m->head_dim * m->rope.fraction);
 }
 
 bool qd_rope_is_local(const qd_model *m)
@@ -77,6 +77,21 @@ static double yarn_frequency(const qd_model *m, int i, double frequency)
     return frequency / r->factor * divided + frequency * (1.0 - divided);
 }
 
+double qd_rope_mscale(double factor, double mscale)
+{
+    return factor > 1.0 ? 0.1 * mscale * log(factor) + 1.0 : 1.0;
+}
+
+/* Factor on rotated queries and keys. */
+static double yarn_length(const qd_rope *r)
+{
+    if (r->attention_factor > 0.0)
+        return r->attention_factor;
+    return r->mscale > 0.0 && r->mscale_all_dim > 0.0
+               ? qd_rope_mscale(r->factor, r->mscale) / qd_rope_mscale(r->factor, r->mscale_all_dim)
+               : qd_rope_mscale(r->factor, 1.0);
+}
+
 /* The base of dynamic scaling for sequences of this length. */
 static double dynamic_base(const qd_model *m, int64_t seq)
 {
@@ -92,7 +107,7 @@ void qd_rope_table(const qd_model *m, int64_t seq, bool local, float *table)
     double scale = 1.0, base = local ? r->local_base : scaling == QD_ROPE_DYNAMIC ? dynamic_base(m, seq) : r->base;
     int half = qd_rope_dims(m) / 2;
     if (scaling == QD_ROPE_YARN)
-        scale = r->attention_factor > 0.0 ? r->attention_factor : 0.1 * log(r->factor) + 1.0;
+        scale = yarn_length(r);
     for (int i = 0; i < half; i++) {
         double frequency = pow(base, -2.0 * i / qd_rope_dims(m));
         if (scaling == QD_ROPE_LINEAR)

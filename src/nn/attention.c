@@ -1,5 +1,5 @@
-/* Runners of rotary embedding and attention. qkv is one buffer (rows, (heads +
- * 2·kv_heads)·head_dim) with queries, keys and values side by side. */
+/* Runners of rotary embedding and attention. qkv is one buffer with queries, keys and values side
+ * by side: (rows, (heads + kv_heads)·head_dim + kv_heads·v_dim). */
 #include "nn/nn_impl.h"
 
 QD_SAME_PLACE(X, ROPE, ROPE_INVERSE);
@@ -62,6 +62,7 @@ static qd_attention_args attention_args(const qd_op_call *c)
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = m->head_dim,
+        .v_dim = qd_model_v_dim(m),
         .window = c->op->window,
         .scale = qd_model_score_scale(m),
         .softcap = (float)m->score_softcap,

@@ -39,12 +39,13 @@ static void meet(const qd_op_call *c, meeting *m)
     const qd_model *model = call_model(c);
     int coord, cp = qd_program_cp(p, &coord), of = (coord + cp - c->op->round) % cp;
     bool all = c->op->round < 0;
+    const int v_dim = qd_model_v_dim(model);
     int64_t seq = p->strategy.seq, stride = call_stride(c, QD_ATTENTION_PART_QKV), kv_cols = call_stride(c, QD_ATTENTION_PART_KV);
     qd_dtype dtype = call_dtype(c, QD_ATTENTION_PART_QKV);
     m->args = (qd_attention_part_args){
         .q = c->at[QD_ATTENTION_PART_QKV],
         .k = c->at[QD_ATTENTION_PART_KV],
-        .v = shifted(c->at[QD_ATTENTION_PART_KV], kv_cols / 2, dtype),
+        .v = shifted(c->at[QD_ATTENTION_PART_KV], (int64_t)c->op->kv_heads * model->head_dim, dtype),
         .doc_start = input_documents(c, QD_ATTENTION_PART_INPUT),
         .q_runs = m->q,
         .k_runs = m->k,
@@ -56,10 +57,11 @@ static void meet(const qd_op_call *c, meeting *m)
         .q_stride = stride,
         .k_stride = kv_cols,
         .v_stride = kv_cols,
-        .o_stride = (int64_t)c->op->heads * model->head_dim,
+        .o_stride = (int64_t)c->op->heads * v_dim,
         .heads = c->op->heads,
         .kv_heads = c->op->kv_heads,
         .head_dim = model->head_dim,
+        .v_dim = v_dim,
         .window = c->op->window,
         .scale = qd_model_score_scale(model),
         .softcap = (float)model->score_softcap,
@@ -81,12 +83,14 @@ qd_status qd_run_attention_delta(const qd_op_call *c)
 {
     const qd_program *p = c->frame->program;
     const qd_model *model = call_model(c);
-    int64_t cols = (int64_t)c->op->heads * model->head_dim;
+    const int v_dim = qd_model_v_dim(model);
+    int64_t q = (int64_t)c->op->heads * model->head_dim, o = (int64_t)c->op->heads * v_dim;
     return c->frame->kernels->attention_delta(c->frame->stream, &(qd_attention_args){
         .o = c->at[QD_ATTENTION_DELTA_O], .d_o = c->at[QD_ATTENTION_DELTA_D_O], .delta = c->at[QD_ATTENTION_DELTA_DELTA],
-        .batch = p->strategy.micro_batch, .seq = qd_ledger_rows(p->ledger, p->rank, p->strategy.seq), .q_stride = cols,
-        .k_stride = cols, .v_stride = cols, .o_stride = cols,
-        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = model->head_dim, .dtype = call_dtype(c, QD_ATTENTION_DELTA_O),
+        .batch = p->strategy.micro_batch, .seq = qd_ledger_rows(p->ledger, p->rank, p->strategy.seq), .q_stride = q,
+        .k_stride = q, .v_stride = o, .o_stride = o,
+        .heads = c->op->heads, .kv_heads = c->op->kv_heads, .head_dim = model->head_dim, .v_dim = v_dim,
+        .dtype = call_dtype(c, QD_ATTENTION_DELTA_O),
     });
 }
 
@@ -100,7 +104,7 @@ qd_status qd_run_attention_part_grad(const qd_op_call *c)
     m.args.delta = c->at[QD_ATTENTION_PART_GRAD_DELTA];
     m.args.dq = c->at[QD_ATTENTION_PART_GRAD_DQ];
     m.args.dk = c->at[QD_ATTENTION_PART_GRAD_DKV];
-    m.args.dv = (float *)c->at[QD_ATTENTION_PART_GRAD_DKV] + kv_cols / 2;
+    m.args.dv = (float *)c->at[QD_ATTENTION_PART_GRAD_DKV] + (int64_t)c->op->kv_heads * call_model(c)->head_dim;
     m.args.dq_stride = call_stride(c, QD_ATTENTION_PART_GRAD_DQ);
     m.args.dk_stride = m.args.dv_stride = kv_cols;
     return c->frame->kernels->attention_part_backward(c->frame->stream, &m.args);
@@ -121,21 +125,22 @@ static qd_status copy(const qd_op_call *c, const void *from, void *to, int64_t r
                                                                                .accumulate = add, .from_dtype = dtype, .to_dtype = dtype});
 }
 
-/* x: rows of queries, keys and values (n, k, k columns), or of queries alone (k 0). by: for each
- * rank, all rows of the columns of its heads. A kv head that several ranks read is copied to each;
- * the reverse direction sums, in the order of ranks. */
+/* x: rows of queries, keys and values (n, k and those of as many heads), or of results (k 0). by:
+ * for each rank, all rows of the columns of its heads. A kv head that several ranks read is copied
+ * to each; the reverse direction sums, in the order of ranks. */
 static qd_status heads(const qd_op_call *c, void *x, void *by, bool split)
 {
     qd_dtype dtype = call_dtype(c, QD_HEADS_SPLIT_X);
-    int64_t head_dim = call_model(c)->head_dim;
+    const int64_t head_dim = call_model(c)->head_dim, v_dim = qd_model_v_dim(call_model(c)), kv_heads = c->op->k / head_dim;
     int coord, cp = qd_program_cp(c->frame->program, &coord);
-    int64_t widths[3] = {c->op->n, c->op->k, c->op->k}, stride = c->op->n + 2 * c->op->k, rows = c->op->m;
-    int64_t kv_share = c->op->k > 0 ? qd_context_kv_share(cp, c->op->k, head_dim) : 0, share = c->op->n / cp + 2 * kv_share;
+    int64_t dims[3] = {c->op->k > 0 ? head_dim : v_dim, head_dim, v_dim}, widths[3] = {c->op->n, c->op->k, kv_heads * v_dim};
+    int64_t kv_share = kv_heads > 0 ? qd_context_kv_share(cp, (int)kv_heads) : 0;
+    int64_t stride = widths[0] + widths[1] + widths[2], rows = c->op->m, share = c->op->n / cp + kv_share * (head_dim + v_dim);
     for (int r = 0; r < cp; r++) {
         int64_t at = 0, to = r * rows * share;
         for (int i = 0; i < 3 && widths[i] > 0; i++) {
-            int64_t cols = i == 0 ? c->op->n / cp : kv_share, of_head = r * (widths[i] / head_dim); /* in units of 1 / cp heads */
-            void *there = shifted(x, at + of_head / cp * head_dim, dtype), *here = shifted(by, to, dtype);
+            int64_t cols = i == 0 ? c->op->n / cp : kv_share * dims[i], of_head = r * (widths[i] / dims[i]); /* in units of 1 / cp heads */
+            void *there = shifted(x, at + of_head / cp * dims[i], dtype), *here = shifted(by, to, dtype);
             QD_TRY(split ? copy(c, there, here, rows, cols, stride, share, false)
                          : copy(c, here, there, rows, cols, share, stride, of_head % cp != 0));
             at += widths[i];

@@ -104,8 +104,11 @@ qd_status qd_run_bias_grad(const qd_op_call *c);
 qd_status qd_run_adapt(const qd_op_call *c); /* also its gradients */
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);
+qd_status qd_run_latent_qkv(const qd_op_call *c);
+qd_status qd_run_latent_qkv_grad(const qd_op_call *c);
 qd_status qd_run_attention(const qd_op_call *c);
 qd_status qd_run_attention_cached(const qd_op_call *c);
+qd_status qd_run_attention_latent(const qd_op_call *c);
 qd_status qd_run_attention_grad(const qd_op_call *c);
 qd_status qd_run_attention_sink(const qd_op_call *c);
 qd_status qd_run_attention_sink_grad(const qd_op_call *c);

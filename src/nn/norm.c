@@ -21,7 +21,7 @@ qd_status qd_run_norm(const qd_op_call *c)
         .rstd = c->at[QD_NORM_RSTD],
         .rows = c->op->m,
         .cols = c->op->n,
-        .eps = (float)call_model(c)->norm_eps,
+        .eps = (float)(c->op->eps > 0.0 ? c->op->eps : call_model(c)->norm_eps),
         .rms = qd_model_norm_is_rms(call_model(c)),
         .plus_one = call_model(c)->norm == QD_NORM_RMS_ONE,
         .dtype = call_dtype(c, QD_NORM_X),

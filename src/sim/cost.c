@@ -100,7 +100,7 @@ static double attention(const qd_cluster *c, const qd_model *model, const qd_op 
         double scores = (double)op->m * t * (double)op->n / model->head_dim;
         /* Two GEMMs forward and four backward, over all pairs; their sums are short. */
         double rate = product_rate(c) * model->head_dim / (model->head_dim + TILE_FILL);
-        double flops = (backward ? 8.0 : 4.0) * (double)op->m * t * (double)op->n;
+        double flops = (backward ? 4.0 : 2.0) * (double)op->m * t * (double)op->n * (1.0 + (double)qd_model_v_dim(model) / model->head_dim);
         return flops / rate + qd_cost_stream(c, scores * (backward ? PLAIN_BACKWARD_BYTES : PLAIN_FORWARD_BYTES));
     }
     double rate = a->product * a->attention[c->attention];
@@ -160,8 +160,11 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_LINEAR_DW] = PRODUCT,
     [QD_OP_ROPE] = STREAM,
     [QD_OP_ROPE_INVERSE] = STREAM,
+    [QD_OP_LATENT_QKV] = STREAM,
+    [QD_OP_LATENT_QKV_GRAD] = STREAM,
     [QD_OP_ATTENTION] = ATTENTION,
     [QD_OP_ATTENTION_CACHED] = STREAM,
+    [QD_OP_ATTENTION_LATENT] = STREAM,
     [QD_OP_ATTENTION_GRAD] = ATTENTION_GRAD,
     [QD_OP_ATTENTION_SINK] = STREAM,
     [QD_OP_ATTENTION_SINK_GRAD] = STREAM,

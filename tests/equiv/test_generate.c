@@ -116,6 +116,10 @@ static int32_t draw(const qd_model_generator *m, const qd_sampling *sampling)
     "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=53 data.seq=80 train.global_batch=4 run.threads=1 "         \
     "train.lr=3e-3 "
 
+#define LATENT \
+    LLAMA "model.arch=deepseek model.kv_heads=4 model.kv_lora_rank=20 model.qk_nope_head_dim=10 model.qk_rope_head_dim=6 " \
+          "model.v_head_dim=12 "
+
 static void cache_equals_forward(void **state)
 {
     (void)state;
@@ -126,7 +130,10 @@ static void cache_equals_forward(void **state)
                                          LLAMA "model.window=5 model.window_from=1 model.rope_local_base=40 model.rope_fraction=0.5 ",
                                          LLAMA "model.nope_every=2 model.rope_scaling=dynamic model.rope_original_seq=30 ",
                                          LLAMA "model.window=79 model.score_scale=0.6 ",
-                                         LLAMA "model.window=5 model.full_every=2 model.sinks=true model.init_std=0.5 "};
+                                         LLAMA "model.window=5 model.full_every=2 model.sinks=true model.init_std=0.5 ",
+                                         LATENT "model.q_lora_rank=24 model.rope_scaling=yarn model.rope_original_seq=20 "
+                                                "model.rope_mscale=1 model.rope_mscale_all_dim=0.7 ",
+                                         LATENT "model.rope_interleave=false train.precision=bf16 "};
     for (size_t k = 0; k < sizeof models / sizeof *models; k++) {
         enum { N = 75 };
         int32_t text[N];

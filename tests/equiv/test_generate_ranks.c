@@ -140,6 +140,9 @@ static written write_with(qd_model_ranks ranks)
 #define GPT2 "model.arch=gpt2 model.layers=3 " COMMON
 #define LLAMA "model.layers=3 model.kv_heads=2 " COMMON
 #define EXPERTS "model.layers=2 model.kv_heads=2 model.experts=4 model.experts_per_token=2 model.expert_ffn=24 " COMMON
+#define LATENT \
+    "model.arch=deepseek model.layers=2 model.kv_lora_rank=20 model.qk_nope_head_dim=10 model.qk_rope_head_dim=6 " \
+    "model.v_head_dim=12 " COMMON
 
 static void ranks_write_the_same(void **state)
 {
@@ -151,6 +154,7 @@ static void ranks_write_the_same(void **state)
         {GPT2, {{.tp = 2}, {.pp = 2}, {.tp = 4}, {.tp = 2, .pp = 3}}},
         {LLAMA "model.tied=true model.window=9 model.full_every=2 ", {{.tp = 2}, {.pp = 2}, {.tp = 4, .pp = 2}, {.pp = 5}}},
         {LLAMA "train.precision=bf16 model.logit_softcap=5 ", {{.tp = 2}, {.pp = 2}}},
+        {LATENT, {{.tp = 2}, {.pp = 2}, {.tp = 4}}},
         {EXPERTS "model.shared_experts=1 ", {{.ep = 2}, {.tp = 2}, {.pp = 2, .ep = 2}, {.tp = 2, .ep = 4}, {.tp = 2, .ep = 2}}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -151,6 +151,11 @@ static void memory_and_work(void **state)
     assert_true(none.flops == full.flops && none.flops == selective.flops);
     assert_true(none.again == 0.0 && selective.again == 0.0 && full.again > 0.2 * full.flops && full.again < full.flops / 3);
     assert_true(half.again * 2 == full.again);
+    /* Latent attention is expanded again from compressed vectors. */
+    plan latent = make_plan("model.arch=deepseek model.q_lora_rank=64"),
+         expanded = make_plan("model.arch=deepseek model.q_lora_rank=64 train.recompute=selective");
+    assert_true(expanded.kept < latent.kept * 3 / 5 && expanded.flops == latent.flops);
+    assert_true(latent.again == 0.0 && expanded.again > 0.0 && expanded.again < 0.1 * latent.flops);
 }
 
 /* Recomputed results are not kept: (rows, ffn) of each block, of routed experts for each choice.

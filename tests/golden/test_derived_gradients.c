@@ -26,6 +26,10 @@
 #define EXPERTS \
     RUN "model.layers=2 model.hidden=19 model.heads=4 model.kv_heads=2 model.head_dim=4 model.ffn=13 model.vocab=23 data.seq=9 "
 
+#define LATENT \
+    RUN "model.arch=deepseek model.layers=2 model.hidden=19 model.heads=3 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 " \
+        "model.v_head_dim=7 model.kv_lora_rank=11 model.ffn=13 model.vocab=23 model.latent_norm_eps=0.01 data.seq=9 "
+
 /* The MLP reads the layer's input directly, attention a norm of it; both results are normed
  * again. */
 static void normed_behind(qd_layer *b, int which)
@@ -107,6 +111,13 @@ static const struct {
              "model.activation=swiglu_clamped model.swiglu_alpha=1.1 model.sinks=true ",
      NULL, true, false},
     {LLAMA "model.activation=swiglu_clamped model.swiglu_limit=0.3 model.mlp_bias=true ", NULL, false, false},
+    {LATENT "model.q_lora_rank=13 ", NULL, false, false},
+    {LATENT "model.v_head_dim=12 model.rope_interleave=false model.tied=true ", NULL, true, false},
+    {LATENT "model.layers=3 model.q_lora_rank=6 model.rope_scaling=yarn model.rope_factor=4 model.rope_original_seq=4 "
+            "model.rope_mscale=0.7 model.rope_mscale_all_dim=1.3 model.experts=8 model.experts_per_token=3 model.expert_ffn=5 "
+            "model.shared_experts=1 model.first_dense=1 model.router=sigmoid model.router_scale=2.5 model.router_groups=4 "
+            "model.router_top_groups=2 model.router_bias=true model.dropout=0.1 ",
+     NULL, true, false},
     {LLAMA "model.kv_heads=3 ", &parallel_family, false, false},
     {GPT2 "model.dropout=0.2 ", &parallel_family, false, false},
     {LLAMA, &parallel_family, false, true},

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #define SIZES "model.layers=5 model.hidden=32 model.heads=4 model.ffn=56 model.vocab=307 "
+#define LATENT \
+    SIZES "model.arch=deepseek model.kv_lora_rank=11 model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=7 "
 #define ATTENTION_BIAS "model.qkv_bias=true model.out_bias=true "
 #define LINEAR "model.rope_scaling=linear model.rope_factor=2.5 "
 /* Norms behind the branches make gradients large at initial weights: smaller steps keep rounding
@@ -53,6 +55,12 @@ const layout_model layout_families[] = {
            "model.experts_per_token=2 model.expert_ffn=24 model.router_logit_bias=true model.activation=swiglu_clamped "
            "model.swiglu_limit=0.05 " ATTENTION_BIAS,
      4, 8}, /* GPT-OSS */
+    {LATENT "model.q_lora_rank=13 data.seq=15 ", 4, 0}, /* DeepSeek without experts */
+    {LATENT "data.seq=13 model.rope_scaling=yarn model.rope_original_seq=8 model.rope_factor=4 model.rope_mscale=1 "
+            "model.rope_mscale_all_dim=0.8 model.experts=8 model.experts_per_token=3 model.expert_ffn=24 model.shared_experts=1 "
+            "model.first_dense=1 model.router=sigmoid model.router_groups=4 model.router_top_groups=2 model.router_scale=2.5 "
+            "model.router_bias_rate=0.001 ",
+     4, 8}, /* DeepSeek V2 and V3: queries are not compressed */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

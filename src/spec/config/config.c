@@ -297,8 +297,10 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
     }
     /* Derived sizes of the preset no longer hold if the user changed what they derive from. */
     bool new_hidden = qd_options_is_set(o, "model.hidden");
-    if (new_hidden || qd_options_is_set(o, "model.heads"))
+    if (new_hidden || qd_options_is_set(o, "model.heads") || qd_model_is_latent(m))
         m->head_dim = 0;
+    if (qd_model_is_latent(m) && qd_options_is_set(o, "model.heads"))
+        m->kv_heads = 0;
     if (new_hidden)
         m->ffn = 0;
     QD_TRY(qd_model_take(o, plain, m));
@@ -306,6 +308,8 @@ static qd_status resolve_model(const qd_options *o, int64_t seq, qd_model *m)
         m->moe.bias = m->moe.bias_rate > 0.0;
     if (m->kv_heads == 0)
         m->kv_heads = m->heads;
+    if (qd_model_is_latent(m))
+        qd_latent_derive(m);
     if (m->head_dim == 0) {
         if (m->hidden % m->heads != 0)
             return QD_FAIL(QD_USAGE, "model.hidden (%lld) is not a multiple of model.heads (%d): set model.head_dim",

@@ -133,11 +133,10 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
     int n = mesh->degree[QD_AXIS_CP], tp = mesh->degree[QD_AXIS_TP];
     if (n == 1)
         return false;
-    /* Columns of queries and keys on a rank of tp; with fewer kv heads than ranks, several ranks
-     * hold the same head. */
-    int64_t q = (int64_t)m->heads / tp * m->head_dim, kv = (int64_t)(m->kv_heads > tp ? m->kv_heads / tp : 1) * m->head_dim;
-    qd_context_theory t =
-        qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, kv, m->head_dim, (int64_t)qd_dtype_size(s->activation));
+    /* With fewer kv heads than ranks of tp, several ranks hold the same head. */
+    int64_t dims = m->head_dim + qd_model_v_dim(m), q = m->heads / tp * dims;
+    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, m->kv_heads > tp ? m->kv_heads / tp : 1, dims,
+                                           (int64_t)qd_dtype_size(s->activation));
     *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
     for (int i = 0; i < p->action_count; i++) {
         unsigned phases = qd_action_phases(&p->actions[i]);

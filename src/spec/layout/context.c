@@ -87,24 +87,24 @@ void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole
         memcpy(out + 4 * batch * rows, in + 2 * batch * seq, (size_t)(batch * seq) * sizeof *out);
 }
 
-int64_t qd_context_kv_share(int cp, int64_t kv, int64_t head_dim)
+int qd_context_kv_share(int cp, int kv_heads)
 {
-    return kv / head_dim > cp ? kv / cp : head_dim;
+    return kv_heads > cp ? kv_heads / cp : 1;
 }
 
-qd_context_theory qd_context_bytes(qd_cp_mode mode, int n, int64_t tokens, int64_t q, int64_t kv, int64_t head_dim, int64_t size)
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int n, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim, int64_t size)
 {
-    int64_t keys = tokens * 2 * kv, swapped = tokens * (2 * q / n + 2 * qd_context_kv_share(n, kv, head_dim)) * (n - 1) * size;
+    int64_t keys = tokens * kv_heads * kv_dim, swapped = tokens * (q / n + qd_context_kv_share(n, kv_heads) * kv_dim) * (n - 1) * size;
     switch (mode) {
     case QD_CP_RING:
         return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * size + n * keys * 4,
-                                   "ring, 2kv·bs·(n-1)·size forward, the same and 2kv·bs·4n backward"};
+                                   "ring, (k+v)·bs·(n-1)·size forward, the same and (k+v)·bs·4n backward"};
     case QD_CP_GATHER:
         return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * (size + 4),
-                                   "gather, 2kv·bs·(n-1)·size forward, the same and 2kv·bs·4(n-1) backward"};
+                                   "gather, (k+v)·bs·(n-1)·size forward, the same and (k+v)·bs·4(n-1) backward"};
     case QD_CP_ULYSSES: break;
     }
-    return (qd_context_theory){swapped, swapped, "ulysses, (2q+2max(kv,n·d))·bs·(n-1)/n·size forward, the same backward"};
+    return (qd_context_theory){swapped, swapped, "ulysses, (q+o+max(k+v,n·heads))·bs·(n-1)/n·size forward, the same backward"};
 }
 
 qd_status qd_context_check(int64_t seq, int cp)

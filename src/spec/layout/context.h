@@ -33,9 +33,9 @@ double qd_context_pairs(int64_t seq, int cp, int coord, int of, int64_t window);
  * Gather: every rank gathers all of them. Ulysses: an all-to-all exchanges heads for positions. */
 typedef enum qd_cp_mode { QD_CP_RING, QD_CP_GATHER, QD_CP_ULYSSES } qd_cp_mode;
 
-/* Ulysses: the key columns that each rank receives out of `kv`: its share of the heads, or one head
- * that it shares with other ranks. */
-int64_t qd_context_kv_share(int cp, int64_t kv, int64_t head_dim);
+/* Ulysses: the kv heads that each rank receives: its share of them, or one that it shares with
+ * other ranks. */
+int qd_context_kv_share(int cp, int kv_heads);
 
 /* Selects what LOAD keeps of `batch` whole sequences. in: (3, batch, seq) tokens, targets, document
  * starts. out: this rank's rows of each, their positions, and if `whole`, the document starts of
@@ -45,13 +45,14 @@ void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole
 int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool whole);
 
 /* Bytes that the ranks of one group send for one layer and micro-batch of `tokens` tokens, forward
- * and backward, by the closed formula. q, kv: columns of queries and keys on a rank of tp. size:
- * bytes per activation element. text: the formula for one step. */
+ * and backward, by the closed formula. On a rank of tp, q: columns of queries and results; kv_heads
+ * heads with kv_dim columns of keys and values each. size: bytes per activation element. text: the
+ * formula for one step. */
 typedef struct qd_context_theory {
     int64_t forward, backward;
     const char *text;
 } qd_context_theory;
-qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int64_t tokens, int64_t q, int64_t kv, int64_t head_dim, int64_t size);
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim, int64_t size);
 
 /* QD_USAGE when a sequence is too short to divide over cp ranks. */
 qd_status qd_context_check(int64_t seq, int cp);

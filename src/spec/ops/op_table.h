@@ -37,11 +37,19 @@
     /* input: the positions; in place, y is x */ \
     OP(ROPE, "rope", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                                \
     OP(ROPE_INVERSE, "rope.grad", r(X), r(TABLE), r(INPUT, optional), w(Y))                                                   \
+    /* Latent attention: queries, keys and values by head from q, kv (by head: key without \
+     * position, value) and the rotary part that all keys share; queries and keys are rotated */ \
+    OP(LATENT_QKV, "latent.qkv", r(Q), r(KV), r(K_ROPE), r(TABLE), r(INPUT, optional), w(QKV))                                \
+    OP(LATENT_QKV_GRAD, "latent.qkv.grad", r(D_QKV), r(TABLE), r(INPUT, optional), w(DQ), w(DKV), w(DK_ROPE))                 \
     OP(ATTENTION, "attention", r(QKV), r(INPUT), w(O), w(LSE))                                                                \
     OP(ATTENTION_CACHED, "attention.cached", r(QKV), a(CACHE), w(O), w(LSE, optional))                                        \
     /* o and lse with one more logit per head in the denominator of the softmax */ \
     OP(ATTENTION_SINK, "attention.sink", a(O), a(LSE), r(SINK))                                                               \
     OP(ATTENTION_SINK_GRAD, "attention.sink.grad", r(LSE), r(DELTA), r(SINK), g(SINK_GRAD))                                   \
+    /* Latent attention in generation. The cache holds compressed keys; queries are multiplied by \
+     * the weight that would expand these (`absorbed`), and results by that of values (`mixed`) */ \
+    OP(ATTENTION_LATENT, "attention.latent", a(Q), r(LATENT), a(K_ROPE), r(WEIGHT), r(TABLE), r(INPUT), a(CACHE), w(KEY),     \
+       w(ABSORBED), w(MIXED), w(O))                                                                                           \
     OP(ATTENTION_GRAD, "attention.grad", r(QKV), r(INPUT), r(O), r(LSE), r(D_O), w(D_QKV), w(DELTA))                          \
     OP(ACTIVATION, "activation", r(X), w(Y))                                                                                  \
     OP(ACTIVATION_GRAD, "activation.grad", r(X), r(DY), w(DX))                                                                \

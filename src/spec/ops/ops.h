@@ -98,6 +98,7 @@ typedef struct qd_op {
     int32_t site;              /* dropout: index among the dropouts of the module */
     double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch;
                                   scale: the factor */
+    double eps;                /* norm: epsilon; 0: that of the model */
     double cap;                /* head, loss: soft-cap of the logits; 0: none */
     double load_tokens;        /* router gradients: number of tokens whose choices are summed in `load` */
     /* This op is the first to write its gradients and writes all of them. It overwrites instead of
@@ -122,7 +123,7 @@ typedef enum qd_slot_kind {
      * cp, see qd_context_select. */
     QD_SLOT_INPUT,
     QD_SLOT_ROPE,     /* table of rotary angles; param 1: that of layers with windows */
-    QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim) */
+    QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim), or (context, latent) */
     QD_SLOT_LOGITS,   /* (1, vocab), of the last row */
     QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, number of tokens counted */
     QD_SLOT_LOCAL

@@ -9,13 +9,16 @@ enum {
     LOADS,                 /* rows of the router's load */
     POSITIONS, ROPE_DIMS,  /* of the table of rotary angles */
     CACHE_ROWS, CACHE_COLS,
+    KEY_COLS, ABSORBED_COLS, MIXED_COLS, /* of latent attention in generation */
 };
 
 enum {
-    X, Y, OUT, WEIGHT, WEIGHT2, WEIGHT_GRAD, /* of the declared op */
+    X, Y, Z, OUT, WEIGHT, WEIGHT2, WEIGHT_GRAD, /* of the declared op */
     MEAN, RSTD, DX, UNBIASED,                /* named after its values */
     TABLE,                                   /* one of the tables of rotary angles */
     INPUT, ROPE_TABLE, LOCAL_ROPE_TABLE, CACHE, LSE, HEAD_RSTD, SQUARES, LOSS, LOGITS,
+    LATENT_Q, LATENT_X, LATENT_ROPE, LATENT_WEIGHT, /* what the queries, keys and values of latent attention are made of */
+    LATENT_CACHE, KEY, ABSORBED, MIXED,
     LOAD, CHOICE, EXPERT_WEIGHT, PLACE, FROM, COUNT, /* routing */
     VALUES
 };
@@ -26,6 +29,10 @@ static const qd_sequence_value values[VALUES] = {
     [ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
     [LOCAL_ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
     [CACHE] = {"cache", QD_VALUE_ACTIVATION, CACHE_ROWS, CACHE_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
+    [LATENT_CACHE] = {"cache", QD_VALUE_ACTIVATION, POSITIONS, KEY_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
+    [KEY] = {"key", QD_VALUE_ACTIVATION, PER_ROW, KEY_COLS, .buffer = true},
+    [ABSORBED] = {"q_absorbed", QD_VALUE_ACTIVATION, PER_ROW, ABSORBED_COLS, .buffer = true},
+    [MIXED] = {"latent_attended", QD_VALUE_ACTIVATION, PER_ROW, MIXED_COLS, .buffer = true},
     [LSE] = {"lse", QD_VALUE_F32, PER_ROW, PER_ROW, .buffer = true}, /* per head */
     [HEAD_RSTD] = {"head_rstd", QD_VALUE_F32, PER_ROW, HEADS, .buffer = true},
     [SQUARES] = {"qk_squares", QD_VALUE_F32, PER_ROW, TWO, .buffer = true},
@@ -41,22 +48,27 @@ static const qd_sequence_value values[VALUES] = {
 
 /* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the
  * rank holds only some of them. GROUPED: the adapter is of experts. SINKS, BIASED: the attention
- * has sinks, the experts have biases. */
-enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8, SINKS = 16, BIASED = 32 };
+ * has sinks, the experts have biases. LATENT: in generation, keys stay compressed; EXPANDS: the
+ * GEMM would expand them. */
+enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8, SINKS = 16, BIASED = 32, LATENT = 64, EXPANDS = 128 };
 
 #define LOWER(declared, when, unless, kind, ...) \
     QD_STEP(QD_DECL_##declared, when, unless, kind, 0, PER_ROW, PER_ROW, PER_ROW, __VA_ARGS__)
 static const qd_step steps[] = {
     LOWER(EMBED, 0, 0, EMBED, (INPUT, INPUT), (TOKEN_TABLE, WEIGHT), (POSITION_TABLE, WEIGHT2), (Y, OUT)),
     LOWER(NORM, 0, 0, NORM, (X, X), (GAMMA, WEIGHT), (BETA, WEIGHT2), (Y, OUT), (MEAN, MEAN), (RSTD, RSTD)),
-    LOWER(LINEAR, 0, 0, LINEAR, (X, X), (WEIGHT, WEIGHT), (BIAS, WEIGHT2), (Y, OUT)),
+    LOWER(LINEAR, 0, EXPANDS, LINEAR, (X, X), (WEIGHT, WEIGHT), (BIAS, WEIGHT2), (Y, OUT)),
     LOWER(HEAD_NORM, 0, 0, HEAD_NORM, (X, X), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT), (RSTD, HEAD_RSTD)),
     LOWER(QK_NORM, 0, 0, QK_SQUARES, (X, X), (SUMS, SQUARES)),
     LOWER(QK_NORM, 0, 0, QK_NORM, (X, X), (SUMS, SQUARES), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT)),
     LOWER(CLIP, 0, 0, CLIP, (X, X), (Y, OUT)),
     LOWER(ROPE, POSITIONED, 0, ROPE, (X, X), (TABLE, TABLE), (INPUT, INPUT), (Y, OUT)),
     LOWER(ROPE, 0, POSITIONED, ROPE, (X, X), (TABLE, TABLE), (Y, OUT)),
-    LOWER(ATTENTION, GENERATING, SINKS, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
+    LOWER(LATENT_QKV, POSITIONED, GENERATING, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, TABLE), (INPUT, INPUT), (QKV, OUT)),
+    LOWER(LATENT_QKV, 0, POSITIONED, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, TABLE), (QKV, OUT)),
+    LOWER(ATTENTION, LATENT, 0, ATTENTION_LATENT, (Q, LATENT_Q), (LATENT, LATENT_X), (K_ROPE, LATENT_ROPE), (WEIGHT, LATENT_WEIGHT),
+          (TABLE, TABLE), (INPUT, INPUT), (CACHE, LATENT_CACHE), (KEY, KEY), (ABSORBED, ABSORBED), (MIXED, MIXED), (O, OUT)),
+    LOWER(ATTENTION, GENERATING, SINKS | LATENT, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
     LOWER(ATTENTION, GENERATING | SINKS, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT), (LSE, LSE)),
     LOWER(ATTENTION, 0, GENERATING, ATTENTION, (QKV, X), (INPUT, INPUT), (O, OUT), (LSE, LSE)),
     LOWER(ATTENTION, SINKS, 0, ATTENTION_SINK, (O, OUT), (LSE, LSE), (SINK, WEIGHT)),
@@ -118,6 +130,7 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
     const lowering *l = (const lowering *)(const void *)s;
     const qd_class_config *c = s->w->config;
     (void)step;
+    op->eps = op->kind == QD_OP_NORM ? l->declared->factor : 0.0;
     op->site = op->kind == QD_OP_DROPOUT ? l->declared->site : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
         op->window = qd_window_within(l->declared->window, qd_positions(c->seq, c->context));
@@ -127,6 +140,30 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
     }
     if (op->kind == QD_OP_ADAPT)
         set_parts(s->w, l->declared, op);
+}
+
+/* Whether an op computes the expanded keys and values of latent attention. */
+static bool expands(const lowering *l, const qd_decl_op *d)
+{
+    const qd_decl_op *join = qd_layer_op(l->s.w->decl, QD_DECL_LATENT_QKV);
+    return join && d->out == join->y;
+}
+
+/* In generation, attention reads what its queries, keys and values are made of. */
+static void keep_latent(lowering *l, const qd_decl_op *join)
+{
+    qd_class_writer *w = l->s.w;
+    const qd_decl_op *expand = w->decl->ops;
+    int *slot = l->s.slot;
+    while (!expands(l, expand))
+        expand++;
+    if (expand->kind != QD_DECL_LINEAR)
+        w->wrong = "attn.kv_b has an adapter, which generation from compressed keys does not apply: merge it first";
+    slot[LATENT_Q] = slot[X];
+    slot[LATENT_X] = l->slot[expand->x];
+    slot[LATENT_ROPE] = l->slot[join->z];
+    slot[LATENT_WEIGHT] = qd_class_weight(w, expand->weight);
+    l->s.facts |= LATENT;
 }
 
 /* What the values of an op depend on beyond the table. */
@@ -151,6 +188,16 @@ static void prepare(lowering *l, const qd_decl_op *d)
     case QD_DECL_NORM:
         slot[MEAN] = qd_model_norm_is_rms(w->model) ? -1 : qd_class_f32(w, qd_class_name(w, "", slot[OUT], " mean"), 0, 1);
         slot[RSTD] = qd_class_f32(w, qd_class_name(w, "", slot[OUT], " rstd"), 0, 1);
+        break;
+    case QD_DECL_LINEAR:
+        l->s.facts &= ~(unsigned)EXPANDS;
+        l->s.facts |= c->context > 0 && expands(l, d) ? EXPANDS : 0;
+        break;
+    case QD_DECL_LATENT_QKV:
+        slot[Z] = l->slot[d->z];
+        slot[TABLE] = qd_sequence_slot(&l->s, ROPE_TABLE);
+        if (c->context > 0)
+            keep_latent(l, d);
         break;
     case QD_DECL_ROPE:
         slot[TABLE] = qd_sequence_slot(&l->s, d->local ? LOCAL_ROPE_TABLE : ROPE_TABLE);
@@ -192,6 +239,7 @@ void qd_pass_forward(qd_class_writer *w)
     const qd_layer *decl = w->decl;
     const qd_class_config *c = w->config;
     const qd_moe *moe = &w->model->moe;
+    const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
     bool positioned = c->context > 0 || w->seq < c->seq;
     lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish,
                         .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0),
@@ -199,7 +247,9 @@ void qd_pass_forward(qd_class_writer *w)
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
                                    [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,
                                    [POSITIONS] = qd_positions(c->seq, c->context), [ROPE_DIMS] = qd_rope_dims(w->model),
-                                   [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim}},
+                                   [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim,
+                                   [KEY_COLS] = key, [ABSORBED_COLS] = w->heads * key,
+                                   [MIXED_COLS] = (int64_t)w->heads * w->model->kv_lora_rank}},
                   .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
     if (!l.slot) {
         w->no_memory = true;

@@ -26,6 +26,7 @@ typedef enum need {
     ALIKE_ROWS,         /* the layout of the first operand, with its own width */
     TOTAL,              /* the same, and summed over the columns of all ranks of tp */
     HEADS, QKV,         /* columns of this rank's query heads; of its queries, keys and values */
+    RESULT, EXPANDED,   /* columns of what its heads attend to; of its keys without position and values, expanded from latents */
     OF_BIAS,            /* the rows that give a bias the gradient that its placement rule speaks of */
     OVER_ROWS,          /* the gradient of a parameter that is not sharded: under sp a partial sum, of the rows of a port */
     OVER_HEADS,         /* the same, always a partial sum, of this rank's heads */
@@ -60,11 +61,16 @@ static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_CLIP_GRAD] = NEEDS(CLIP_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
     [QD_OP_ROPE] = NEEDS(ROPE, (X, ALIKE), (Y, ALIKE)),
     [QD_OP_ROPE_INVERSE] = NEEDS(ROPE_INVERSE, (X, ALIKE), (Y, ALIKE)),
-    [QD_OP_ATTENTION] = RULE(qd_place_attention, ATTENTION, (QKV, COLUMNS), (O, HEADS)),
+    [QD_OP_ATTENTION] = RULE(qd_place_attention, ATTENTION, (QKV, COLUMNS), (O, RESULT)),
     [QD_OP_ATTENTION_GRAD] = RULE(qd_place_attention_grad, ATTENTION_GRAD, (D_O, COLUMNS), (D_QKV, QKV)),
-    [QD_OP_ATTENTION_CACHED] = RULE(qd_place_cached, ATTENTION_CACHED, (QKV, COLUMNS), (O, HEADS)),
+    [QD_OP_ATTENTION_CACHED] = RULE(qd_place_cached, ATTENTION_CACHED, (QKV, COLUMNS), (O, RESULT)),
     [QD_OP_ATTENTION_SINK] = RULE(qd_place_sink, ATTENTION_SINK, (O, AS_IS)),
     [QD_OP_ATTENTION_SINK_GRAD] = RULE(qd_place_sink_grad, ATTENTION_SINK_GRAD, (LSE, AS_IS)),
+    /* The rotary part of the key is shared by the heads of all ranks. */
+    [QD_OP_LATENT_QKV] = NEEDS(LATENT_QKV, (Q, COLUMNS), (KV, COLUMNS), (K_ROPE, ALL), (QKV, QKV)),
+    [QD_OP_LATENT_QKV_GRAD] = NEEDS(LATENT_QKV_GRAD, (D_QKV, COLUMNS), (DQ, HEADS), (DKV, EXPANDED), (DK_ROPE, PARTIAL)),
+    [QD_OP_ATTENTION_LATENT] = NEEDS(ATTENTION_LATENT, (Q, COLUMNS), (LATENT, ALL), (K_ROPE, ALL), (KEY, ALL), (ABSORBED, COLUMNS),
+                                     (MIXED, COLUMNS), (O, RESULT)),
     [QD_OP_ACTIVATION] = NEEDS(ACTIVATION, (X, ALIKE), (Y, ACTIVATED)),
     [QD_OP_ACTIVATION_GRAD] = NEEDS(ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
     [QD_OP_ADAPT] = NEEDS(ADAPT, (X, IN), (ADD, WIDE), (Y, WIDE)),
@@ -211,6 +217,8 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case OF_BIAS: return bias_rows(param_of(w, qd_op_weight(w, op)));
     case COLUMNS:
     case HEADS:
+    case RESULT:
+    case EXPANDED:
     case QKV: return QD_LAYOUT_COLUMNS;
     default: return w->slots[p->now[qd_op_first(op)]].layout;
     }
@@ -228,7 +236,9 @@ static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
     case ALIKE: return like;
     case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);
     case HEADS: return w->heads * head;
-    case QKV: return (w->heads + 2 * w->kv_heads) * head;
+    case RESULT: return (int64_t)w->heads * qd_model_v_dim(w->model);
+    case EXPANDED: return (int64_t)w->heads * (w->model->qk_nope_head_dim + w->model->v_head_dim);
+    case QKV: return qd_model_qkv(w->model, w->heads, w->kv_heads);
     default: return 0;
     }
 }

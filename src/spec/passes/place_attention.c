@@ -164,8 +164,13 @@ static void over_sinks(const qd_class_writer *w, qd_op *op, int lse)
     qd_op_sizes(op, w->slots[lse].rows / op->heads * w->slots[lse].cols, (int64_t)op->heads * w->model->head_dim, 0, 0.0);
 }
 
-/* FLOPs of the backward pass relative to those of the forward pass. */
-#define BACKWARD 2.5
+/* FLOPs of the backward pass relative to those of the forward pass: QKᵀ again, dQ and dK; dP and
+ * dV. */
+static double backward(const attention *a)
+{
+    double q = (double)a->s.number[Q], o = (double)a->s.number[O_COLS];
+    return (3.0 * q + 2.0 * o) / (q + o);
+}
 
 static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 {
@@ -197,14 +202,14 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
         break;
     case QD_OP_ATTENTION:
     case QD_OP_ATTENTION_GRAD:
-        op->flops = op->kind == QD_OP_ATTENTION ? flops : BACKWARD * flops;
+        op->flops = op->kind == QD_OP_ATTENTION ? flops : backward(a) * flops;
         op->window = a->window;
         op->heads = w->heads / n;
         op->kv_heads = a->kv_heads;
         break;
     case QD_OP_ATTENTION_PART:
     case QD_OP_ATTENTION_PART_GRAD:
-        op->flops = op->kind == QD_OP_ATTENTION_PART ? flops : BACKWARD * flops;
+        op->flops = op->kind == QD_OP_ATTENTION_PART ? flops : backward(a) * flops;
         op->window = a->window;
         op->round = a->round; /* fall through */
     case QD_OP_ATTENTION_DELTA:
@@ -219,20 +224,21 @@ static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
 static attention begin(qd_class_writer *w, int64_t window)
 {
     qd_group group = qd_group_whole(&w->ledger->mesh, QD_AXIS_BIT(QD_AXIS_CP));
-    int n = group.size, head = w->model->head_dim;
-    int64_t q = (int64_t)w->heads * head, k = (int64_t)w->kv_heads * head, k_share = qd_context_kv_share(n, k, head);
+    const qd_model *m = w->model;
+    int n = group.size, kv_share = qd_context_kv_share(n, w->kv_heads);
+    int64_t q = (int64_t)w->heads * m->head_dim, o = (int64_t)w->heads * qd_model_v_dim(m), share = qd_model_qkv(m, w->heads / n, kv_share);
     int64_t whole = w->config->batch * w->config->seq, most = w->config->batch * qd_context_most_rows(w->config->seq, n);
     static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
     attention a = {
         .s = {w, QD_SEQUENCE_TABLES(values, steps), finish,
               .facts = (n > 1 ? modes[w->config->cp_mode] : 0) | (w->config->activation != QD_F32 ? NARROW : 0),
-              .number = {[ROWS] = w->rows, [WHOLE_ROWS] = whole, [MOST_ROWS] = most, [SEQ] = w->config->seq, [Q] = q, [K] = k,
-                         [KV] = 2 * k, [O_COLS] = q, [QKV_SHARE] = q / n + 2 * k_share, [O_SHARE] = q / n,
-                         [QKV_SHARES] = n * (q / n + 2 * k_share), [O_SHARES] = n * (q / n)}},
-        .group = group, .kv_heads = (int)(k_share / head), .window = window, .round = -1};
+              .number = {[ROWS] = w->rows, [WHOLE_ROWS] = whole, [MOST_ROWS] = most, [SEQ] = w->config->seq, [Q] = q,
+                         [K] = (int64_t)w->kv_heads * m->head_dim, [KV] = qd_model_qkv(m, 0, w->kv_heads), [O_COLS] = o,
+                         [QKV_SHARE] = share, [O_SHARE] = o / n, [QKV_SHARES] = n * share, [O_SHARES] = n * (o / n)}},
+        .group = group, .kv_heads = kv_share, .window = window, .round = -1};
     /* QKᵀ and PV over the causal half, or the windows. The zigzag assignment of chunks gives all
      * ranks the same work, or with windows nearly so. */
-    a.flops = 2.0 * (double)w->rows * qd_window_keys(window, w->config->seq) * (double)q;
+    a.flops = (double)w->rows * qd_window_keys(window, w->config->seq) * (double)(q + o);
     qd_sequence_begin(&a.s);
     return a;
 }

@@ -71,6 +71,26 @@ static qd_status run_again(qd_class_writer *w, int index)
     return qd_class_insert(w, at, &copy) ? QD_OK : QD_NO_MEMORY;
 }
 
+/* Keys and values of latent attention are expanded from far fewer numbers: the GEMMs that do so,
+ * and the op that joins their results, run again, as DeepSeek V3 was trained. Not where heads were
+ * exchanged for rows in between (ulysses). */
+static qd_status expand_again(qd_class_writer *w)
+{
+    for (int i = 0; i < w->op_count; i++) {
+        const qd_op join = w->ops[i];
+        if (join.kind != QD_OP_LATENT_QKV || join.phase != QD_PHASE_FORWARD || first_backward_read(w, join.slot[QD_LATENT_QKV_QKV]) < 0)
+            continue;
+        const int parts[] = {join.slot[QD_LATENT_QKV_Q], join.slot[QD_LATENT_QKV_KV]};
+        QD_TRY(run_again(w, i));
+        for (int k = 0; k < 2; k++) {
+            int gemm = qd_class_definition(w, parts[k], i);
+            if (gemm >= 0 && w->ops[gemm].kind == QD_OP_LINEAR && writer_count(w, parts[k], 0) == 1)
+                QD_TRY(run_again(w, gemm));
+        }
+    }
+    return QD_OK;
+}
+
 /* Backwards through phase F: an op is recomputed if the backward pass, or another recomputed op,
  * reads its results. */
 static qd_status mark_needed(qd_class_writer *w)
@@ -100,6 +120,8 @@ qd_status qd_pass_recompute(qd_class_writer *w, qd_recompute mode)
 {
     if (mode == QD_RECOMPUTE_FULL)
         return mark_needed(w);
+    if (mode == QD_RECOMPUTE_SELECTIVE)
+        QD_TRY(expand_again(w));
     for (int i = 0; i < w->op_count && mode == QD_RECOMPUTE_SELECTIVE; i++)
         if (pays(w, i))
             QD_TRY(run_again(w, i));

@@ -693,7 +693,10 @@ int64_t qd_program_cache_offset(const qd_program *p, int layer)
         if (module->stage_rank == stage)
             rows += qd_cache_rows(qd_window_within(window, context), context);
     }
-    return 2 * rows * qd_tensor_kv_heads(m, &p->ledger->mesh) * m->head_dim * (int64_t)qd_dtype_size(p->strategy.activation);
+    int64_t cols = 2 * (int64_t)qd_tensor_kv_heads(m, &p->ledger->mesh) * m->head_dim;
+    if (qd_model_is_latent(m)) /* shared by all heads */
+        cols = m->kv_lora_rank + m->qk_rope_head_dim;
+    return rows * cols * (int64_t)qd_dtype_size(p->strategy.activation);
 }
 
 int64_t qd_program_square_rows(const qd_program *p)
@@ -780,11 +783,19 @@ double qd_program_flops(const qd_program *program)
     return flops;
 }
 
+/* FLOPs of the ops of phase F that the backward pass runs again among its own. */
+static double selected_flops(const qd_module_class *class_)
+{
+    return class_->recompute == QD_RECOMPUTE_SELECTIVE ? qd_class_recompute_flops(class_) : 0.0;
+}
+
 double qd_program_recompute_flops(const qd_program *program)
 {
     double flops = 0.0;
     for (int i = 0; i < program->action_count; i++)
         if (program->actions[i].kind == QD_ACTION_RECOMPUTE)
             flops += program->actions[i].flops;
+        else if (qd_action_phases(&program->actions[i]) & 1u << QD_PHASE_INPUT) /* selective: within the backward pass */
+            flops += selected_flops(qd_program_class(program, program->actions[i].module));
     return flops;
 }

@@ -70,6 +70,7 @@ qd_status qd_derivation_note(derivation *d, fact f)
     QD_TRY(qd_derivation_uses(d, f.x, f.y));
     QD_TRY(qd_derivation_uses(d, f.add, f.y));
     QD_TRY(qd_derivation_uses(d, f.weight, f.y));
+    QD_TRY(qd_derivation_uses(d, f.more, f.y));
     for (int i = 0; i < d->fact_count; i++)
         if (d->facts[i].kind == f.kind && d->facts[i].y == f.y)
             return QD_OK; /* recomputed, or for other rows */

@@ -27,6 +27,7 @@ typedef enum fact_kind {
     FACT_SCALE,
     FACT_GATE,
     FACT_ROPE,
+    FACT_LATENT,
     FACT_ATTENTION,
     FACT_ROUTE,
     FACT_PERMUTE,
@@ -37,6 +38,7 @@ typedef struct fact {
     fact_kind kind;
     uint64_t key; /* which parameter, dropout site or list */
     uint64_t x, add, weight, y;
+    uint64_t more; /* LATENT: the third operand */
     /* LINEAR: which parameter; 0: none, or another rank adds it. ATTENTION: the sinks, 0: none. */
     uint64_t bias;
 } fact;

@@ -557,6 +557,30 @@ static qd_status move(const derivation *d, proof_operand from, proof_operand to)
     return QD_OK;
 }
 
+/* Queries, keys and values of latent attention, from three operands. */
+static qd_status latent_qkv(derivation *d)
+{
+    uint64_t q = qd_known_at(d, X).value, kv = qd_known_at(d, KV).value, k_rope = qd_known_at(d, ADD).value,
+             y = number(FACT_LATENT, q, kv, k_rope);
+    QD_TRY(qd_derivation_is_value(d, TABLE, number(ROPE_TABLE, 0, 0, 0)));
+    qd_known_set_value(d, QKV, y);
+    return qd_derivation_note(d, (fact){.kind = FACT_LATENT, .key = qd_proof_has(d->w, INPUT), .x = q, .weight = kv, .more = k_rope,
+                                        .y = y});
+}
+
+static qd_status latent_qkv_grad(derivation *d)
+{
+    const fact *f = qd_derivation_find_result(d, FACT_LATENT, qd_known_at(d, D_QKV).value);
+    if (!f || f->key != qd_proof_has(d->w, INPUT))
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_is_value(d, TABLE, number(ROPE_TABLE, 0, 0, 0)));
+    QD_TRY(qd_derivation_whole(d, D_QKV, f->y));
+    qd_known_set(d, D_Q, qd_known_gradient(f->x, f->y));
+    qd_known_set(d, D_KV, qd_known_gradient(f->weight, f->y));
+    qd_known_set(d, DX, qd_known_gradient(f->more, f->y));
+    return QD_OK;
+}
+
 qd_status qd_derivation_op(derivation *d)
 {
     const qd_op *op = d->w->op;
@@ -593,6 +617,10 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
         return rope(d);
+    case QD_OP_LATENT_QKV:
+        return latent_qkv(d);
+    case QD_OP_LATENT_QKV_GRAD:
+        return latent_qkv_grad(d);
     case QD_OP_HEAD_NORM:
         QD_TRY(forward_unary(d, FACT_HEAD_NORM, number(0, qd_known_param(d, GAMMA), qd_known_param(d, K_GAMMA), 0), X, QKV));
         qd_known_set_value(d, STATE, number(NORM_STATE, qd_known_at(d, QKV).value, 1, 0));
@@ -733,7 +761,8 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_CONTEXT_SCATTER:
     case QD_OP_CONTEXT_SWAP:
         return move(d, X, Y);
-    case QD_OP_ATTENTION_CACHED: /* occur only in programs without gradients, or work in place */
+    case QD_OP_ATTENTION_LATENT: /* occur only in programs without gradients, or work in place */
+    case QD_OP_ATTENTION_CACHED:
     case QD_OP_HEAD_LOGITS:
     case QD_OP_ALL_REDUCE:
     case QD_OP_ZERO:

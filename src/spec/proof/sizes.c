@@ -15,8 +15,9 @@
  *   w v    m rows from `first`, `to` on; x y  k rows from `first`, `to` on: at least those
  *   > ]    at least n, at least k     l      chunk         i  `first`
  *   N h    2n, n / 2                  a      n, or 2n where the activation is gated
- *   Q      n + 2k                     e f    experts · n, experts · k; b  k for each rank of etp
- *   q o c  columns of queries, keys and values; of queries; of keys and values, by the op's heads
+ *   Q      n, k and as many values    e f    experts · n, experts · k; b  k for each rank of etp
+ *   q o c  columns of queries, keys and values; of results; of keys and values, by the op's heads
+ *   O L R  columns of queries; of the expanded latents; of the rotary part of keys
  *   g d K  heads and kv heads; size of a head; columns of keys
  *   A P    parts · k; columns of all parts, of each expert
  *   E t    experts of the model; experts per token
@@ -45,7 +46,10 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(BIAS_GRAD, (DY, 'm', 'n'), (GRAD, 'n', '1')),
     ROW(ROPE, (X, 'm', 'q'), (Y, 'm', 'q')),
     ROW(ROPE_INVERSE, (X, 'm', 'q'), (Y, 'm', 'q')),
+    ROW(LATENT_QKV, (Q, 'm', 'O'), (KV, 'm', 'L'), (K_ROPE, 'm', 'R'), (QKV, 'm', 'q')),
+    ROW(LATENT_QKV_GRAD, (D_QKV, 'm', 'q'), (DQ, 'm', 'O'), (DKV, 'm', 'L'), (DK_ROPE, 'm', 'R')),
     ROW(ATTENTION, (QKV, 's', 'q'), (O, 's', 'o')),
+    ROW(ATTENTION_LATENT, (Q, 'm', 'O'), (K_ROPE, 'm', 'R'), (O, 'm', 'o')),
     ROW(ATTENTION_CACHED, (QKV, 'm', 'q'), (O, 'm', 'o')),
     ROW(ATTENTION_SINK, (O, 'm', 'o')),
     ROW(ATTENTION_SINK_GRAD, (SINK_GRAD, '*', '1')),
@@ -66,10 +70,10 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(HEAD_NORM_GRAD, (DY, 'm', 'q'), (X, 'm', 'n'), (Q_GAMMA, 'd', '1'), (K_GAMMA, 'd', '1'), (RSTD, 'm', 'g'),
         (Q_GAMMA_GRAD, 'd', '1'), (K_GAMMA_GRAD, 'd', '1'), (DX, 'm', 'n')),
     ROW(QK_SQUARES, (X, 'm', 'n'), (SUMS, 'm', '2')),
-    ROW(QK_NORM, (X, 'm', 'n'), (SUMS, 'm', '2'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'), (Y, 'm', 'n')),
-    ROW(QK_DOTS, (DY, 'm', 'n'), (X, 'm', 'n'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'), (DOTS, 'm', '2')),
-    ROW(QK_NORM_GRAD, (DY, 'm', 'n'), (X, 'm', 'n'), (SUMS, 'm', '2'), (DOTS, 'm', '2'), (Q_GAMMA, 'o', '1'), (K_GAMMA, 'K', '1'),
-        (Q_GAMMA_GRAD, 'o', '1'), (K_GAMMA_GRAD, 'K', '1'), (DX, 'm', 'n')),
+    ROW(QK_NORM, (X, 'm', 'n'), (SUMS, 'm', '2'), (Q_GAMMA, 'O', '1'), (K_GAMMA, 'K', '1'), (Y, 'm', 'n')),
+    ROW(QK_DOTS, (DY, 'm', 'n'), (X, 'm', 'n'), (Q_GAMMA, 'O', '1'), (K_GAMMA, 'K', '1'), (DOTS, 'm', '2')),
+    ROW(QK_NORM_GRAD, (DY, 'm', 'n'), (X, 'm', 'n'), (SUMS, 'm', '2'), (DOTS, 'm', '2'), (Q_GAMMA, 'O', '1'), (K_GAMMA, 'K', '1'),
+        (Q_GAMMA_GRAD, 'O', '1'), (K_GAMMA_GRAD, 'K', '1'), (DX, 'm', 'n')),
     ROW(ROUTE, (LOGITS, 'm', 'E'), (BIAS, 'E', '1'), (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (LOAD, '*', 'E')),
     ROW(ROUTE_PLAN, (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (PLACE, 'm', 't'), (COUNT, '1', 'E')),
     ROW(ROUTE_GRAD, (LOGITS, 'm', 'E'), (CHOICE, 'm', 't'), (WEIGHT, 'm', 't'), (D_WEIGHT, 'm', 't'), (LOAD, '*', 'E'),
@@ -174,13 +178,16 @@ static int64_t meaning(const proof_walk *w, char letter)
     case 'N': return 2 * op->n;
     case 'h': return op->n / 2;
     case 'a': return qd_activation_is_gated(model->activation) ? 2 * op->n : op->n;
-    case 'Q': return op->n + 2 * op->k;
+    case 'Q': return op->n + op->k + op->k / model->head_dim * qd_model_v_dim(model);
     case 'e': return op->experts * op->n;
     case 'f': return op->experts * op->k;
     case 'b': return op->k * (w->proof->mesh->etp > 1 ? w->proof->mesh->etp : 1);
-    case 'q': return (int64_t)(op->heads + 2 * op->kv_heads) * model->head_dim;
-    case 'o': return (int64_t)op->heads * model->head_dim;
-    case 'c': return (int64_t)2 * op->kv_heads * model->head_dim;
+    case 'q': return qd_model_qkv(model, op->heads, op->kv_heads);
+    case 'o': return (int64_t)op->heads * qd_model_v_dim(model);
+    case 'c': return qd_model_qkv(model, 0, op->kv_heads);
+    case 'O': return (int64_t)op->heads * model->head_dim;
+    case 'L': return (int64_t)op->heads * (model->qk_nope_head_dim + model->v_head_dim);
+    case 'R': return model->qk_rope_head_dim;
     case 'g': return op->heads + op->kv_heads;
     case 'd': return model->head_dim;
     case 'K': return (int64_t)op->kv_heads * model->head_dim;
@@ -240,6 +247,18 @@ static qd_status check_heads(const proof_walk *w)
     }
     QD_TRY(number(w, "the heads of this rank", w->op->heads, heads));
     return number(w, "the kv heads of this rank", w->op->kv_heads, kv);
+}
+
+/* The epsilon that is declared with the norm's weight. */
+static qd_status check_norm(const proof_walk *w)
+{
+    const qd_layer *decl = &w->ledger->decls[w->ledger->modules[w->class_->module].decl];
+    int gamma = w->op->slot[QD_NORM_GAMMA];
+    for (int i = 0; gamma >= 0 && i < decl->op_count; i++)
+        if (decl->ops[i].kind == QD_DECL_NORM && decl->ops[i].weight.param == w->ops->slots[gamma].param &&
+            decl->ops[i].factor != w->op->eps)
+            return qd_proof_fail(w, NO_OPERAND, 0, -1, "its epsilon is %g, and %g is declared", w->op->eps, decl->ops[i].factor);
+    return QD_OK;
 }
 
 /* The window of the layer, unless sequences fit into it. */
@@ -452,8 +471,11 @@ qd_status qd_proof_sizes(const proof_walk *w)
     if (qd_op_communicates(w->op))
         QD_TRY(check_exchange(w));
     switch (w->op->kind) {
+    case QD_OP_NORM: return check_norm(w);
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
+    case QD_OP_LATENT_QKV:
+    case QD_OP_LATENT_QKV_GRAD:
     case QD_OP_HEAD_NORM:
     case QD_OP_HEAD_NORM_GRAD:
     case QD_OP_ATTENTION_DELTA: return check_heads(w);

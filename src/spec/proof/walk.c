@@ -37,8 +37,14 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
         return qd_proof_rule_rope;
+    case QD_OP_LATENT_QKV:
+        return qd_proof_rule_latent_qkv;
+    case QD_OP_LATENT_QKV_GRAD:
+        return qd_proof_rule_latent_qkv_grad;
     case QD_OP_ATTENTION:
         return qd_proof_rule_attention;
+    case QD_OP_ATTENTION_LATENT:
+        return qd_proof_rule_attention_latent;
     case QD_OP_ATTENTION_CACHED:
         return qd_proof_rule_attention_cached;
     case QD_OP_ATTENTION_GRAD:

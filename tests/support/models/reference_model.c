@@ -64,7 +64,8 @@ static void embed(evaluation *e, const qd_decl_op *op, double *y)
                            (op->weight2.count ? param(e, op->weight2.param)[t % e->r->seq * d + i] : 0);
 }
 
-static void norm_row(const evaluation *e, const double *x, int64_t n, bool rms, const double *gain, const double *bias, double *y)
+static void norm_row(const evaluation *e, const double *x, int64_t n, bool rms, double eps, const double *gain, const double *bias,
+                     double *y)
 {
     double mean = 0, square = 0, more = e->model->norm == QD_NORM_RMS_ONE ? 1 : 0;
     for (int64_t i = 0; i < n && !rms; i++)
@@ -72,14 +73,14 @@ static void norm_row(const evaluation *e, const double *x, int64_t n, bool rms, 
     for (int64_t i = 0; i < n; i++)
         square += (x[i] - mean) * (x[i] - mean) / (double)n;
     for (int64_t i = 0; i < n; i++)
-        y[i] = (x[i] - mean) / sqrt(square + e->model->norm_eps) * (gain ? gain[i] + more : 1) + (bias ? bias[i] : 0);
+        y[i] = (x[i] - mean) / sqrt(square + (eps > 0 ? eps : e->model->norm_eps)) * (gain ? gain[i] + more : 1) + (bias ? bias[i] : 0);
 }
 
 static void norm(evaluation *e, const qd_decl_op *op, const double *x, double *y)
 {
     int64_t d = width(e, op->x);
     for (int64_t t = 0; t < e->rows; t++)
-        norm_row(e, x + t * d, d, qd_model_norm_is_rms(e->model), op->weight.count ? param(e, op->weight.param) : NULL,
+        norm_row(e, x + t * d, d, qd_model_norm_is_rms(e->model), op->factor, op->weight.count ? param(e, op->weight.param) : NULL,
                  op->weight2.count ? param(e, op->weight2.param) : NULL, y + t * d);
 }
 
@@ -114,7 +115,7 @@ static void head_norm(evaluation *e, const qd_decl_op *op, const double *x, doub
     memcpy(y, x, (size_t)(e->rows * cols) * sizeof *y);
     for (int64_t t = 0; t < e->rows; t++)
         for (int h = 0; h < m->heads + m->kv_heads; h++)
-            norm_row(e, x + t * cols + h * m->head_dim, m->head_dim, true,
+            norm_row(e, x + t * cols + h * m->head_dim, m->head_dim, true, 0,
                      param(e, h < m->heads ? op->weight.param : op->weight2.param), NULL, y + t * cols + h * m->head_dim);
 }
 
@@ -124,8 +125,8 @@ static void qk_norm(evaluation *e, const qd_decl_op *op, const double *x, double
     int64_t cols = width(e, op->x), q = (int64_t)m->heads * m->head_dim, k = (int64_t)m->kv_heads * m->head_dim;
     memcpy(y, x, (size_t)(e->rows * cols) * sizeof *y);
     for (int64_t t = 0; t < e->rows; t++) {
-        norm_row(e, x + t * cols, q, true, param(e, op->weight.param), NULL, y + t * cols);
-        norm_row(e, x + t * cols + q, k, true, param(e, op->weight2.param), NULL, y + t * cols + q);
+        norm_row(e, x + t * cols, q, true, 0, param(e, op->weight.param), NULL, y + t * cols);
+        norm_row(e, x + t * cols + q, k, true, 0, param(e, op->weight2.param), NULL, y + t * cols + q);
     }
 }
 
@@ -148,10 +149,42 @@ static void rope(evaluation *e, const qd_decl_op *op, const double *x, double *y
     free(table);
 }
 
+/* The rotary part of a head of latent attention at row t. */
+static void turn(const evaluation *e, const float *table, int64_t t, const double *x, double *y)
+{
+    int half = e->model->qk_rope_head_dim / 2, step = e->model->rope_interleave ? 2 : 1, next = e->model->rope_interleave ? 1 : half;
+    for (int i = 0; i < half; i++) {
+        double c = (double)table[(t % e->r->seq * half + i) * 2], s = (double)table[(t % e->r->seq * half + i) * 2 + 1];
+        y[i * step] = x[i * step] * c - x[i * step + next] * s;
+        y[i * step + next] = x[i * step] * s + x[i * step + next] * c;
+    }
+}
+
+static void latent_qkv(evaluation *e, const qd_decl_op *op, const double *x, double *y)
+{
+    const qd_model *m = e->model;
+    const double *kv = e->value[op->y], *k_rope = e->value[op->z];
+    int64_t cols = width(e, op->out), q = width(e, op->x), nope = m->qk_nope_head_dim, pair = nope + m->v_head_dim;
+    float *table = calloc((size_t)(e->r->seq * m->qk_rope_head_dim), sizeof *table);
+    qd_rope_table(m, e->r->seq, false, table);
+    for (int64_t t = 0; t < e->rows; t++)
+        for (int64_t h = 0; h < m->heads; h++) {
+            double *query = y + t * cols + h * m->head_dim, *key = query + q, *value = y + t * cols + 2 * q + h * m->v_head_dim;
+            const double *both = kv + t * width(e, op->y) + h * pair;
+            memcpy(query, x + t * q + h * m->head_dim, (size_t)nope * sizeof *query);
+            turn(e, table, t, x + t * q + h * m->head_dim + nope, query + nope);
+            memcpy(key, both, (size_t)nope * sizeof *key);
+            turn(e, table, t, k_rope + t * m->qk_rope_head_dim, key + nope);
+            memcpy(value, both + nope, (size_t)m->v_head_dim * sizeof *value);
+        }
+    free(table);
+}
+
 static void attention(evaluation *e, const qd_decl_op *op, const double *x, double *y)
 {
     const qd_model *m = e->model;
-    int64_t cols = width(e, op->x), out = width(e, op->out), q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    const int v_dim = qd_model_v_dim(m);
+    int64_t cols = width(e, op->x), out = width(e, op->out), q = (int64_t)m->heads * m->head_dim, k = (int64_t)m->kv_heads * m->head_dim;
     double *p = calloc((size_t)e->r->seq, sizeof *p);
     memset(y, 0, (size_t)(e->rows * out) * sizeof *y);
     for (int64_t row = 0; row < e->rows; row++)
@@ -159,20 +192,22 @@ static void attention(evaluation *e, const qd_decl_op *op, const double *x, doub
             int64_t begin = row / e->r->seq * e->r->seq, from = begin + (e->r->doc_start ? e->r->doc_start[row] : 0);
             if (op->window > 0 && from < row - op->window + 1)
                 from = row - op->window + 1;
-            int64_t key = q + h / (m->heads / m->kv_heads) * m->head_dim;
+            int64_t of = h / (m->heads / m->kv_heads), key = q + of * m->head_dim, value = q + k + of * v_dim;
             double sum = op->weight.count ? exp(param(e, op->weight.param)[h]) : 0; /* the sink */
             for (int64_t s = from; s <= row; s++) {
                 double score = 0;
                 for (int i = 0; i < m->head_dim; i++)
                     score += x[row * cols + h * m->head_dim + i] * x[s * cols + key + i];
                 score *= m->score_scale > 0 ? m->score_scale : 1 / sqrt(m->head_dim);
+                if (qd_model_is_latent(m) && m->rope.scaling == QD_ROPE_YARN && m->rope.mscale_all_dim > 0)
+                    score *= pow(0.1 * m->rope.mscale_all_dim * log(m->rope.factor) + 1, 2);
                 if (m->score_softcap > 0)
                     score = m->score_softcap * tanh(score / m->score_softcap);
                 sum += p[s - begin] = exp(score);
             }
             for (int64_t s = from; s <= row; s++)
-                for (int i = 0; i < m->head_dim; i++)
-                    y[row * out + h * m->head_dim + i] += p[s - begin] / sum * x[s * cols + key + kv + i];
+                for (int i = 0; i < v_dim; i++)
+                    y[row * out + h * v_dim + i] += p[s - begin] / sum * x[s * cols + value + i];
         }
     free(p);
 }
@@ -408,6 +443,7 @@ static void evaluate_op(evaluation *e, const qd_decl_op *op)
     case QD_DECL_QK_NORM: qk_norm(e, op, x, y); break;
     case QD_DECL_CLIP: clip(e, op, x, y); break;
     case QD_DECL_ROPE: rope(e, op, x, y); break;
+    case QD_DECL_LATENT_QKV: latent_qkv(e, op, x, y); break;
     case QD_DECL_ATTENTION: attention(e, op, x, y); break;
     case QD_DECL_ACTIVATION: activation(e, op, e->rows, x, y); break;
     case QD_DECL_SCALE: scale(e, op, assignments, x, y); break;

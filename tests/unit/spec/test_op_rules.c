@@ -45,8 +45,11 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_BIAS_GRAD] = GRADIENT,
     [QD_OP_ROPE] = FORWARD,
     [QD_OP_ROPE_INVERSE] = GRADIENT,
+    [QD_OP_LATENT_QKV] = FORWARD,
+    [QD_OP_LATENT_QKV_GRAD] = GRADIENT,
     [QD_OP_ATTENTION] = FORWARD,
     [QD_OP_ATTENTION_CACHED] = GENERATION,
+    [QD_OP_ATTENTION_LATENT] = GENERATION,
     [QD_OP_ATTENTION_GRAD] = GRADIENT,
     [QD_OP_ATTENTION_SINK] = FORWARD,
     [QD_OP_ATTENTION_SINK_GRAD] = GRADIENT,
@@ -167,6 +170,10 @@ static void ops_have_all_rules(void **state)
 
 #define OLMO2 RUN "model.arch=olmo2 model.layers=2 model.hidden=48 model.heads=8 model.kv_heads=2 model.vocab=101 data.seq=16 "
 
+#define LATENT \
+    RUN "model.arch=deepseek model.layers=2 model.hidden=48 model.heads=8 model.q_lora_rank=24 model.kv_lora_rank=16 " \
+        "model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 model.v_head_dim=10 model.vocab=101 data.seq=16 "
+
 static const struct {
     const char *words, *device;
     bool one_rank; /* training on the CPU without exchanges: forward lists contain only lowered or fused ops */
@@ -188,6 +195,8 @@ static const struct {
     {EXPERTS "parallel.ranks=2 parallel.ep=2 parallel.expert_rows=1 ", "cpu", false, false},
     {EXPERTS "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node parallel.expert_rows=1 ", "cpu", false, false},
     {LLAMA, "cpu", false, true},
+    {LATENT, "cpu", true, false},
+    {LATENT, "cpu", false, true},
     {OLMO2, "cpu", true, false},
     {LLAMA "model.sinks=true model.experts=4 model.mlp_bias=true model.router_logit_bias=true ", "cpu", true, false},
     {LLAMA "model.sinks=true ", "cpu", false, true},

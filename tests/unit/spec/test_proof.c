@@ -28,6 +28,9 @@
 #define OLMO SIZES "model.arch=olmo model.kv_heads=2 model.clip_qkv=0.5 "
 #define GEMMA2 SIZES "model.arch=gemma2 model.kv_heads=2 model.logit_softcap=5 "
 #define GEMMA3 SIZES "model.arch=gemma3 model.kv_heads=2 model.window=3 model.full_every=2 model.rope_local_base=100 "
+#define LATENT \
+    SIZES "model.arch=deepseek model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 " \
+          "model.v_head_dim=6 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 #define QWEN2_MOE MOE "model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.qkv_bias=true "
@@ -116,6 +119,27 @@ static const mutant mutants[] = {
     {LLAMA TP2 PLAIN LORA, {FROZEN, "block.0.mlp.down.weight", .number = 0}, {"mlp.down.weight", "no op computes its gradient", NULL}},
     {LLAMA TP2 PLAIN LORA, {NORM_HOLDERS, "block.0.attn.q.weight", .number = 2}, {"attn.q.weight", "must not count in the norm", NULL}},
     {LLAMA TP2 PLAIN LORA, {NORM_HOLDERS, "block.0.attn.q.lora_A.weight", .number = 0}, {"lora_A", "elements are counted", NULL}},
+    /* Latent attention: compressed queries and keys are replicated, the heads that read them
+     * not. */
+    {LATENT TP2 PLAIN,
+     {OP_DROP, "all_reduce", "block.0", .nth = 4},
+     {"(norm.grad)", "'d_kv_latent_normed'", "axis tp: it is a partial sum"}},
+    {LATENT TP2 PLAIN,
+     {OP_DROP, "all_reduce", "block.0", .nth = 5},
+     {"(norm.grad)", "'d_q_latent_normed'", "axis tp: it is a partial sum"}},
+    {LATENT TP2 PLAIN, {OP_DROP, "all_reduce", "block.0", .nth = 3}, {"(add)", "'d_attn_normed'", "axis tp: it is a partial sum"}},
+    {LATENT TP2 PLAIN, {OP_TWICE, "all_reduce", "block.0", .nth = 3}, {"(all_reduce)", "'d_k_rope'", "multiplies it by 2"}},
+    {LATENT TP2, {OP_DROP, "reduce_scatter", "block.0", .nth = 3}, {"(linear.d", "'d_k_rope of the port'", "no op has written"}},
+    {LATENT TP2, {ACTION_DROP, "reduce", "tp", .param = "block.0.attn.q_a_norm.weight", .nth = 0},
+     {"squares", "axis tp", "never summed over that axis"}},
+    {LATENT TP2, {ACTION_DROP, "reduce", "tp", .param = "block.0.attn.kv_a_norm.weight", .nth = 0},
+     {"squares", "axis tp", "never summed over that axis"}},
+    {LATENT TP2, {ACTION_DROP, "reduce", "tp", .param = "block.1.attn.kv_a.weight", .nth = 0},
+     {"squares", "block.1.attn.kv_a.weight, axis tp", "(of linear.dw)"}},
+    {LATENT TP2 PLAIN, {PLACE_TP, "block.0.attn.kv_b.weight", .number = 0}, {"(l", "axis tp", NULL}},
+    {LATENT TP2 PLAIN,
+     {OP_SLOT, "latent.qkv", "block.0", .nth = 0, .number = QD_LATENT_QKV_K_ROPE, .to = "d_k_rope"},
+     {"(latent.qkv)", "'d_k_rope'", "no op has written it"}},
     /* Biases, and positions, on every rank of a partial sum. */
     {GPT2 TP2 PLAIN,
      {OP_SLOT, "linear", "block.0", .nth = 1, .number = QD_LINEAR_BIAS, .to = "attn.out.bias"},

@@ -20,6 +20,9 @@
 #define LLAMA SIZES "model.kv_heads=2 model.tied=false "
 #define GPT2 SIZES "model.arch=gpt2 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
+#define LATENT \
+    SIZES "model.arch=deepseek model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 " \
+          "model.v_head_dim=6 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 
 static const char *const layouts[] = {
@@ -39,6 +42,9 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=2 parallel.split_backward=true train.swiglu=again ",
     LLAMA "parallel.ranks=2 parallel.tp=2 model.window=4 model.full_every=2 ",
     LLAMA "parallel.ranks=2 parallel.cp=2 model.window=4 model.window_from=1 ",
+    LATENT "parallel.ranks=2 parallel.tp=2 ",
+    LATENT "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.cp=2 ",
+    LATENT "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
     LLAMA "model.arch=olmo2 parallel.ranks=4 parallel.tp=4 ",
     LLAMA "model.arch=olmo model.clip_qkv=0.5 parallel.ranks=4 parallel.tp=4 ",
     MOE "model.shared_experts=1 model.shared_gate=true parallel.ranks=2 parallel.tp=2 ",
@@ -54,12 +60,12 @@ static const char *const layouts[] = {
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
- * chunk; s site; o scale; p soft-cap; l load_tokens; P parts, A column of the last part, C columns
- * of the first part. Exchanges: g group, i its index, d type, q count. */
+ * chunk; s site; o scale; p soft-cap; z epsilon; l load_tokens; P parts, A column of the last part,
+ * C columns of the first part. Exchanges: g group, i its index, d type, q count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = "mnkf",
     [QD_OP_EMBED_GRAD] = "mnkf",
-    [QD_OP_NORM] = "mn",
+    [QD_OP_NORM] = "mnz",
     [QD_OP_NORM_GRAD] = "mn",
     [QD_OP_LINEAR] = "mnkft",
     [QD_OP_LINEAR_ADD] = "mnk",
@@ -82,8 +88,11 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_QK_NORM] = "mnhv",
     [QD_OP_QK_DOTS] = "mnhv",
     [QD_OP_QK_NORM_GRAD] = "mnkhv",
+    [QD_OP_LATENT_QKV] = "mh",
+    [QD_OP_LATENT_QKV_GRAD] = "mh",
     [QD_OP_ATTENTION] = "hvw",
     [QD_OP_ATTENTION_CACHED] = "",
+    [QD_OP_ATTENTION_LATENT] = "",
     [QD_OP_ATTENTION_GRAD] = "hvw",
     [QD_OP_ATTENTION_SINK] = "mhf",
     [QD_OP_ATTENTION_SINK_GRAD] = "mhf",
@@ -155,8 +164,8 @@ static bool change(qd_op *op, char field, bool more)
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
                       : field == 'P' ? &op->parts : field == 'A' ? &op->part_at[op->parts - 1] : field == 'C' ? &op->part_cols[0]
                       : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index : NULL;
-    double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : NULL;
-    if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0))
+    double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : field == 'z' ? &op->eps : NULL;
+    if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0) || (field == 'z' && op->eps == 0.0))
         return false;
     if (field == 'g')
         x->group.size = more ? x->group.size * 2 : x->group.size / 2;

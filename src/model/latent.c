@@ -1,0 +1,125 @@
+/* Multi-head latent attention: DeepSeek V2 and V3, Kimi K2.
+ *
+ * Keys and values are expanded from one compressed vector per token, and queries may be as well.
+ * The compressed projections are replicated on tp and process the rows of a norm; what expands them
+ * is sharded by heads. Under sp the ranks therefore gather compressed rows, which are narrower than
+ * the residual stream. The rotary part of the key is one vector that all heads share, so each rank
+ * has a partial sum of its gradient, over its heads. Norms, MLPs and experts are those of
+ * prenorm.c. */
+#include "model/family.h"
+
+enum { EXPERTS = 1, VARIANTS = 2 };
+
+static void defaults(qd_model *m)
+{
+    m->norm = QD_NORM_RMS;
+    m->position = QD_POSITION_ROPE;
+    m->activation = QD_ACT_SWIGLU;
+    m->qkv_bias = m->out_bias = m->mlp_bias = m->tied = false;
+}
+
+void qd_latent_derive(qd_model *m)
+{
+    if (m->qk_nope_head_dim == 0 && m->heads > 0)
+        m->qk_nope_head_dim = (int)(m->hidden / m->heads + 1) / 2 * 2;
+    if (m->qk_rope_head_dim == 0)
+        m->qk_rope_head_dim = (m->qk_nope_head_dim + 3) / 4 * 2;
+    if (m->v_head_dim == 0)
+        m->v_head_dim = m->qk_nope_head_dim;
+    if (m->kv_lora_rank == 0)
+        m->kv_lora_rank = 4 * m->v_head_dim;
+    if (m->head_dim == 0)
+        m->head_dim = m->qk_nope_head_dim + m->qk_rope_head_dim;
+}
+
+static qd_status positive(const char *key, int value)
+{
+    return value >= 1 ? QD_OK : QD_FAIL(QD_USAGE, "model.%s is %d: model.arch=deepseek needs at least 1", key, value);
+}
+
+qd_status qd_latent_validate(const qd_model *m)
+{
+    QD_TRY(positive("kv_lora_rank", m->kv_lora_rank));
+    QD_TRY(positive("qk_nope_head_dim", m->qk_nope_head_dim));
+    QD_TRY(positive("qk_rope_head_dim", m->qk_rope_head_dim));
+    QD_TRY(positive("v_head_dim", m->v_head_dim));
+    if (m->qk_rope_head_dim % 2 != 0)
+        return QD_FAIL(QD_USAGE, "model.qk_rope_head_dim is %d: it must be even, because pairs are rotated", m->qk_rope_head_dim);
+    if (m->head_dim != m->qk_nope_head_dim + m->qk_rope_head_dim)
+        return QD_FAIL(QD_USAGE, "model.head_dim is %d: with model.arch=deepseek it is qk_nope_head_dim + qk_rope_head_dim (%d)",
+                       m->head_dim, m->qk_nope_head_dim + m->qk_rope_head_dim);
+    if (m->kv_heads != m->heads)
+        return QD_FAIL(QD_USAGE, "model.kv_heads is %d: with model.arch=deepseek every head has its own keys (%d)", m->kv_heads, m->heads);
+    if (m->v_head_dim > 256)
+        return QD_FAIL(QD_USAGE, "model.v_head_dim is %d: it must be at most 256", m->v_head_dim);
+    if (!(m->latent_norm_eps > 0.0))
+        return QD_FAIL(QD_USAGE, "model.latent_norm_eps is %g: it must be above 0", m->latent_norm_eps);
+    const struct {
+        const char *key;
+        bool used;
+    } absent[] = {{"window", m->window > 0},         {"qk_norm", m->qk_norm},    {"clip_qkv", m->clip_qkv > 0.0},
+                  {"qkv_bias", m->qkv_bias},         {"out_bias", m->out_bias},  {"nope_every", m->rope.nope_every > 0},
+                  {"rope_fraction", m->rope.fraction != 1.0},
+                  {"sinks", m->sinks}};
+    for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
+        if (absent[i].used)
+            return QD_FAIL(QD_USAGE, "model.%s is not for model.arch=deepseek: leave it out", absent[i].key);
+    return QD_OK;
+}
+
+/* The norm of a compressed vector. */
+static qd_val latent_norm(qd_layer *b, qd_val x, const char *name, const char *out)
+{
+    x = qd_norm(b, x, name, out);
+    if (!b->no_memory)
+        b->ops[b->op_count - 1].factor = b->model->latent_norm_eps;
+    return x;
+}
+
+qd_val qd_attention_latent(qd_layer *b, qd_val x)
+{
+    const qd_model *m = b->model;
+    int64_t heads = m->heads, q = heads * m->head_dim, v = heads * m->v_head_dim;
+    qd_val queries = x;
+    if (m->q_lora_rank > 0) {
+        queries = qd_linear(b, x, &(qd_linear_part){"attn.q_a", m->q_lora_rank, QD_SPLIT_NORM}, 1, false, m->init_std, "q_latent");
+        queries = latent_norm(b, queries, "attn.q_a_norm", "q_latent_normed");
+    }
+    queries = qd_linear(b, queries, &(qd_linear_part){m->q_lora_rank > 0 ? "attn.q_b" : "attn.q", q, QD_SPLIT_ROWS}, 1, false, m->init_std,
+                        "q");
+    qd_val latent = qd_linear(b, x, &(qd_linear_part){"attn.kv_a", m->kv_lora_rank, QD_SPLIT_NORM}, 1, false, m->init_std, "kv_latent");
+    qd_val k_rope = qd_linear(b, x, &(qd_linear_part){"attn.k_rope", m->qk_rope_head_dim, QD_SPLIT_NORM}, 1, false, m->init_std, "k_rope");
+    latent = latent_norm(b, latent, "attn.kv_a_norm", "kv_latent_normed");
+    qd_val kv = qd_linear(b, latent, &(qd_linear_part){"attn.kv_b", heads * m->qk_nope_head_dim + v, QD_SPLIT_ROWS}, 1, false, m->init_std,
+                          "kv");
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_LATENT_QKV, .x = queries, .y = kv, .z = k_rope}, "qkv", 2 * q + v);
+    x = qd_declare_op(b, (qd_decl_op){QD_DECL_ATTENTION, .x = x, .y = -1}, "attended", v);
+    return qd_linear(b, x, &(qd_linear_part){"attn.out", m->hidden, QD_SPLIT_COLS}, 1, m->out_bias, qd_residual_std(m), "attn_branch");
+}
+
+static void embed(qd_layer *b)
+{
+    qd_output(b, qd_embedding(b));
+}
+
+static int variant(const qd_model *m, int layer)
+{
+    return qd_model_has_experts(m, layer) ? EXPERTS : 0;
+}
+
+static void block(qd_layer *b, int which)
+{
+    qd_val x = qd_input(b);
+    qd_val attention = qd_attention_latent(b, qd_norm(b, x, "attn_norm", "attn_normed"));
+    x = qd_residual(b, x, attention, "attn_dropped", "residual");
+    qd_val normed = qd_norm(b, x, "mlp_norm", "mlp_normed");
+    qd_val mlp = which & EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
+    qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
+}
+
+static void head(qd_layer *b)
+{
+    qd_head_loss(b, qd_norm(b, qd_input(b), "norm", "normed"));
+}
+
+const qd_family qd_family_latent = {"latent", defaults, embed, VARIANTS, variant, block, head};
