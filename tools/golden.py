@@ -51,6 +51,8 @@ OLMO3 = {**OLMO2, "window": 5, "full_every": 4}
 GEMMAS = ("gemma2", "gemma3")
 EXPERTS = {**OPTIMIZER, "eps": 1e-3, "lr": 4e-3}  # a smaller one magnifies the rounding of gradients of experts with few tokens
 OLMO = {**LLAMA, "family": "olmo", "norm": "layernorm_plain", "clip_qkv": 0.0}
+DEEPSEEK = {**LLAMA, "family": "deepseek", "norm_eps": 1e-4}
+LATENT_EPS = 1e-6  # of the norms of compressed queries and keys
 QWEN2 = {**LLAMA, "norm_eps": 1e-6, "qkv_bias": True}
 GPT_OSS = {**LLAMA, "qkv_bias": True, "out_bias": True, "mlp_bias": True, "sinks": True, "activation": "swiglu_clamped",
            "swiglu_alpha": 1.702, "swiglu_limit": 1.0, "router_logit_bias": True}
@@ -142,6 +144,15 @@ CASES = {
                 "optimizer": {**EXPERTS, "lr": 6e-3}},
     "gpt-oss-tied": {**GPT_OSS, **dims(2, 22, 3, 1, 12, 14, 307, 18, 18), "tied": True, **experts(4, 1, 14), "qkv_bias": False,
                      "out_bias": False, "swiglu_limit": 0.6, "swiglu_alpha": 1.1, "optimizer": {**EXPERTS, "lr": 1e-2}},
+    "deepseek-dense": {**DEEPSEEK, **dims(2, 32, 4, 4, 10, 48, 307, 18, 72), "tied": False, "rope_base": 100.0,
+                       "rope_scaling": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.8},
+                       "mla": {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 4, "qk_rope_head_dim": 6, "v_head_dim": 7}},
+    # Experts amplify rounding: a larger epsilon keeps Adam from turning it into weights.
+    "deepseek-experts": {**DEEPSEEK, **dims(3, 24, 3, 3, 12, 32, 307, 17, 24), "tied": True,
+                         "mla": {"kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 14, "rope_interleave": False},
+                         "experts": 8, "topk": 3, "moe_ffn": 10, "shared_experts": 2, "dense_layers": 1, "router": "sigmoid",
+                         "router_scale": 1.7, "router_groups": 4, "router_top_groups": 2, "router_group_best": 2,
+                         "optimizer": {**OPTIMIZER, "eps": 1e-3}},
 }
 
 
@@ -179,19 +190,33 @@ def parameter_shapes(c):
             wide = c.get("qk_norm_over") == "width"
             shapes[block + "attn.q_norm.weight"] = (q if wide else c["head_dim"],)
             shapes[block + "attn.k_norm.weight"] = (kv if wide else c["head_dim"],)
-        linear(block + "attn.q", q, h, c["qkv_bias"])
-        linear(block + "attn.k", kv, h, c["qkv_bias"])
-        linear(block + "attn.v", kv, h, c["qkv_bias"])
-        linear(block + "attn.out", h, q, c["out_bias"])
-        if c.get("sinks"):
-            shapes[block + "attn.sinks"] = (c["heads"],)
+        mla = c.get("mla")
+        if mla:
+            rank = mla.get("q_lora_rank")
+            if rank:
+                linear(block + "attn.q_a", rank, h, False)
+                shapes[block + "attn.q_a_norm.weight"] = (rank,)
+            linear(block + ("attn.q_b" if rank else "attn.q"), q, rank or h, False)
+            linear(block + "attn.kv_a", mla["kv_lora_rank"], h, False)
+            linear(block + "attn.k_rope", mla["qk_rope_head_dim"], h, False)
+            shapes[block + "attn.kv_a_norm.weight"] = (mla["kv_lora_rank"],)
+            linear(block + "attn.kv_b", c["heads"] * (mla["qk_nope_head_dim"] + mla["v_head_dim"]), mla["kv_lora_rank"], False)
+            linear(block + "attn.out", h, c["heads"] * mla["v_head_dim"], False)
+        else:
+            linear(block + "attn.q", q, h, c["qkv_bias"])
+            linear(block + "attn.k", kv, h, c["qkv_bias"])
+            linear(block + "attn.v", kv, h, c["qkv_bias"])
+            linear(block + "attn.out", h, q, c["out_bias"])
+            if c.get("sinks"):
+                shapes[block + "attn.sinks"] = (c["heads"],)
         norm(block + "mlp_norm")
         if has_experts(c, i):
             linear(block + "mlp.router", c["experts"], h, c.get("router_logit_bias", False))
             widths = {f"experts.{e}": c["moe_ffn"] for e in range(c["experts"])}
             if c.get("shared_experts"):
-                widths["shared"] = c["shared_expert_ffn"]
-                linear(block + "mlp.shared_gate", 1, h, False)
+                widths["shared"] = c.get("shared_expert_ffn") or c["shared_experts"] * c["moe_ffn"]
+                if not c.get("mla"):
+                    linear(block + "mlp.shared_gate", 1, h, False)
             for name, width in widths.items():
                 for matrix, size in (("gate", (width, h)), ("up", (width, h)), ("down", (h, width))):
                     linear(f"{block}mlp.{name}.{matrix}", *size, c["mlp_bias"])
@@ -206,10 +231,18 @@ def parameter_shapes(c):
     return shapes
 
 
+def has_experts(c, layer):
+    return c.get("experts", 0) > 0 and layer >= c["dense_layers"]
+
+
+def rope_dims(c):
+    return c["mla"]["qk_rope_head_dim"] if c.get("mla") else int(c["head_dim"] * c.get("rope_fraction", 1.0))
+
+
 def rope_frequencies(c, local=False):
     """(rotated elements / 2) float64; linear scaling divides all by `factor`, Llama 3 the low ones, and blends in between. Local:
     of layers with windows, with a base of their own and not scaled."""
-    dims = int(c["head_dim"] * c.get("rope_fraction", 1.0))
+    dims = rope_dims(c)
     half, s, base = dims // 2, None if local else c["rope_scaling"], c["rope_local_base"] if local else c["rope_base"]
     if s and s["type"] == "dynamic":
         longer = max(c["seq"] / s["original_max_seq"], 1.0)
@@ -218,10 +251,10 @@ def rope_frequencies(c, local=False):
     if s is None or s["type"] == "linear":
         return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
     if s["type"] == "yarn":
-        index = lambda turns: c["head_dim"] * math.log(s["original_max_seq"] / (turns * 2 * math.pi)) / (2 * math.log(c["rope_base"]))
+        index = lambda turns: dims * math.log(s["original_max_seq"] / (turns * 2 * math.pi)) / (2 * math.log(c["rope_base"]))
         low, high = index(s["beta_fast"]), index(s["beta_slow"])
         low, high = (math.floor(low), math.ceil(high)) if s["truncate"] else (low, high)
-        low, high = max(low, 0), min(high, c["head_dim"] - 1)
+        low, high = max(low, 0), min(high, dims - 1)
         ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(half)]
         assert low < high and any(0 < x < 1 for x in ramp), "the case must exercise the blend"
         return torch.tensor([f / s["factor"] * x + f * (1 - x) for f, x in zip(freq, ramp)], dtype=torch.float64)
@@ -244,7 +277,22 @@ def rope_frequencies(c, local=False):
 def rope_scale(c):
     """YaRN multiplies rotated queries and keys by its attention factor."""
     s = c["rope_scaling"]
-    return 1.0 if not s or s["type"] != "yarn" else s.get("attention_factor") or 0.1 * math.log(s["factor"]) + 1.0
+    if not s or s["type"] != "yarn":
+        return 1.0
+    length = lambda mscale: 0.1 * mscale * math.log(s["factor"]) + 1.0
+    return length(s["mscale"]) / length(s["mscale_all_dim"]) if s.get("mscale") else s.get("attention_factor") or length(1.0)
+
+
+def score_scale(c):
+    """DeepSeek's scores grow with YaRN's factor."""
+    s, scale = c["rope_scaling"] or {}, c.get("score_scale") or 1 / math.sqrt(c["head_dim"])
+    return scale * (0.1 * s["mscale_all_dim"] * math.log(s["factor"]) + 1.0) ** 2 if s.get("mscale_all_dim") else scale
+
+
+def rotate_pairs(x, cos, sin):
+    """x (B, heads, T, n): neighbours are a pair."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
 def rotate(x, cos, sin):
@@ -264,10 +312,6 @@ def has_rope(c, layer):
     return c["position"] == "rope" and not (every and (layer + 1) % every == 0)
 
 
-def has_experts(c, layer):
-    return bool(c.get("experts")) and layer >= c["dense_layers"]
-
-
 def visible(c, doc_start, layer):
     """(B or 1, 1, T, T) bool: row t sees doc_start[t] .. t, in layers with a window the last of them."""
     t = torch.arange(c["seq"])
@@ -281,8 +325,8 @@ def visible(c, doc_start, layer):
 
 def loss_of(c, p, tokens, targets, doc_start):
     """Mean cross-entropy over all B*T tokens. p: name -> tensor; the computation runs in the parameters' type."""
-    def rms_norm(name, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + c["norm_eps"]) * (p[name + ".weight"] + (c["norm"] == "rmsnorm_plus_one"))
+    def rms_norm(name, x, eps=c["norm_eps"]):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (p[name + ".weight"] + (c["norm"] == "rmsnorm_plus_one"))
 
     def norm(name, x):
         if c["norm"] == "layernorm":
@@ -311,7 +355,35 @@ def loss_of(c, p, tokens, targets, doc_start):
         return F.linear(x, p[name + ".weight"], p.get(name + ".bias"))
 
     def heads(x, count):  # (B, T, count*d) -> (B, count, T, d)
-        return x.view(*x.shape[:2], count, c["head_dim"]).transpose(1, 2)
+        return x.view(*x.shape[:2], count, -1).transpose(1, 2)
+
+    def latent(block, x):
+        """Queries, keys and values of DeepSeek: (B, heads, T, …) each."""
+        mla = c["mla"]
+        turn = rotate_pairs if mla.get("rope_interleave", True) else rotate
+        cos, sin = turns(False)
+        if mla.get("q_lora_rank"):
+            q = linear(block + "attn.q_b", rms_norm(block + "attn.q_a_norm", linear(block + "attn.q_a", x), LATENT_EPS))
+        else:
+            q = linear(block + "attn.q", x)
+        q_nope, q_rope = heads(q, c["heads"]).split([mla["qk_nope_head_dim"], mla["qk_rope_head_dim"]], dim=-1)
+        k_rope = turn(heads(linear(block + "attn.k_rope", x), 1), cos, sin).expand_as(q_rope)
+        kv = linear(block + "attn.kv_b", rms_norm(block + "attn.kv_a_norm", linear(block + "attn.kv_a", x), LATENT_EPS))
+        k_nope, v = heads(kv, c["heads"]).split([mla["qk_nope_head_dim"], mla["v_head_dim"]], dim=-1)
+        return torch.cat((q_nope, turn(q_rope, cos, sin)), dim=-1), torch.cat((k_nope, k_rope), dim=-1), v
+
+    def deepseek_mixture(name, x):
+        """Sigmoid routing to the best experts of the best groups, and experts for all."""
+        groups, (B, T, h) = c["router_groups"], x.shape
+        scores = linear(name + ".router", x).sigmoid()
+        by_group = scores.detach().view(B, T, groups, -1)
+        best = by_group.topk(c["router_group_best"]).values.sum(-1).topk(c["router_top_groups"]).indices
+        allowed = torch.zeros(B, T, groups, dtype=torch.bool).scatter(2, best, True).repeat_interleave(by_group.shape[-1], dim=2)
+        chosen = scores.detach().masked_fill(~allowed, -math.inf).topk(c["topk"]).indices
+        weight = scores.gather(2, chosen)
+        weight = c["router_scale"] * weight / weight.sum(-1, keepdim=True)
+        dense = torch.zeros_like(scores).scatter(2, chosen, weight)
+        return mlp(name + ".shared", x) + sum(dense[..., e:e + 1] * mlp(f"{name}.experts.{e}", x) for e in range(c["experts"]))
 
     def mlp(name, y):
         if c["activation"] == "swiglu_clamped":
@@ -343,15 +415,18 @@ def loss_of(c, p, tokens, targets, doc_start):
         mask = visible(c, doc_start, i)
         block = f"block.{i}."
         y = before(block + "attn_norm", x)
-        q = query_key(block + "attn.q", y, c["heads"])
-        k = query_key(block + "attn.k", y, c["kv_heads"])
-        v = clip(heads(linear(block + "attn.v", y), c["kv_heads"]))
-        if has_rope(c, i):
+        if c.get("mla"):
+            q, k, v = latent(block, y)
+        else:
+            q = query_key(block + "attn.q", y, c["heads"])
+            k = query_key(block + "attn.k", y, c["kv_heads"])
+            v = clip(heads(linear(block + "attn.v", y), c["kv_heads"]))
+        if has_rope(c, i) and not c.get("mla"):
             cos, sin = turns(has_window(c, i) and bool(c.get("rope_local_base")))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         group = c["heads"] // c["kv_heads"]  # query head h reads key head h / group
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        score = (q @ k.transpose(-1, -2)) * (c.get("score_scale") or 1 / math.sqrt(c["head_dim"]))
+        score = (q @ k.transpose(-1, -2)) * score_scale(c)
         if c.get("score_softcap"):
             score = c["score_softcap"] * torch.tanh(score / c["score_softcap"])
         score = score.masked_fill(~mask, -math.inf)
@@ -363,7 +438,7 @@ def loss_of(c, p, tokens, targets, doc_start):
         x = x + behind(block + "attn_norm", linear(block + "attn.out", o.transpose(1, 2).flatten(2)))
         y = before(block + "mlp_norm", x)
         if has_experts(c, i):
-            x = x + mixture(block + "mlp", y)
+            x = x + (deepseek_mixture if c.get("mla") else mixture)(block + "mlp", y)
             continue
         if c["activation"] in GATES:
             y = GATES[c["activation"]](linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
@@ -568,7 +643,13 @@ def hf_state(c, ours):
                           "mlp_post_norm": "post_feedforward_layernorm"})
         if c["family"] == "olmo2":
             names.update({"attn_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"})
+        names.update({"attn.q_a": "self_attn.q_a_proj", "attn.q_a_norm": "self_attn.q_a_layernorm", "attn.q_b": "self_attn.q_b_proj",
+                      "attn.kv_a_norm": "self_attn.kv_a_layernorm", "attn.kv_b": "self_attn.kv_b_proj",
+                      **{f"mlp.shared.{x}": f"mlp.shared_experts.{x}_proj" for x in ("gate", "up", "down")}})
         for i in range(c["layers"]):
+            if c.get("mla"):
+                out[f"model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight"] = torch.cat(
+                    [t(f"block.{i}.attn.{x}.weight") for x in ("kv_a", "k_rope")])
             for a, z in names.items():
                 for kind in ("weight", "bias"):
                     if f"block.{i}.{a}.{kind}" in ours:
@@ -589,7 +670,7 @@ def hf_state(c, ours):
         out[h + "gate.weight"] = t(b + "router.weight")
         out[h + "experts.gate_up_proj"] = torch.cat((each("gate"), each("up")), dim=1)
         out[h + "experts.down_proj"] = each("down")
-        if c.get("shared_experts"):
+        if c.get("shared_experts") and not c.get("mla"):
             out[h + "shared_expert_gate.weight"] = t(b + "shared_gate.weight")
             for matrix in ("gate", "up", "down"):
                 out[f"{h}shared_expert.{matrix}_proj.weight"] = t(f"{b}shared.{matrix}.weight")
@@ -616,15 +697,17 @@ def hf_model(c):
         rope.update(rope_type="dynamic", factor=s["factor"])
     elif s and s["type"] == "yarn":
         rope.update({"rope_type": "yarn", "original_max_position_embeddings": s["original_max_seq"],
-                     **{key: s[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor") if key in s}})
+                     **{key: s[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
+                                                "mscale_all_dim") if key in s}})
     elif s:
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
     # Llama cannot have biases on q, k and v only; Qwen2 is the same model with them.
-    kind = {"olmo": "Olmo", "olmo2": "Olmo3" if c.get("window") else "Olmo2", "gemma2": "Gemma2", "gemma3": "Gemma3"}.get(c["family"]) or (
+    kind = {"olmo": "Olmo", "olmo2": "Olmo3" if c.get("window") else "Olmo2", "gemma2": "Gemma2", "gemma3": "Gemma3",
+            "deepseek": "DeepseekV3"}.get(c["family"]) or (
         "Qwen2" if c["qkv_bias"] and not c["out_bias"] else {"mistral": "Mistral", "phi3": "Phi3"}[c["hf_type"]] if c.get("hf_type")
         else "SmolLM3" if c.get("nope_every") else "Qwen3" if c.get("qk_norm") else "Llama")
-    if c.get("experts"):
+    if c.get("experts") and not c.get("mla"):
         kind = ("GptOss" if c.get("sinks") else "Qwen2Moe" if c.get("shared_gate") else "Olmoe" if c.get("qk_norm_over") == "width"
                 else "Qwen3Moe" if c.get("qk_norm") else "Mixtral")
     options = dict(
@@ -633,7 +716,7 @@ def hf_model(c):
         max_position_embeddings=c["max_seq"], rms_norm_eps=c["norm_eps"], tie_word_embeddings=c["tied"], pad_token_id=None,
         bos_token_id=None, eos_token_id=None,
         attn_implementation="eager")
-    if c.get("experts"):
+    if c.get("experts") and not c.get("mla"):
         own = kind in ("Qwen2Moe", "Qwen3Moe")  # the others have one width for experts and dense layers
         options.update(num_experts_per_tok=c["topk"], intermediate_size=c["ffn"] if own else c["moe_ffn"],
                        **{"num_local_experts" if kind in ("Mixtral", "GptOss") else "num_experts": c["experts"]},
@@ -670,6 +753,13 @@ def hf_model(c):
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if kind == "Phi3":
         rope["partial_rotary_factor"] = c.get("rope_fraction", 1.0)
+    if kind == "DeepseekV3":
+        del options["head_dim"]
+        options.update({"q_lora_rank": None, **c["mla"]}, first_k_dense_replace=c.get("dense_layers", c["layers"]), num_mtp_layers=0)
+        if c.get("experts"):
+            options.update(n_routed_experts=c["experts"], num_experts_per_tok=c["topk"], moe_intermediate_size=c["moe_ffn"],
+                           n_shared_experts=c["shared_experts"], n_group=c["router_groups"], topk_group=c["router_top_groups"],
+                           routed_scaling_factor=c["router_scale"])
     if kind in ("Gemma3", "Olmo3"):
         local = {"rope_type": "default", "rope_theta": c["rope_local_base"]} if c.get("rope_local_base") else rope
         rope = {"full_attention": rope, "sliding_attention": local}

@@ -12,7 +12,8 @@ import sys
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (Gemma2Config, Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM, GPT2Config,
+from transformers import (DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM, Gemma2Config, Gemma2ForCausalLM,
+                          Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, GptOssForCausalLM, GPT2Config,
                           GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
                           MixtralConfig, MixtralForCausalLM, OlmoConfig, OlmoForCausalLM, OlmoeConfig, OlmoeForCausalLM, Olmo2Config,
                           Olmo2ForCausalLM, Olmo3Config, Olmo3ForCausalLM,
@@ -35,6 +36,12 @@ GPT_OSS = {**LLAMA, "intermediate_size": 12, "head_dim": 6, "num_local_experts":
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
 BY_TYPE = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
 OLMO_YARN = {key: value for key, value in YARN.items() if not key.startswith("mscale")}
+
+DEEPSEEK = {**LLAMA, "hidden_size": 24, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10,
+            "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8, "moe_intermediate_size": 12, "n_routed_experts": 8,
+            "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "pad_token_id": None}
+
+DEEPSEEK_V2 = {**DEEPSEEK, "topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0, "rope_parameters": YARN}
 
 # name: class, configuration, dtype on disk, file size, whether a tokenizer is included
 MODELS = {
@@ -141,13 +148,29 @@ MODELS = {
     "olmo3-one-key": (Olmo3ForCausalLM, Olmo3Config(**{**ONE_KEY, "hidden_size": 24, "num_hidden_layers": 3}, pad_token_id=None,
                                                     tie_word_embeddings=True, attention_bias=True, sliding_window=7), torch.float32, None,
                       False),
+    # rms_norm_eps is not that of compressed queries and keys. Groups are ranked by two experts,
+    # which is not 3 of 2 groups.
+    "deepseek-v3": (DeepseekV3ForCausalLM, DeepseekV3Config(**DEEPSEEK, rms_norm_eps=1e-3, rope_parameters={**YARN, "mscale_all_dim": 0.7}),
+                    torch.float32, None, False),
+    "deepseek-v3-whole-queries": (DeepseekV3ForCausalLM, DeepseekV3Config(**{**DEEPSEEK, "q_lora_rank": None, "v_head_dim": 14, "n_group": 1,
+                                                                            "topk_group": 1, "n_shared_experts": 2, "vocab_size": 307},
+                                                                         norm_topk_prob=False, rope_interleave=False,
+                                                                         routed_scaling_factor=1.7, tie_word_embeddings=True,
+                                                                         num_mtp_layers=0), torch.float32, None, False),
+    "deepseek-v2": (DeepseekV2ForCausalLM, DeepseekV2Config(**DEEPSEEK_V2), torch.float32, None, False),
+    "deepseek-v2-whole-queries": (DeepseekV2ForCausalLM, DeepseekV2Config(**{**DEEPSEEK_V2, "q_lora_rank": None, "topk_method": "greedy",
+                                                                            "n_group": None, "topk_group": None, "v_head_dim": 4,
+                                                                            "n_shared_experts": 2}, tie_word_embeddings=True),
+                                  torch.float32, None, False),
 }
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
          "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
          "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows", "phi3",
          "phi3-partial")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
-                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", "gpt-oss", "gpt-oss-odd", *DENSE)
+                  "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", "gpt-oss", "gpt-oss-odd",
+                  "deepseek-v3", "deepseek-v3-whole-queries", "deepseek-v2", "deepseek-v2-whole-queries", *DENSE)
+PREDICTORS = ("deepseek-v3",)  # gets a module for multi-token prediction, which transformers ignores
 
 
 def byte_tokenizer():
@@ -180,6 +203,30 @@ def their_names(kind, name, gradient):
     return out
 
 
+def choice_margin(config, logits, bias):
+    """The smallest difference in a router's choices. DeepSeek ranks groups by their best (V2) or two best, then experts."""
+    if not getattr(config, "n_group", None):
+        top = logits.softmax(-1).topk(config.num_experts_per_tok + 1).values
+        return (top[:, -2] - top[:, -1]).min().item()
+    scores, margin = logits.softmax(-1) if bias is None else logits.sigmoid() + bias, 1.0
+    groups = scores.view(len(scores), config.n_group, -1)
+    best = groups.topk(1 if bias is None else 2).values.sum(-1).sort(descending=True)
+    if config.topk_group < config.n_group:
+        margin = (best.values[:, config.topk_group - 1] - best.values[:, config.topk_group]).min().item()
+    chosen = groups.gather(1, best.indices[:, :config.topk_group, None].expand(-1, -1, groups.shape[2])).flatten(1)
+    top = chosen.topk(config.num_experts_per_tok + 1).values
+    return min(margin, (top[:, -2] - top[:, -1]).min().item())
+
+
+def add_predictor(folder, config):
+    """One tensor of a block behind the last, as released weights have them."""
+    from safetensors.torch import load_file
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    tensors[f"model.layers.{config.num_hidden_layers}.eh_proj.weight"] = torch.randn(config.hidden_size, 2 * config.hidden_size)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def gradients(model, kind, tokens):
     """Gradients of the mean next-token loss, in float64, and the smallest margin of an expert choice. With
     output_router_logits in the configuration they include the load-balancing loss; "loss" does not."""
@@ -190,9 +237,9 @@ def gradients(model, kind, tokens):
     loss = torch.nn.functional.cross_entropy(output.logits[0], tokens[1:])
     (loss + model.config.router_aux_loss_coef * output.aux_loss if balanced else loss).backward()
     margin = 1.0
-    for logits in getattr(output, "router_logits", None) or ():
-        top = logits.softmax(-1).topk(model.config.num_experts_per_tok + 1).values
-        margin = min(margin, (top[:, -2] - top[:, -1]).min().item())
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    for i, logits in enumerate(getattr(output, "router_logits", None) or ()):
+        margin = min(margin, choice_margin(model.config, logits, biases[i] if biases else None))
     out = {"loss": loss.detach().reshape(1)}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -208,11 +255,16 @@ def make(name, kind, config, dtype, shard, with_tokenizer):
     with torch.no_grad():
         for parameter in model.parameters():  # initial values are too uniform: norms are 1, biases 0
             parameter.add_(0.2 * torch.randn_like(parameter))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.add_(0.1 * torch.randn_like(buffer))
     model = model.to(dtype)
     options = {"max_shard_size": shard} if shard else {}
     model.save_pretrained(folder, **options)
     if os.path.exists(os.path.join(folder, "generation_config.json")):
         os.remove(os.path.join(folder, "generation_config.json"))
+    if name in PREDICTORS:
+        add_predictor(folder, config)
     if with_tokenizer:
         byte_tokenizer().save(os.path.join(folder, "tokenizer.json"))
     model = kind.from_pretrained(folder, dtype=torch.float32).eval()  # the weights on disk, computed in fp32

@@ -254,7 +254,7 @@ static double optional(reader *s, const char *key, double otherwise, const char 
     return value == 0.0 ? otherwise : number(s, key, otherwise, ours);
 }
 
-static void read_yarn(reader *s, qd_rope *rope)
+static void read_yarn(reader *s, bool latent, qd_rope *rope)
 {
     rope->scaling = QD_ROPE_YARN;
     rope->beta_fast = optional(s, "beta_fast", 32.0, "model.rope_beta_fast");
@@ -262,11 +262,15 @@ static void read_yarn(reader *s, qd_rope *rope)
     rope->truncate = flag(s, "truncate", true);
     double one = member(s, "mscale") ? other_number(s, "mscale", 0.0) : 0.0;
     double all = member(s, "mscale_all_dim") ? other_number(s, "mscale_all_dim", 0.0) : 0.0;
+    if (latent && all != 0.0) { /* also a factor on scores */
+        rope->mscale = optional(s, "mscale", 0.0, "model.rope_mscale");
+        rope->mscale_all_dim = optional(s, "mscale_all_dim", 0.0, "model.rope_mscale_all_dim");
+    }
     if (member(s, "attention_factor")) {
         rope->attention_factor = number(s, "attention_factor", 0.0, "model.rope_attention_factor");
         if (!(rope->attention_factor > 0.0))
             REFUSE(s, QD_USAGE, "%s: 'attention_factor' is %g: it must be above 0", FILE_OF(s), rope->attention_factor);
-    } else if (one != 0.0 && all != 0.0) {
+    } else if (!latent && one != 0.0 && all != 0.0) {
         rope->attention_factor = (0.1 * one * log(rope->factor) + 1.0) / (0.1 * all * log(rope->factor) + 1.0);
         if (!(rope->attention_factor > 0.0 && rope->attention_factor <= option_of("model.rope_attention_factor")->most))
             REFUSE(s, QD_USAGE, "%s: 'mscale' and 'mscale_all_dim' give an attention factor of %g", FILE_OF(s), rope->attention_factor);
@@ -274,7 +278,7 @@ static void read_yarn(reader *s, qd_rope *rope)
 }
 
 /* Kind and scaling of an object of rotary parameters, which may be missing. */
-static void read_scaling(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
+static void read_scaling(reader *r, reader *s, const char *where, int64_t positions, bool latent, qd_rope *rope)
 {
     const char *kind = rope_kind(s, where);
     double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(s, "partial_rotary_factor", outside);
@@ -295,7 +299,10 @@ static void read_scaling(reader *r, reader *s, const char *where, int64_t positi
     if (llama3)
         read_llama3(s, where, rope);
     if (yarn)
-        read_yarn(s, rope);
+        read_yarn(s, latent, rope);
+    else if (latent && member(s, "mscale_all_dim") && strcmp(kind, "default") != 0)
+        REFUSE(s, QD_UNSUPPORTED, "%s: '%s' has 'mscale_all_dim' and is of the kind '%s': it can be imported with 'yarn' only", FILE_OF(r),
+               where, kind);
     if (llama3 || yarn)
         read_original(r, s, where, positions, rope);
     if (r->status == QD_OK)
@@ -321,14 +328,14 @@ static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_no
     double base = f->defaults.rope.base, local_base = f->defaults.rope.local_base;
     qd_model local = *m;
     m->rope.base = in_either(r, &full, "rope_theta", base, "model.rope_base");
-    read_scaling(r, &full, parameters ? types[0] : "rope_scaling", positions, &m->rope);
+    read_scaling(r, &full, parameters ? types[0] : "rope_scaling", positions, false, &m->rope);
     /* Without an object for them, versions of transformers disagree about layers with windows. */
     if (base == local_base && m->rope.base != base && m->window > 0 && !given(&sliding, "rope_theta"))
         REFUSE(r, QD_USAGE, "%s: 'rope_theta' is %g for layers without windows only: set 'rope_parameters', with 'full_attention' and "
                             "'sliding_attention'", FILE_OF(r), m->rope.base);
     local_base = number(r, "rope_local_base_freq", local_base, "model.rope_local_base");
     local.rope.base = number(&sliding, "rope_theta", local_base, "model.rope_base");
-    read_scaling(r, &sliding, types[1], positions, &local.rope);
+    read_scaling(r, &sliding, types[1], positions, false, &local.rope);
     if (local.rope.fraction != 1.0)
         m->rope.fraction = local.rope.fraction; /* the caller refuses it */
     if (m->window == 0 || qd_model_equal(m, &local))
@@ -371,7 +378,7 @@ static void read_rope_parameters(reader *r, const qd_hf_family *f, int64_t posit
                 REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has separate parameters for '%s': layers that differ cannot be imported",
                        FILE_OF(r), where, key);
     m->rope.base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
-    read_scaling(r, &s, where, positions, &m->rope);
+    read_scaling(r, &s, where, positions, qd_model_is_latent(m), &m->rope);
 }
 
 static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
@@ -623,6 +630,71 @@ static void read_experts(reader *r, qd_hf_config *c)
     read_balance(r, c, e);
 }
 
+/* Words of the original configuration that the code of transformers does not read: it implements
+ * this value of each. */
+static void check_word(reader *r, const char *key, const char *ours)
+{
+    const char *word = text(r, key, ours);
+    if (strcmp(word, ours) != 0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' is '%s': only %s can be imported", FILE_OF(r), key, word, ours);
+}
+
+/* The router of DeepSeek V2: the best experts of all, or of the groups with the best experts. */
+static void read_greedy(reader *r, qd_moe *e)
+{
+    const char *method = member(r, "topk_method") ? text(r, "topk_method", "greedy") : "greedy";
+    const bool grouped = strcmp(method, "group_limited_greedy") == 0;
+    check_word(r, "scoring_func", "softmax");
+    if (!grouped && strcmp(method, "greedy") != 0)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'topk_method' is '%s': only greedy and group_limited_greedy can be imported", FILE_OF(r), method);
+    if (flag(r, "norm_topk_prob", false))
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'norm_topk_prob' is true, which DeepSeek V2 of transformers ignores: such models cannot be imported",
+               FILE_OF(r));
+    if (flag(r, "mlp_bias", false))
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'mlp_bias' is true: such models cannot be imported", FILE_OF(r));
+    e->normalised = e->bias = false;
+    if (!grouped)
+        e->groups = e->top_groups = 1;
+}
+
+/* DeepSeek V2 and V3, Kimi K2. Routers of the latter two have a bias per expert, which transformers
+ * does not train. */
+static void read_deepseek(reader *r, qd_hf_config *c)
+{
+    qd_model *m = &c->model;
+    qd_moe *e = &m->moe;
+    bool compressed = member(r, "q_lora_rank") || !qd_json_member(r->root, "q_lora_rank"); /* null: not */
+    m->q_lora_rank = compressed ? (int)size_of(r, "q_lora_rank", c->family->defaults.q_lora_rank, "model.q_lora_rank") : 0;
+    if (compressed && m->q_lora_rank < 1)
+        REFUSE(r, QD_USAGE, "%s: 'q_lora_rank' is 0: it must be at least 1, or null for queries that are not compressed", FILE_OF(r));
+    m->head_dim = m->qk_nope_head_dim + m->qk_rope_head_dim;
+    m->latent_norm_eps = c->family->defaults.latent_norm_eps; /* whatever rms_norm_eps is */
+    if (flag(r, "attention_bias", false))
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'attention_bias' is true: such models cannot be imported", FILE_OF(r));
+    if (size_of(r, "moe_layer_freq", 1, "model.layers") != 1)
+        REFUSE(r, QD_UNSUPPORTED, "%s: 'moe_layer_freq' is not 1: such models cannot be imported", FILE_OF(r));
+    if (e->experts < 1)
+        REFUSE(r, QD_USAGE, "%s: the number of experts must be at least 1", FILE_OF(r));
+    e->router = c->family->defaults.moe.router;
+    if (e->router == QD_ROUTER_SOFTMAX) {
+        read_greedy(r, e);
+        return;
+    }
+    check_word(r, "scoring_func", "sigmoid");
+    check_word(r, "topk_method", "noaux_tc");
+    e->bias = true;
+    e->bias_rate = 0.0;
+    /* They add two scores to rank a group, which the paper derives from the other numbers. */
+    e->group_best = e->groups > 1 && qd_moe_group_best(e) != 2 ? 2 : 0;
+    c->predicted = (int)size_of(r, "num_nextn_predict_layers", 0, "model.layers");
+    if (r->status != QD_OK)
+        return;
+    qd_strbuf_printf(r->notes, "model.router_bias_rate is 0: the biases of experts stay as they are; DeepSeek V3 was trained with 0.001\n");
+    if (c->predicted > 0)
+        qd_strbuf_printf(r->notes, "num_nextn_predict_layers was %d: the modules for multi-token prediction behind block %d are left out, "
+                                   "as in transformers\n", c->predicted, m->layers - 1);
+}
+
 static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_config *c)
 {
     reader r = {document, qd_json_root(document), notes, QD_OK};
@@ -642,7 +714,9 @@ static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_con
         read_gpt2(&r, c);
     else
         read_llama(&r, c);
-    if (qd_hf_has_experts(c->family))
+    if (qd_model_is_latent(&c->model))
+        read_deepseek(&r, c);
+    else if (qd_hf_has_experts(c->family))
         read_experts(&r, c);
     QD_TRY(r.status);
     qd_status status = qd_model_validate(&c->model);

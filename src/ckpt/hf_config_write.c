@@ -86,6 +86,29 @@ static qd_status check_llama(const qd_hf_family *f, const qd_model *m)
     return QD_OK;
 }
 
+static qd_status check_deepseek(const qd_model *m)
+{
+    const qd_moe *e = &m->moe;
+    if (m->activation != QD_ACT_SWIGLU || m->mlp_bias || m->embed_scaled || m->logit_softcap > 0.0 || m->score_scale > 0.0 ||
+        m->score_softcap > 0.0)
+        return cannot("its DeepSeek has SwiGLU without biases, scores scaled by sqrt(head_dim) and rope_mscale_all_dim, and no "
+                      "soft-caps (model.activation, mlp_bias, embed_scaled, logit_softcap, score_scale, score_softcap)");
+    if (m->latent_norm_eps != 1e-6)
+        return cannot("the norms of compressed queries and keys of its DeepSeek have an epsilon of 1e-6 (model.latent_norm_eps)");
+    if (e->experts == 0 || e->shared < 1 || e->shared_gate || e->logit_bias ||
+        qd_moe_shared_width(e) != e->shared * e->ffn)
+        return cannot("its DeepSeek V2 and V3 have experts, and shared ones of the same width without a gate (model.experts, "
+                      "shared_experts, shared_ffn, shared_gate, router_logit_bias)");
+    if (e->router == QD_ROUTER_SOFTMAX && (e->normalised || e->bias || qd_moe_group_best(e) != 1 || !m->rope_interleave ||
+                                           m->hidden % m->heads != 0))
+        return cannot("in its DeepSeek V2, weights of experts are not normalized, groups are ranked by their best expert, neighbours are "
+                      "rotated together, and model.hidden is a multiple of model.heads (model.router_normalised, router_bias, "
+                      "router_group_best, rope_interleave)");
+    if (e->router == QD_ROUTER_SIGMOID && e->groups > 1 && (qd_moe_group_best(e) != 2 || e->experts / e->groups < 2))
+        return cannot("its DeepSeek V3 ranks groups of experts by their two best (model.router_group_best, router_groups)");
+    return QD_OK;
+}
+
 /* query_pre_attn_scalar of Gemma, an integer. */
 static double their_scalar(const qd_model *m)
 {
@@ -186,6 +209,22 @@ static void put_experts(qd_json_writer *w, const qd_hf_family *f, const qd_model
     qd_json_end(w);
 }
 
+static void put_deepseek(qd_json_writer *w, const qd_model *m)
+{
+    if (m->q_lora_rank > 0)
+        qd_json_put_int(w, "q_lora_rank", m->q_lora_rank);
+    else
+        qd_json_put_null(w, "q_lora_rank");
+    qd_json_put_bool(w, "attention_bias", false);
+    const bool sigmoid = m->moe.router == QD_ROUTER_SIGMOID;
+    qd_json_put_string(w, "scoring_func", sigmoid ? "sigmoid" : "softmax");
+    qd_json_put_string(w, "topk_method", sigmoid ? "noaux_tc" : m->moe.groups > 1 ? "group_limited_greedy" : "greedy");
+    if (sigmoid)
+        qd_json_put_int(w, "num_nextn_predict_layers", 0);
+    else
+        qd_json_put_bool(w, "norm_topk_prob", false);
+}
+
 static void put_softcap(qd_json_writer *w, const char *key, double cap)
 {
     if (cap > 0.0)
@@ -221,6 +260,10 @@ static void put_scaling(qd_json_writer *w, const qd_rope *rope)
         qd_json_put_bool(w, "truncate", rope->truncate);
         if (rope->attention_factor > 0.0)
             qd_json_put_real(w, "attention_factor", rope->attention_factor);
+        if (rope->mscale > 0.0)
+            qd_json_put_real(w, "mscale", rope->mscale);
+        if (rope->mscale_all_dim > 0.0)
+            qd_json_put_real(w, "mscale_all_dim", rope->mscale_all_dim);
     }
     if (rope->scaling == QD_ROPE_LLAMA3 || rope->scaling == QD_ROPE_YARN)
         qd_json_put_int(w, "original_max_position_embeddings", rope->original_seq);
@@ -311,11 +354,13 @@ static void note_training(const qd_model *m, qd_strbuf *notes)
         bool lost;
     } keys[] = {{"model.dropout", m->arch != QD_ARCH_GPT2 && m->dropout > 0.0},
                 {"model.z_loss", e->experts > 0 && e->z_loss > 0.0},
-                {"model.expert_capacity", e->experts > 0 && e->capacity > 0.0}};
+                {"model.expert_capacity", e->experts > 0 && e->capacity > 0.0},
+                {"model.router_bias_rate", qd_model_is_latent(m) && e->bias_rate > 0.0},
+                {"model.aux_loss", qd_model_is_latent(m) && e->aux_loss > 0.0}};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (keys[i].lost)
             qd_strbuf_printf(notes, "config.json has no key for %s, which only affects further training\n", keys[i].key);
-    if (e->experts == 0 || e->aux_loss == 0.0)
+    if (e->experts == 0 || e->aux_loss == 0.0 || qd_model_is_latent(m))
         return;
     qd_strbuf_printf(notes, "router_aux_loss_coef is %.6g: model.aux_loss (%.6g) x %d layers with experts / %d experts per token; "
                             "transformers balances %s\n", their_balance(m), e->aux_loss, qd_hf_expert_layers(m), e->per_token,
@@ -333,8 +378,9 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
         return cannot("only its Qwen2-MoE has a gate on the shared expert, without norms of queries and keys (model.shared_gate, qk_norm)");
     if (!f && m->sinks)
         return cannot("only its GPT-OSS has attention sinks, and experts with them (model.sinks, experts)");
-    QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : check_llama(f, m));
-    QD_TRY(check_scores(f, m));
+    QD_TRY(!f ? cannot(qd_arch_name(m->arch)) : gpt2 ? check_gpt2(m) : qd_model_is_latent(m) ? check_deepseek(m) : check_llama(f, m));
+    if (!qd_model_is_latent(m))
+        QD_TRY(check_scores(f, m));
     qd_json_writer w = qd_json_writer_on(out);
     qd_json_object_begin(&w, NULL);
     qd_json_list_begin(&w, "architectures");
@@ -354,7 +400,9 @@ qd_status qd_hf_config_text(const qd_model *m, const qd_hf_export *o, qd_strbuf 
         put_gpt2(&w, m);
     else
         put_llama(&w, f, m);
-    if (qd_hf_has_experts(f))
+    if (qd_model_is_latent(m))
+        put_deepseek(&w, m);
+    else if (qd_hf_has_experts(f))
         put_experts(&w, f, m);
     qd_json_put_string(&w, "torch_dtype", qd_hf_dtype_name(o->dtype));
     put_token(&w, "bos_token_id", o->begin_token);

@@ -42,6 +42,31 @@ static const qd_hf_key qwen3_moe_keys[] = {
 };
 
 static const qd_hf_key gpt_oss_keys[] = {{"experts", "num_local_experts", "num_experts"}, {0}};
+static const qd_hf_key deepseek_keys[] = {
+    {"head_dim", NULL, NULL}, /* theirs is the rotary part */
+    {"experts", "n_routed_experts", "num_local_experts"},
+    {"expert_ffn", "moe_intermediate_size", NULL},
+    {"shared_experts", "n_shared_experts", NULL},
+    {"first_dense", "first_k_dense_replace", NULL},
+    {"router_normalised", "norm_topk_prob", NULL},
+    {"router_scale", "routed_scaling_factor", NULL},
+    {"router_groups", "n_group", NULL},
+    {"router_top_groups", "topk_group", NULL},
+    {"rope_interleave", "rope_interleave", NULL},
+    {0},
+};
+
+static const qd_hf_key deepseek_v2_keys[] = {
+    {"head_dim", NULL, NULL},
+    {"experts", "n_routed_experts", "num_experts"},
+    {"expert_ffn", "moe_intermediate_size", NULL},
+    {"shared_experts", "n_shared_experts", NULL},
+    {"first_dense", "first_k_dense_replace", NULL},
+    {"router_scale", "routed_scaling_factor", NULL},
+    {"router_groups", "n_group", NULL},
+    {"router_top_groups", "topk_group", NULL},
+    {0},
+};
 
 static const qd_hf_family families[] = {
     {.kind = "gpt2", .class_ = "GPT2LMHeadModel", .arch = QD_ARCH_GPT2, .keys = gpt2_keys,
@@ -112,11 +137,24 @@ static const qd_hf_family families[] = {
                   .activation = QD_ACT_SWIGLU_CLAMPED, .swiglu_alpha = 1.702, .swiglu_limit = 7.0,
                   .rope = {.base = 150000, .scaling = QD_ROPE_YARN, .factor = 32, .beta_fast = 32, .beta_slow = 1, .original_seq = 4096},
                   .moe = {.experts = 128, .per_token = 4}}},
+    {.kind = "deepseek_v2", .class_ = "DeepseekV2ForCausalLM", .arch = QD_ARCH_DEEPSEEK, .keys = deepseek_v2_keys,
+     .defaults = {.arch = QD_ARCH_DEEPSEEK, .layers = 32, .heads = 32, .hidden = 4096, .ffn = 11008, .vocab = 102400, .max_seq = 2048,
+                  .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .kv_lora_rank = 512, .q_lora_rank = 1536,
+                  .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128, .rope_interleave = true, .latent_norm_eps = 1e-6,
+                  .moe = {.experts = 64, .ffn = 1407, .shared = 2, .scale = 1.0}}},
+    {.kind = "deepseek_v3", .class_ = "DeepseekV3ForCausalLM", .arch = QD_ARCH_DEEPSEEK, .keys = deepseek_keys,
+     .defaults = {.arch = QD_ARCH_DEEPSEEK, .layers = 61, .heads = 128, .kv_heads = 128, .hidden = 7168, .ffn = 18432, .vocab = 129280,
+                  .max_seq = 4096, .norm_eps = 1e-6, .init_std = 0.02, .rope.base = 1e4, .kv_lora_rank = 512, .q_lora_rank = 1536,
+                  .qk_nope_head_dim = 128, .qk_rope_head_dim = 64, .v_head_dim = 128, .rope_interleave = true, .latent_norm_eps = 1e-6,
+                  .moe = {.experts = 256, .per_token = 8, .ffn = 2048, .shared = 1, .first_dense = 3, .router = QD_ROUTER_SIGMOID,
+                          .normalised = true, .scale = 2.5, .groups = 8, .top_groups = 4, .bias = true}}},
 };
 enum { FAMILIES = sizeof families / sizeof *families };
 
 const qd_hf_family *qd_hf_family_by_kind(const char *kind)
 {
+    if (strcmp(kind, "kimi_k2") == 0) /* the same model */
+        kind = "deepseek_v3";
     for (int i = 0; i < FAMILIES; i++)
         if (strcmp(families[i].kind, kind) == 0)
             return &families[i];
@@ -128,6 +166,8 @@ static bool holds(const qd_hf_family *f, const qd_model *m)
 {
     if (f->arch == QD_ARCH_OLMO2 && m->arch == QD_ARCH_OLMO2) /* OLMo 3 is OLMo 2 with windows */
         return (f->window != QD_HF_WINDOW_NONE) == (m->window > 0);
+    if (f->arch == QD_ARCH_DEEPSEEK && m->arch == QD_ARCH_DEEPSEEK)
+        return f->defaults.moe.router == m->moe.router;
     if (f->arch != m->arch || m->arch != QD_ARCH_LLAMA) /* the others have one row each */
         return f->arch == m->arch;
     const bool dense = m->moe.experts == 0, smollm3 = dense && !m->qk_norm && m->rope.nope_every > 0 && m->hf_type == QD_HF_DERIVED;

@@ -87,6 +87,18 @@ static const rule phi3_rules[] = {
     {NULL, NULL},
 };
 
+static const rule deepseek_rules[] = {
+    {"attn.q_a.weight", "self_attn.q_a_proj.weight"},
+    {"attn.q_a_norm.weight", "self_attn.q_a_layernorm.weight"},
+    {"attn.q_b.weight", "self_attn.q_b_proj.weight"},
+    {"attn.kv_a.weight", "self_attn.kv_a_proj_with_mqa.weight"}, /* one tensor with the next */
+    {"attn.k_rope.weight", "self_attn.kv_a_proj_with_mqa.weight"},
+    {"attn.kv_a_norm.weight", "self_attn.kv_a_layernorm.weight"},
+    {"attn.kv_b.weight", "self_attn.kv_b_proj.weight"},
+    {"mlp.router.bias", "mlp.gate.e_score_correction_bias"},
+    {NULL, NULL},
+};
+
 /* Names of experts by model type: the router, and the parts before and after an expert's number; of
  * shared experts the part before, and their gate; of stacked experts, the name of all of them
  * together. */
@@ -100,6 +112,8 @@ static const expert_names qwen_names = {"mlp.gate.weight",  "mlp.experts.",     
                                         "down_proj.weight", "mlp.shared_expert.", "mlp.shared_expert_gate.weight", false};
 static const expert_names gpt_oss_names = {"mlp.router.weight", "mlp.experts.", "gate_up_proj", "gate_up_proj", "down_proj",
                                            NULL, NULL, true};
+static const expert_names deepseek_names = {"mlp.gate.weight",  "mlp.experts.",      "gate_proj.weight", "up_proj.weight",
+                                            "down_proj.weight", "mlp.shared_experts.", NULL, false};
 
 static const family families[] = {
     [QD_ARCH_GPT2] = {"transformer.", "h.", true, gpt2_rules, NULL},
@@ -108,6 +122,7 @@ static const family families[] = {
     [QD_ARCH_OLMO2] = {"model.", "layers.", false, llama_rules, olmo2_rules},
     [QD_ARCH_GEMMA2] = {"model.", "layers.", false, llama_rules, gemma2_rules},
     [QD_ARCH_GEMMA3] = {"model.", "layers.", false, llama_rules, gemma2_rules},
+    [QD_ARCH_DEEPSEEK] = {"model.", "layers.", false, llama_rules, deepseek_rules},
 };
 
 static const family phi3_family = {"model.", "layers.", false, llama_rules, phi3_rules};
@@ -134,13 +149,16 @@ const char *qd_hf_prefix(qd_arch arch)
 
 static const expert_names *names_of(const qd_model *m)
 {
+    if (qd_model_is_latent(m))
+        return &deepseek_names;
     return m->sinks ? &gpt_oss_names : m->qk_norm || m->moe.shared_gate ? &qwen_names : &mixtral_names;
 }
 
 void qd_hf_block_tensor(const qd_model *m, int layer, char *name, size_t size)
 {
     const family *f = family_of(m);
-    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, "attn.q.weight")->theirs);
+    const char *ours = qd_model_is_latent(m) ? "attn.out.weight" : "attn.q.weight";
+    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, ours)->theirs);
 }
 
 void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, size_t size)
@@ -229,7 +247,8 @@ static void stack_tensor(qd_hf_tensor *t, const qd_param *p, int experts)
     t->shape[2] = p->ndim > 1 ? outputs : 1;
 }
 
-/* In transformers, Llama and Qwen3 have biases on q, k, v and the output, or on none of them. */
+/* In transformers, Llama and Qwen3 have biases on q, k, v and the output, or on none of them, and
+ * every router of DeepSeek has them. */
 static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors, int *count)
 {
     const struct {
@@ -242,6 +261,12 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
         {"self_attn.v_proj.bias", m->qkv_bias, (int64_t)m->kv_heads * m->head_dim},
         {"self_attn.o_proj.bias", m->out_bias, m->hidden},
     };
+    const bool unbiased = qd_model_is_latent(m) && m->moe.experts > 0 && m->moe.router == QD_ROUTER_SIGMOID && !m->moe.bias;
+    for (int layer = m->moe.first_dense; unbiased && layer < m->layers; layer++) {
+        qd_hf_tensor *t = &tensors[(*count)++];
+        *t = (qd_hf_tensor){.dims = 1, .shape = {m->moe.experts, 1, 1}};
+        snprintf(t->name, sizeof t->name, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, "mlp.router.bias")->theirs);
+    }
     const qd_hf_family *theirs = qd_hf_family_of(m);
     if (!theirs || !theirs->attention_bias || m->qkv_bias == m->out_bias)
         return;

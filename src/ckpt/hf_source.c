@@ -318,6 +318,14 @@ static int by_pointer(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* Modules for multi-token prediction, which are numbered as if they were further blocks. */
+static bool is_predictor(const qd_hf_source *s, const char *name)
+{
+    int layer = -1;
+    return s->config.predicted > 0 && sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= s->config.model.layers &&
+           layer < s->config.model.layers + s->config.predicted;
+}
+
 /* Every tensor of the files must be used, or known to be unused. */
 static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
 {
@@ -334,7 +342,7 @@ static qd_status check_unknown(const qd_hf_source *s, qd_arena *arena)
     for (int f = 0; f < s->file_count; f++)
         for (int i = 0; i < qd_safetensors_count(s->files[f]); i++) {
             const qd_safetensors_entry *e = qd_safetensors_at(s->files[f], i);
-            if (bsearch(&e, used, count, sizeof *used, by_pointer) || is_constant(e->name))
+            if (bsearch(&e, used, count, sizeof *used, by_pointer) || is_constant(e->name) || is_predictor(s, e->name))
                 continue;
             if (s->config.model.tied && strcmp(e->name, "lm_head.weight") == 0)
                 QD_TRY(check_tied(s, e));

@@ -24,6 +24,12 @@ typedef struct exporter {
     float *ours, *theirs; /* one tensor of ours, one of theirs */
 } exporter;
 
+/* The type on disk: biases of experts stay fp32, because rounding them would change choices. */
+static qd_dtype dtype_of(const exporter *x, const qd_hf_tensor *t)
+{
+    return t->param_count > 0 && x->ledger->params[t->first].counts ? QD_F32 : x->options->dtype;
+}
+
 static void file_name(const exporter *x, int file, char *name, size_t size)
 {
     if (x->file_count == 1)
@@ -34,10 +40,10 @@ static void file_name(const exporter *x, int file, char *name, size_t size)
 
 static void share_out(exporter *x)
 {
-    int64_t size = (int64_t)qd_dtype_size(x->options->dtype), filled = 0, most = x->options->shard_bytes;
+    int64_t filled = 0, most = x->options->shard_bytes;
     x->file_count = 1;
     for (int t = 0; t < x->tensor_count; t++) {
-        int64_t bytes = qd_hf_tensor_count(&x->tensors[t]) * size;
+        int64_t bytes = qd_hf_tensor_count(&x->tensors[t]) * (int64_t)qd_dtype_size(dtype_of(x, &x->tensors[t]));
         if (most > 0 && filled > 0 && filled + bytes > most) {
             x->file_count++;
             filled = 0;
@@ -138,12 +144,13 @@ static qd_status write_tensors(exporter *x, int file, qd_safetensors_writer *wri
     QD_TRY(qd_safetensors_note(writer, "format", "pt")); /* required by transformers */
     for (int t = 0; t < x->tensor_count; t++)
         if (x->file_of[t] == file)
-            QD_TRY(qd_safetensors_declare(writer, x->tensors[t].name, x->options->dtype, x->tensors[t].dims, x->tensors[t].shape));
+            QD_TRY(qd_safetensors_declare(writer, x->tensors[t].name, dtype_of(x, &x->tensors[t]),
+                                          x->tensors[t].dims, x->tensors[t].shape));
     for (int t = 0; t < x->tensor_count; t++) {
         if (x->file_of[t] != file)
             continue;
         QD_TRY(assemble(x, &x->tensors[t]));
-        QD_TRY(narrow(&x->tensors[t], x->options->dtype, x->theirs));
+        QD_TRY(narrow(&x->tensors[t], dtype_of(x, &x->tensors[t]), x->theirs));
         QD_TRY(qd_safetensors_write(writer, x->theirs, &hash));
     }
     return QD_OK;

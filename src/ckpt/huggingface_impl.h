@@ -95,6 +95,7 @@ typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
     int64_t positions;
+    int predicted; /* modules behind the last block that predict more tokens, which are left out */
     qd_hf_blocks blocks;
 } qd_hf_config;
 

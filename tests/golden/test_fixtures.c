@@ -50,8 +50,12 @@ static void check_fixture(const char *path)
     int64_t steps = config_int(g, "steps"), batch = config_int(g, "batch"), seq = config_int(g, "seq");
     int64_t hidden = config_int(g, "hidden"), vocab = config_int(g, "vocab"), head_dim = config_int(g, "head_dim");
     expect(g, "init.embed.tokens.weight", QD_F32, vocab, hidden, -1);
-    expect(g, "init.block.0.attn.q.weight", QD_F32, config_int(g, "heads") * head_dim, hidden, -1);
-    expect(g, "init.block.0.attn.k.weight", QD_F32, config_int(g, "kv_heads") * head_dim, hidden, -1);
+    if (qd_golden_lookup(g, "init.block.0.attn.kv_a.weight")) {
+        expect(g, "init.block.0.attn.kv_a.weight", QD_F32, config_int(g, "mla.kv_lora_rank"), hidden, -1);
+    } else {
+        expect(g, "init.block.0.attn.q.weight", QD_F32, config_int(g, "heads") * head_dim, hidden, -1);
+        expect(g, "init.block.0.attn.k.weight", QD_F32, config_int(g, "kv_heads") * head_dim, hidden, -1);
+    }
     bool experts = qd_golden_lookup(g, "init.block.0.mlp.router.weight") != NULL;
     expect(g, experts ? "init.block.0.mlp.experts.0.down.weight" : "init.block.0.mlp.down.weight", QD_F32, hidden,
            config_int(g, experts ? "moe_ffn" : "ffn"), -1);

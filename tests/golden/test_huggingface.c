@@ -32,6 +32,8 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "qwen3-moe-balanced", "qwen3-moe-attention-bias", "olmoe",     "olmoe-one-key",
                                     "qwen2-moe",       "qwen2-moe-windows",
                                     "gpt-oss",         "gpt-oss-odd",
+                                    "deepseek-v3",     "deepseek-v3-whole-queries",
+                                    "deepseek-v2",     "deepseek-v2-whole-queries",
                                     "qwen2",           "qwen2-tied",
                                     "mistral",         "mistral-window",      "qwen3-attention-bias", "llama-linear",
                                     "llama-mlp-bias",  "qwen2-yarn",          "mistral-short-window", "qwen2-windows",
@@ -40,7 +42,7 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "gemma3-capped",   "olmo3",               "olmo3-one-key",
                                     "smollm3",         "smollm3-windows",
                                     "phi3",            "phi3-partial"};
-enum { NAMES = sizeof names / sizeof *names, FIRST_DENSE = 19 }; /* from there on fp32 and no experts */
+enum { NAMES = sizeof names / sizeof *names, CLOSER = 19 }; /* from there on gradients agree to 1e-5 */
 
 /* The model_type of a folder. */
 static void kind_of(const char *folder, char kind[32])
@@ -144,7 +146,7 @@ static void test_export(void **state)
  * to be added. */
 static void test_same_tensors(void **state)
 {
-    static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
+    static const int whole[] = {0, 2, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23};
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++) {
         qd_convert_report report = qd_convert_report_default();
         qd_safetensors *theirs, *ours;
@@ -158,13 +160,20 @@ static void test_same_tensors(void **state)
         ok(qd_safetensors_load(path, &theirs));
         snprintf(path, sizeof path, "%s/model.safetensors", scratch_path(state, back));
         ok(qd_safetensors_load(path, &ours));
-        assert_int_equal(qd_safetensors_count(ours), qd_safetensors_count(theirs));
+        int left_out = 0; /* multi-token prediction */
         for (int t = 0; t < qd_safetensors_count(theirs); t++) {
             const qd_safetensors_entry *x = qd_safetensors_at(theirs, t), *y = qd_safetensors_find(ours, x->name);
+            if (strstr(x->name, ".eh_proj.")) {
+                assert_null(y);
+                left_out++;
+                continue;
+            }
             assert_non_null(y);
             assert_int_equal(x->count, y->count);
             assert_memory_equal(x->data, y->data, (size_t)x->count * 4);
         }
+        assert_int_equal(qd_safetensors_count(ours), qd_safetensors_count(theirs) - left_out);
+        assert_int_equal(left_out, strcmp(name, "deepseek-v3") == 0);
         qd_safetensors_close(ours);
         qd_safetensors_close(theirs);
     }
@@ -249,6 +258,8 @@ static void compare_gradients(const char *name, double loss_tolerance, double to
         char key[160];
         int64_t elements = qd_hf_tensor_count(&tensors[t]);
         snprintf(key, sizeof key, "grad.%s", tensors[t].name);
+        if (ledger->params[tensors[t].first].counts)
+            continue; /* a bias without a gradient */
         const qd_safetensors_entry *wanted = qd_safetensors_find(expected, key);
         assert_non_null(wanted);
         assert_int_equal(wanted->count, elements);
@@ -272,7 +283,7 @@ static void test_gradients(void **state)
 {
     (void)state;
     for (int i = 6; i < NAMES; i++)
-        compare_gradients(names[i], i < FIRST_DENSE ? 1e-4 : 1e-6, i < FIRST_DENSE ? 1e-4 : 1e-5);
+        compare_gradients(names[i], i < CLOSER ? 1e-4 : 1e-6, i < CLOSER ? 1e-4 : 1e-5);
 }
 
 /* Rounded once: logits change by as much as 8 or 11 bits allow, and do change. */
