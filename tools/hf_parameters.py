@@ -20,8 +20,15 @@ FIXTURE = os.path.join(ROOT, "tests", "golden", "parameters.json")
 
 def their_model(m):
     """The same model in `transformers`; None if it has none."""
-    if not m.get("experts"):
-        return hf_model({**m, "family": m["arch"]})
+    if m["name"] == "deepseek-v2-lite":
+        m["mla"].setdefault("q_lora_rank", None)
+        kind = dict(n_group=1, topk_group=1, num_experts_per_tok=m["topk"], n_routed_experts=m["experts"], intermediate_size=m["ffn"],
+                    moe_intermediate_size=m["moe_ffn"], n_shared_experts=m["shared_experts"], first_k_dense_replace=m["dense_layers"])
+        return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(
+            vocab_size=m["vocab"], hidden_size=m["hidden"], num_hidden_layers=m["layers"], num_attention_heads=m["heads"],
+            num_key_value_heads=m["kv_heads"], **m["mla"], **kind))
+    if not m.get("experts") or m.get("mla"):
+        return hf_model({"router_groups": 1, "router_top_groups": 1, **m, "family": m["arch"]})
     if (m.get("shared_experts") and not m.get("shared_gate")) or m.get("router") or m["dense_layers"]:
         return None
     if m.get("sinks"):
@@ -50,6 +57,7 @@ def main():
             print(f"--  {m['name']:22} transformers has no such model")
             continue
         count = sum(p.numel() for p in model.parameters())
+        count += sum(b.numel() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias"))  # parameters here
         bad += count != m["params"]
         counts[m["name"]] = count
         print(f"{'ok ' if count == m['params'] else 'BAD'} {m['name']:22} {type(model).__name__:22} {m['params']:16,d} {count:16,d}", flush=True)

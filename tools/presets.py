@@ -32,6 +32,8 @@ SCALED = "The scaling is that of the released weights; pre-training at 8,192 tok
 NOTES = {
     **{name: SCALED for name in ROPE_SCALING},
     "gpt3-175b": "Dense attention in every layer; the original alternates with sparse ones.",
+    "deepseek-v3": "Positions as in pre-training; the released weights add YaRN with a factor of 40.",
+    "kimi-k2": "Positions as in pre-training; the released weights add YaRN with a factor of 32.",
     "internlm-7b": "The released weights also have a bias on the attention output, which is left out here.",
 }
 NORMS = {"layernorm_bias": "layernorm", "layernorm": "layernorm_no_bias", "rmsnorm": "rmsnorm",
@@ -46,6 +48,8 @@ ACTIVATIONS = {"gelu_tanh": 2, "gelu": 2, "relu2": 2, "swiglu": 3, "geglu": 3, "
 DEEPSEEK_V3 = {"router": "sigmoid", "router_scale": 2.5, "router_groups": 8, "router_top_groups": 4, "router_bias_rate": 0.001,
                "aux_loss": 0.0001, "balance": "sequence"}
 ROUTERS = {"mixtral-8x7b": {"aux_loss": 0.02, "balance": "batch"}, "mixtral-8x22b": {"aux_loss": 0.02, "balance": "batch"},
+           "deepseek-v2-lite": {"router_normalised": False, "aux_loss": 0.001, "balance": "sequence"}, "deepseek-v3": DEEPSEEK_V3,
+           "kimi-k2": {"router": "sigmoid", "router_scale": 2.827, "router_bias_rate": 0.001},
            "qwen3-30b-a3b": {"aux_loss": 0.001, "balance": "batch"}, "qwen3-235b-a22b": {"aux_loss": 0.001, "balance": "batch"}}
 # The source describes windows in words.
 WINDOWS = {"alternating local 4096 / global": {"window": 4096, "full_every": 2},
@@ -151,6 +155,9 @@ OWN = [
         head_dim=32, ffn=352, vocab=256, qk_norm=True, **experts(16, 4, 64, aux_loss=0.001, balance="batch")),
     own("deepseek-tiny", "llama", "For tests: experts as in DeepSeek-V3, on standard attention.", layers=4, hidden=128, heads=4,
         kv_heads=4, head_dim=32, ffn=352, vocab=256, **experts(16, 4, 64, shared=1, dense=1, **{**DEEPSEEK_V3, "router_groups": 4, "router_top_groups": 2})),
+    {**own("mla-tiny", "deepseek", "For tests: DeepSeek V3 style, with latent attention and experts.", layers=4, hidden=128, heads=4,
+           kv_heads=4, head_dim=48, ffn=352, vocab=256, **experts(16, 4, 64, shared=1, dense=1, **{**DEEPSEEK_V3, "router_groups": 4, "router_top_groups": 2})),
+     "norm_eps": 1e-6, "mla": {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}},
     own("deepseek-v3-gqa", "llama", "DeepSeek-V3's blocks on grouped-query attention, without its latent attention and its prediction of several tokens.",
         layers=61, hidden=7168, heads=128, kv_heads=8, head_dim=128, ffn=18432, vocab=129280,
         **experts(256, 8, 2048, shared=1, dense=3, **DEEPSEEK_V3)),
@@ -256,7 +263,6 @@ def parameter_count(m):
 def obstacle(m):
     """The first reason why the trainer cannot run this model, or None."""
     reasons = [
-        (m.get("mla"), "multi-head latent attention"),
         (m.get("moe_layer_pattern"), "experts in some of the blocks"),
         (m.get("shared_experts") and m["shared_expert_ffn"] != m["shared_experts"] * m["moe_ffn"] and not m.get("shared_gate"),
          "a gate on the shared expert"),
@@ -327,6 +333,8 @@ def adapt(m):
         m = {**m, **GPT_OSS, "notes": ""}
         m["sources"] = m["sources"] + ["https://huggingface.co/openai/gpt-oss-120b/blob/main/config.json"]
         m["added"] = m["added"] + ["rope_scaling", "max_seq", "biases", "sinks", "swiglu_limit"]
+    if m.get("mla"):
+        m = {**m, "arch": "deepseek", "head_dim": m["mla"]["qk_nope_head_dim"] + m["mla"]["qk_rope_head_dim"]}
     return {**m, "arch": "olmo"} if m["family"] == "olmo" else m
 
 

@@ -203,6 +203,25 @@ static bool read_experts(row *r)
            set(r, "model.first_dense", "%.0f", number_of(m, "dense_layers", 0));
 }
 
+/* The sizes of latent attention are not stated with a run: they are those of the preset. */
+static bool is_latent(const row *r, qd_model *preset)
+{
+    const char *name = text_of(r->model, "models_json_key");
+    return name[0] != '\0' && qd_preset_find(name, preset) == QD_OK && qd_model_is_latent(preset);
+}
+
+static bool read_heads(row *r, int heads)
+{
+    qd_model p;
+    if (is_latent(r, &p))
+        return set(r, "model.arch", "deepseek") && set(r, "model.kv_heads", "%d", heads) &&
+               set(r, "model.q_lora_rank", "%d", p.q_lora_rank) && set(r, "model.kv_lora_rank", "%d", p.kv_lora_rank) &&
+               set(r, "model.qk_nope_head_dim", "%d", p.qk_nope_head_dim) &&
+               set(r, "model.qk_rope_head_dim", "%d", p.qk_rope_head_dim) && set(r, "model.v_head_dim", "%d", p.v_head_dim);
+    return set(r, "model.kv_heads", "%.0f", number_of(r->model, "kv_heads", heads)) &&
+           set(r, "model.head_dim", "%.0f", number_of(r->model, "head_dim", 128));
+}
+
 static bool read_model(row *r)
 {
     const qd_json_node *m = r->model;
@@ -220,8 +239,7 @@ static bool read_model(row *r)
         return false;
     return set(r, "model.arch", gated ? "llama" : "gpt2") && set(r, "model.layers", "%.0f", number_of(m, "layers", 0)) &&
            set(r, "model.hidden", "%.0f", number_of(m, "hidden", 0)) && set(r, "model.heads", "%d", heads) &&
-           set(r, "model.kv_heads", "%.0f", number_of(m, "kv_heads", heads)) &&
-           set(r, "model.head_dim", "%.0f", number_of(m, "head_dim", 128)) && set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) &&
+           read_heads(r, heads) && set(r, "model.ffn", "%.0f", number_of(m, "ffn", 0)) &&
            set(r, "model.vocab", "%lld", (long long)vocab) && set(r, "model.tied", tied ? "true" : "false") &&
            set(r, "data.seq", "%.0f", number_of(m, "seq", 0));
 }

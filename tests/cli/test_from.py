@@ -24,7 +24,7 @@ class From(program.ProgramTest):
     def setUpClass(cls):
         cls.made = tempfile.mkdtemp(prefix="quadrille-test-from-")
         cls.addClassCleanup(shutil.rmtree, cls.made, ignore_errors=True)
-        for preset in PRESETS:
+        for preset in [*PRESETS, "mla-tiny"]:
             for arguments in (["train", f"model.preset={preset}", "model.vocab=300", "model.layers=2", f"data.path={TEXT}", "data.seq=48",
                                "train.steps=2", "train.global_batch=2", "--dir", preset],
                               ["convert", preset, f"hf-{preset}"]):
@@ -114,7 +114,7 @@ class From(program.ProgramTest):
         self.ok(self.run_program("eval", "chat"))
 
     def test_weights_in_fp8_blocks_are_imported_exactly(self):
-        for preset, rows, cols in (("qwen3-tiny", 40, 24), ("mixtral-tiny", 128, 128)):
+        for preset, rows, cols in (("qwen3-tiny", 40, 24), ("mixtral-tiny", 128, 128), ("mla-tiny", 40, 24)):
             folder = f"fp8-{preset}-{rows}"
             meant = quantize.quantize(self.path(f"hf-{preset}"), self.path(folder), rows, cols)
             self.ok(self.run_program("convert", folder, f"run-{folder}"))

@@ -289,6 +289,12 @@ static void test_types(void **state)
                   "\"original_max_position_embeddings\": 8192}, \"sliding_attention\": {\"rope_theta\": 1e6}}"},
         {"olmo3", "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 1e6}, "
                   "\"sliding_attention\": {\"rope_type\": \"linear\", \"factor\": 2.0, \"rope_theta\": 1e6}}"},
+        {"deepseek_v3", ""},
+        {"deepseek_v3", "\"q_lora_rank\": null, \"n_group\": 4, \"topk_group\": 3, \"rope_interleave\": false, \"rope_scaling\": "
+                        "{\"type\": \"yarn\", \"factor\": 40, \"mscale\": 1.0, \"mscale_all_dim\": 0.7}"},
+        {"deepseek_v2", "\"num_experts_per_tok\": 6"},
+        {"deepseek_v2", "\"num_experts_per_tok\": 6, \"topk_method\": \"group_limited_greedy\", \"n_group\": 8, \"topk_group\": 3, "
+                        "\"q_lora_rank\": null, \"first_k_dense_replace\": 1"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         qd_hf_config again;
@@ -389,6 +395,49 @@ static void test_rope_by_type(void **state)
 }
 
 /* Models that transformers cannot have are refused on export, with the option. */
+/* Released configurations have keys that transformers does not read. Those of Kimi K2 and of
+ * DeepSeek V3 are the presets' models, except for positions and what training sets. */
+static void test_deepseek(void **state)
+{
+    static const struct {
+        const char *kind, *preset, *members;
+    } rows[] = {
+        {"deepseek_v3", "deepseek-v3",
+         "\"scoring_func\": \"sigmoid\", \"topk_method\": \"noaux_tc\", \"moe_layer_freq\": 1, \"ep_size\": 1, \"seq_aux\": true, "
+         "\"aux_loss_alpha\": 0.001, \"num_nextn_predict_layers\": 1, \"rope_scaling\": {\"beta_fast\": 32, \"beta_slow\": 1, "
+         "\"factor\": 40, \"mscale\": 1.0, \"mscale_all_dim\": 1.0, \"original_max_position_embeddings\": 4096, \"type\": \"yarn\"}"},
+        {"kimi_k2", "kimi-k2",
+         "\"num_attention_heads\": 64, \"num_key_value_heads\": 64, \"vocab_size\": 163840, \"n_routed_experts\": 384, \"n_group\": 1, "
+         "\"topk_group\": 1, \"first_k_dense_replace\": 1, \"routed_scaling_factor\": 2.827, \"rope_theta\": 50000.0, "
+         "\"rope_scaling\": {\"beta_fast\": 1.0, \"beta_slow\": 1.0, \"factor\": 32.0, \"mscale\": 1.0, \"mscale_all_dim\": 1.0, "
+         "\"original_max_position_embeddings\": 4096, \"type\": \"yarn\"}"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_model m = accepted(state, rows[i].kind, rows[i].members), preset;
+        ok(qd_preset_find(rows[i].preset, &preset));
+        assert_true(m.rope.scaling == QD_ROPE_YARN && m.rope.mscale == 1.0 && m.rope.mscale_all_dim == 1.0);
+        double length = 0.1 * log(m.rope.factor) + 1.0;
+        assert_float_equal(qd_model_score_scale(&m), length * length / sqrt(192.0), 1e-6);
+        m.rope = preset.rope;
+        m.max_seq = preset.max_seq;
+        m.moe.bias_rate = preset.moe.bias_rate;
+        m.moe.aux_loss = preset.moe.aux_loss;
+        m.moe.balance = preset.moe.balance;
+        assert_true(qd_model_equal(&m, &preset));
+    }
+    refused(state, "deepseek_v3", "\"scoring_func\": \"softmax\"", "only sigmoid can be imported");
+    refused(state, "deepseek_v3", "\"topk_method\": \"greedy\"", "only noaux_tc can be imported");
+    refused(state, "deepseek_v3", "\"attention_bias\": true", "'attention_bias' is true");
+    refused(state, "deepseek_v3", "\"q_lora_rank\": 0", "or null for queries that are not compressed");
+    refused(state, "deepseek_v3", "\"qk_rope_head_dim\": 63", "must be even");
+    refused(state, "deepseek_v3", "\"num_key_value_heads\": 8", "every head has its own keys");
+    refused(state, "deepseek_v3", "\"moe_layer_freq\": 2", "'moe_layer_freq' is not 1");
+    refused(state, "deepseek_v3", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2, \"mscale_all_dim\": 1}", "with 'yarn' only");
+    refused(state, "deepseek_v2", "", "model.experts_per_token is 0");
+    refused(state, "deepseek_v2", "\"num_experts_per_tok\": 6, \"norm_topk_prob\": true", "ignores");
+    refused(state, "deepseek_v2", "\"num_experts_per_tok\": 6, \"topk_method\": \"noaux_tc\"", "only greedy and group_limited_greedy");
+}
+
 static void test_export_refused(void **state)
 {
     (void)state;
@@ -583,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_chosen_types),
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope_by_type, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(test_deepseek, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_export_refused),
         cmocka_unit_test(test_preset_parameters),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),

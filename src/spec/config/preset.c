@@ -145,11 +145,10 @@ static qd_status set_word(qd_options *o, const char *key, const char *value)
     return qd_options_is_set(o, key) ? QD_OK : qd_options_set(o, key, value);
 }
 
-/* Sets the nearest model that this version can express. Latent attention becomes heads of 128 with
- * eight kv heads, which has about the same parameters and FLOPs. Norms are those of the
- * architecture; gated activations become SwiGLU, others GELU. If only some blocks have experts, all
- * blocks after the dense ones get them. Chunked attention and sinks are dropped, and there are as
- * many learned positions as the data needs. */
+/* Sets the nearest model that this version can express. Norms are those of the architecture; gated
+ * activations become SwiGLU, others GELU. If only some blocks have experts, all blocks after the
+ * dense ones get them. Chunked attention and sinks are dropped, and there are as many learned
+ * positions as the data needs. */
 static qd_status set_nearest(qd_options *o, const qd_json_node *p)
 {
     bool gated = is(p, "activation", "swiglu") || is(p, "activation", "geglu"), tied = false;
@@ -158,10 +157,6 @@ static qd_status set_nearest(qd_options *o, const qd_json_node *p)
     QD_TRY(set_word(o, "model.arch", gated || is(p, "position", "rope") ? "llama" : "gpt2"));
     QD_TRY(set_word(o, "model.activation", gated ? "swiglu" : "gelu_tanh"));
     QD_TRY(set_word(o, "model.tied", tied ? "true" : "false"));
-    if (qd_json_kind_of(qd_json_member(p, "head_dim")) == QD_JSON_NULL) {
-        QD_TRY(set_word(o, "model.head_dim", "128"));
-        QD_TRY(set_word(o, "model.kv_heads", "8"));
-    }
     int count;
     const qd_model_field *fields = qd_model_fields(&count);
     for (const qd_model_field *f = fields; f < fields + count; f++) {

@@ -93,6 +93,14 @@ static void flops_follow_the_windows(void **state)
         keys += WINDOWS * (t < W ? t + 0.5 : W) + (LAYERS - WINDOWS) * (t + 0.5);
     keys /= T;
     assert_true(qd_model_flops_per_token(&p->ledger->model, T) == matrices + 24.0 * keys * D);
+    /* Latent attention: parameters as in transformers, with the biases of experts, and the
+     * published 250 GFLOP per token of DeepSeek V3. */
+    qd_model v3;
+    ok(qd_preset_find("deepseek-v3", &v3));
+    assert_int_equal(qd_model_parameters(&v3), 671026404352 + 58 * 256);
+    assert_float_equal(qd_model_flops_per_token(&v3, 4096) - qd_model_attention_flops(&v3, 4096) / 2, 250e9, 0.005 * 250e9);
+    ok(qd_preset_find("kimi-k2", &v3));
+    assert_int_equal(qd_model_parameters(&v3), 1026408209408 + 60 * 384);
     assert_true(qd_model_attention_flops(&p->ledger->model, T) == 24.0 * keys * D);
     assert_true(fabs(qd_program_flops(p) / (2.0 * T) - (matrices + 14.0 * keys * D)) < 1.0);
     qd_arena_destroy(arena);
@@ -135,7 +143,7 @@ static void bad_layouts_are_refused(void **state)
     refused("model.heads=4 model.kv_heads=3", "multiple of model.kv_heads (3)");
     refused("model.hidden=30 model.heads=4", "set model.head_dim");
     refused("model.preset=llama3-8", "did you mean 'llama3-8b'");
-    refused("model.preset=deepseek-v3", "multi-head latent attention");
+    refused("model.preset=nemotron4-15b", "LayerNorm without bias");
     refused("model.preset=gpt2-124M data.seq=2048", "1024 learned positions");
     refused("train.warmup=200", "longer than train.steps (100): set train.warmup=10");
     refused("run.trace=true", "run.trace needs run.dir");
