@@ -783,19 +783,14 @@ double qd_program_flops(const qd_program *program)
     return flops;
 }
 
-/* FLOPs of the ops of phase F that the backward pass runs again among its own. */
-static double selected_flops(const qd_module_class *class_)
-{
-    return class_->recompute == QD_RECOMPUTE_SELECTIVE ? qd_class_recompute_flops(class_) : 0.0;
-}
-
 double qd_program_recompute_flops(const qd_program *program)
 {
     double flops = 0.0;
-    for (int i = 0; i < program->action_count; i++)
-        if (program->actions[i].kind == QD_ACTION_RECOMPUTE)
-            flops += program->actions[i].flops;
-        else if (qd_action_phases(&program->actions[i]) & 1u << QD_PHASE_INPUT) /* selective: within the backward pass */
-            flops += selected_flops(qd_program_class(program, program->actions[i].module));
+    for (int i = 0; i < program->action_count; i++) {
+        unsigned phases = qd_action_phases(&program->actions[i]);
+        const qd_module_class *c = phases ? qd_program_class(program, program->actions[i].module) : NULL;
+        bool selective = c && c->recompute == QD_RECOMPUTE_SELECTIVE && phases & 1u << QD_PHASE_INPUT; /* within the backward pass */
+        flops += phases == QD_PHASES_AGAIN ? program->actions[i].flops : selective ? qd_class_recompute_flops(c) : 0.0;
+    }
     return flops;
 }
