@@ -41,7 +41,7 @@ static const char *shown_token(const char *text)
 static void on_start(void *context, const qd_generate_report *r)
 {
     view *v = context;
-    if (r->warning[0] != '\0')
+    if (r->warning[0] != '\0' && r->prompt == 0)
         fprintf(stderr, "quadrille: warning: %s\n", r->warning);
     if (v->json)
         return;
@@ -52,7 +52,7 @@ static void on_start(void *context, const qd_generate_report *r)
                 (long long)r->context);
     if (r->prompt > 0)
         putchar('\n'); /* an empty line between texts */
-    if (v->options->prompt_kind == QD_PROMPT_TEXT)
+    if (r->prompt_kind == QD_PROMPT_TEXT)
         put_text(v, r->prompt_text, r->prompt_length);
 }
 

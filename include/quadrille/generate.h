@@ -21,6 +21,13 @@ typedef enum qd_generate_end {
     QD_GENERATE_STOP_TEXT /* the text contained one of the stop strings */
 } qd_generate_end;
 
+typedef enum qd_prompt_kind {
+    QD_PROMPT_TEXT,
+    QD_PROMPT_MESSAGE,  /* a message of a user; the chat template of the model is applied */
+    QD_PROMPT_MESSAGES, /* JSON: a list of messages, or an object with `messages` and possibly `tools` */
+    QD_PROMPT_TOKENS    /* token ids in decimal, separated by white space. The text is written so, too; no tokenizer is needed */
+} qd_prompt_kind;
+
 typedef struct qd_generate_report {
     size_t size;
     int64_t step;           /* of the checkpoint */
@@ -36,15 +43,9 @@ typedef struct qd_generate_report {
     int64_t prompt; /* its number, from 0, if there are several */
     const char *prompt_text; /* and its text; valid during callbacks */
     size_t prompt_length;
+    qd_prompt_kind prompt_kind; /* lines of a file differ in it */
 } qd_generate_report;
 QD_SIZED_DEFAULT(qd_generate_report)
-
-typedef enum qd_prompt_kind {
-    QD_PROMPT_TEXT,
-    QD_PROMPT_MESSAGE,  /* a message of a user; the chat template of the model is applied */
-    QD_PROMPT_MESSAGES, /* JSON: a list of messages, or an object with `messages` and possibly `tools` */
-    QD_PROMPT_TOKENS    /* token ids in decimal, separated by white space. The text is written so, too; no tokenizer is needed */
-} qd_prompt_kind;
 
 typedef struct qd_prompt {
     qd_prompt_kind kind;

@@ -83,6 +83,9 @@ class Generate(program.ProgramTest):
         lines = self.generate("run", "--prompts", "prompts.jsonl", "--tokens", "9", "--seed", "4")
         self.assertEqual(lines[0]["text"], both[0]["text"])
         self.assertEqual(lines[1]["tokens"] > 0, True)
+        shown = self.run_program("generate", "run", "--prompts", "prompts.jsonl", "--tokens", "9", "--seed", "4").stdout
+        self.assertTrue(shown.startswith("Permission"))
+        self.assertNotIn('"role"', shown)
         plain = self.run_program("generate", "dense", "--prompts", "prompts.txt", "--tokens", "9", "--seed", "4")
         self.assertTrue(plain.stdout.startswith("Permission" + both[0]["text"]))
         self.assertIn("\n\nThe above", plain.stdout)
@@ -98,6 +101,11 @@ class Generate(program.ProgramTest):
         cut = self.generate("dense", *words, "--stop", f"neverthere|{stop}".replace("\n", "\\n"))[0]
         self.assertEqual(cut["end"], "stop")
         self.assertEqual(cut["text"], whole["text"][:whole["text"].index(stop)])
+        # A longer stop text that begins before it and is not completed takes nothing away.
+        ids = ["--ids", "--prompt", "5", "--tokens", "9", "--ignore-end"]
+        first, second = self.generate("dense", *ids)[0]["text"].split()[:2]
+        both = self.generate("dense", *ids, "--stop", f"{first} {second} ~| {second} ")[0]
+        self.assertEqual((both["end"], both["text"]), ("stop", first))
         self.one_line(self.run_program("generate", "dense", "--stop", "a||b"), 2, "stop text is empty")
 
     def test_sampling_settings(self):

@@ -88,10 +88,11 @@ static size_t before_stop(const writing *s, bool *found)
             size_t length = strlen(o->stop[i]), left = s->pending.length - at;
             if (memcmp(s->pending.data + at, o->stop[i], length < left ? length : left) != 0)
                 continue;
-            *found = *found || length <= left;
+            if (length <= left) { /* a longer one that began before it will not be completed */
+                *found = true;
+                return at;
+            }
             certain = at < certain ? at : certain;
-            if (*found)
-                return certain;
         }
     return certain;
 }
@@ -152,7 +153,8 @@ static qd_status write_one(writing *s)
 {
     qd_generate_report *r = s->report;
     const qd_generate_report fresh = {.size = r->size, .step = r->step, .context = r->context, .prompt = r->prompt,
-                                      .prompt_text = s->prompt->text, .prompt_length = s->prompt->length};
+                                      .prompt_text = s->prompt->text, .prompt_length = s->prompt->length,
+                                      .prompt_kind = s->prompt->kind};
     char warning[sizeof r->warning];
     memcpy(warning, r->warning, sizeof warning);
     *r = fresh;
