@@ -125,8 +125,8 @@ static const qd_option own[] = {
 
 const cli_command cli_eval = {
     .name = "eval",
-    .arguments = "MODEL [TEXT] [--seq N] [--windows N] [--baseline] [--logits FILE] [--device D] [--threads N]\n"
-                 "      [--tp N] [--pp N] [--ep N] [--json]",
+    .arguments = "MODEL [TEXT] [--seq N] [--windows N] [--baseline] [--logits FILE] [--device D] [--threads N] "
+                 "[--tp N] [--pp N] [--ep N] [--json]",
     .summary = "Computes loss and perplexity of a trained model on a text",
     .details = "  quadrille eval runs/first notes.txt\n"
                "  quadrille eval runs/first --baseline\n\n"

@@ -296,11 +296,11 @@ static const qd_option own[] = {
 
 const cli_command cli_generate = {
     .name = "generate",
-    .arguments = "MODEL [--prompt TEXT | --prompt-file FILE | --prompts FILE] [--chat [--system TEXT] | --messages | --ids]\n"
-                 "      [--tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--repetition-penalty R]\n"
-                 "      [--stop TEXTS] [--ignore-end] [--seed S] [--context N] [--special parse|plain|refuse]\n"
-                 "      [--precision P] [--device D] [--threads N]\n"
-                 "      [--tp N] [--pp N] [--ep N] [--json]",
+    .arguments = "MODEL [--prompt TEXT | --prompt-file FILE | --prompts FILE] [--chat [--system TEXT] | --messages | --ids] "
+                 "[--tokens N] [--temperature T] [--top-k K] [--top-p P] [--min-p P] [--repetition-penalty R] "
+                 "[--stop TEXTS] [--ignore-end] [--seed S] [--context N] [--special parse|plain|refuse] "
+                 "[--precision P] [--device D] [--threads N] "
+                 "[--tp N] [--pp N] [--ep N] [--json]",
     .summary = "Continues a text with a trained model",
     .details = "  quadrille generate runs/first --prompt \"In the beginning\" --temperature 0.7 --seed 3\n\n"
                "MODEL is a checkpoint, or a run folder, whose newest valid checkpoint is used. Prompt and continuation are streamed\n"

@@ -183,8 +183,8 @@ static const qd_option own[] = {
 
 const cli_command cli_tokenize = {
     .name = "tokenize",
-    .arguments = "INPUT … --output FOLDER (--tokenizer FILE [--encoding NAME] | --train ENTRIES [--save FILE])\n"
-                 "      [--special parse|plain|refuse] [--separator LINE] [--field NAME] [--shard-tokens N] [--threads N] [--json]",
+    .arguments = "INPUT … --output FOLDER (--tokenizer FILE [--encoding NAME] | --train ENTRIES [--save FILE]) "
+                 "[--special parse|plain|refuse] [--separator LINE] [--field NAME] [--shard-tokens N] [--threads N] [--json]",
     .summary = "Turns text files and folders into token shards to train on",
     .details = "  quadrille tokenize books/ --output tokens --train 8000\n"
                "  quadrille train data.path=tokens data.tokenizer=tokens/tokenizer.json model.vocab=8000\n\n"
