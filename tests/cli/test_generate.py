@@ -183,6 +183,15 @@ class Generate(program.ProgramTest):
         self.ok(self.run_program("convert", "changed", "back"))
         self.assertEqual(json.loads(self.read("back/config.json"))["rope_theta"], 777)
         self.assertEqual(self.read("back/generation_config.json"), GENERATION)
+        # Data without a tokenizer: config.json is kept too, and files of a replaced run are not.
+        self.ok(self.run_program("tokenize", TEXT, "--tokenizer", "run/tokenizer.json", "--output", "tokens"))
+        words = ["data.path=tokens", "data.seq=48", "train.steps=1", "train.global_batch=2", "model.layers=2", "model.hidden=32",
+                 "model.heads=4", "model.vocab=300", "--dir", "changed", "--overwrite"]
+        self.ok(self.run_program("train", *words, "run.weights=hf"))
+        self.assertEqual(self.read("changed/huggingface/config.json"), self.read("hf/config.json"))
+        self.assertFalse(os.path.exists(self.path("changed/huggingface/tokenizer_config.json")))
+        self.ok(self.run_program("train", *words))
+        self.assertFalse(os.path.exists(self.path("changed/huggingface")))
 
     def test_any_of_the_eos_ids_ends_a_text(self):
         words = ["--ids", "--prompt", "5 6", "--tokens", "12", "--temperature", "0"]

@@ -138,9 +138,9 @@ static qd_status write_files(qd_rank_run *s)
     QD_TRY(qd_run_path(c, "tokenizer.json", path));
     if (c->resume && access(path, F_OK) == 0) /* the checkpoints depend on it */
         return QD_OK;
+    QD_TRY(keep_companions(c)); /* also without a tokenizer: config.json, and not those of a replaced run */
     if (!s->corpus.tokenizer)
         return clear_file(c, "tokenizer.json");
-    QD_TRY(keep_companions(c));
     QD_TRY(qd_tokenizer_save(s->corpus.tokenizer, path)); /* a model is useless without the tokenizer it was trained with */
     qd_run_file key, new_key;
     QD_TRY(qd_run_path(c, "tokenizer.key", key));
