@@ -84,6 +84,13 @@ class Samples(program.ProgramTest):
         self.one_line(self.run_program(*self.small("run.dir=run", "run.sample_every=2", "run.sample_tokens=0")), 2, "run.sample_tokens")
         self.one_line(self.run_program(*self.small("run.dir=run", "sample_interval=2")), 2, "run.sample_every")
 
+    def test_data_without_tokenizer_is_refused_before_a_run_is_replaced(self):
+        self.ok(self.run_program(*self.small("train.steps=2", "run.dir=run")))
+        self.ok(self.run_program("tokenize", self.corpus, "--train", "300", "--output", "tokens"))
+        again = self.small("train.steps=2", "model.vocab=300", "run.dir=run", "run.sample_every=1", "--overwrite", "data.path=tokens")
+        self.one_line(self.run_program(*again), 2, "run.sample_every", "data.tokenizer")
+        self.assertEqual(len(self.metrics("run")), 2)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -43,14 +43,21 @@ static void name_tokenizer(const qd_config *c, const qd_run_corpus *corpus, char
         snprintf(path, size, "%s", c->data.tokenizer[0] == '\0' && qd_run_corpus_is_bytes(c) ? "bytes" : c->data.tokenizer);
 }
 
+qd_status qd_samples_check(const qd_config *c, const qd_run_corpus *corpus)
+{
+    char tokenizer[PATH_MAX];
+    name_tokenizer(c, corpus, tokenizer, sizeof tokenizer);
+    return c->samples.every == 0 || tokenizer[0] != '\0'
+               ? QD_OK
+               : QD_FAIL(QD_USAGE, "run.sample_every: the data are token ids without a tokenizer: data.tokenizer can name it");
+}
+
 /* Rank 0: the tokenizer, and the lines of a resumed run. */
 static qd_status open_text(qd_samples *s, const qd_run_corpus *corpus, int64_t step)
 {
     char tokenizer[PATH_MAX];
     qd_config c = *s->config;
     name_tokenizer(&c, corpus, tokenizer, sizeof tokenizer);
-    if (tokenizer[0] == '\0')
-        return QD_FAIL(QD_USAGE, "run.sample_every: the data are token ids without a tokenizer: data.tokenizer can name it");
     c.data.tokenizer = tokenizer;
     QD_TRY(qd_model_text_open(&c, false, &s->text));
     s->open = true;

@@ -12,6 +12,9 @@ typedef struct qd_samples qd_samples;
  * (config->samples.every > 0), whose folder exists. The lines of steps up to the trainer's stay.
  * Takes memory for a KV cache of data.seq tokens, and its programs, in addition to the plan.
  * QD_USAGE if there is no tokenizer. */
+/* QD_USAGE if the data has no tokenizer to write texts with. To be called before a run is
+ * replaced. */
+qd_status qd_samples_check(const qd_config *config, const qd_run_corpus *corpus);
 qd_status qd_samples_create(const qd_config *config, const qd_run_corpus *corpus, qd_trainer *trainer, qd_samples **samples);
 void qd_samples_destroy(qd_samples *samples); /* before the trainer; NULL is legal */
 

@@ -387,6 +387,7 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     const qd_run *run = s->run;
     QD_TRY(qd_comm_split(s->world, 0, qd_comm_rank(s->world), "control", &s->control));
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
+    QD_TRY(qd_rank_agree(s, qd_samples_check(&run->config, &s->corpus)));
     QD_TRY(qd_common_data(s->control, "data.path", s->corpus.data, run->config.strategy.seq, &s->agreed));
     if (run->config.epochs > 0.0) { /* the run is shared by ranks as threads */
         s->with_length = *run;
