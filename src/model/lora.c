@@ -22,8 +22,8 @@ bool qd_lora_takes(const qd_lora *lora, const char *name)
     const char *dot = strrchr(name, '.'), *part = dot ? dot + 1 : name;
     if (lora->rank == 0)
         return false;
-    if (lora->targets & QD_LORA_ALL_LINEAR)
-        return strcmp(part, table[QD_LORA_ROUTER].part) != 0;
+    if (lora->targets & QD_LORA_ALL_LINEAR && strcmp(part, table[QD_LORA_ROUTER].part) != 0)
+        return true;
     for (int i = 0; i < QD_LORA_TARGET_COUNT; i++)
         if (lora->targets & 1u << i && strcmp(part, table[i].part) == 0)
             return true;

@@ -15,7 +15,8 @@
     T(GATE, "gate_proj", "gate") \
     T(UP, "up_proj", "up")     \
     T(DOWN, "down_proj", "down") \
-    T(ROUTER, "router", "router")
+    T(ROUTER, "router", "router") \
+    T(SHARED_GATE, "shared_expert_gate", "shared_gate")
 
 typedef enum qd_lora_target {
 #define QD_LORA_TARGET_ENUM(name, word, part) QD_LORA_##name,

@@ -148,11 +148,31 @@ static void frozen_parameters_stay(void **state)
     qd_team_destroy(team);
 }
 
+/* Words of lora.targets add up: routers have adapters next to those of all-linear. */
+static void targets_add_up(void **state)
+{
+    (void)state;
+    static const char *const targets[] = {"lora.targets=all-linear ", "lora.targets=router ", "lora.targets=all-linear,router "};
+    int adapters[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        qd_arena *arena;
+        char words[512];
+        snprintf(words, sizeof words, EXPERTS "%s", targets[i]);
+        const qd_program *p = trained_program(words, &arena);
+        for (int k = 0; k < p->ledger->param_count; k++)
+            adapters[i] += p->ledger->params[k].adapter;
+        qd_arena_destroy(arena);
+    }
+    assert_true(adapters[1] > 0);
+    assert_int_equal(adapters[2], adapters[0] + adapters[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layouts_of_dense_models), cmocka_unit_test(layouts_of_experts),     cmocka_unit_test(plan_equals_run),
         cmocka_unit_test(state_is_that_of_adapters), cmocka_unit_test(frozen_parameters_stay),
+        cmocka_unit_test(targets_add_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

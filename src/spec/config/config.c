@@ -120,8 +120,8 @@ static const qd_option options_table[] = {
     {"lora.dropout", QD_OPTION_FLOAT, "0", 0, 0.999, NULL, "dropout on the input of adapters; layers with a common input share the mask",
      NULL},
     {"lora.targets", QD_OPTION_STRING, "all-linear", 0, 0, NULL,
-     "layers that have adapters, by PEFT's names: some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj (of experts too) "
-     "and router; all-linear: all of them except routers",
+     "layers that have adapters, by PEFT's names: some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj (of experts too)"
+     ", router and shared_expert_gate; all-linear: all of them except routers",
      NULL},
 
     {"parallel.ranks", QD_OPTION_INT, "1", 1, 65536, NULL, "local ranks to start; mpirun and srun set the number themselves", "ranks"},

@@ -17,8 +17,8 @@ static qd_status parse_targets(const char *text, unsigned *targets)
         unsigned found = length > 0 ? qd_lora_find(word) : 0;
         if (length > 0 && found == 0)
             return QD_FAIL(QD_USAGE,
-                           "lora.targets: '%s' is none of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, router and "
-                           "all-linear",
+                           "lora.targets: '%s' is none of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj, router, "
+                           "shared_expert_gate and all-linear",
                            word);
         *targets |= found;
         at += length;
@@ -40,6 +40,8 @@ static qd_status check_model(const qd_model *m)
         return QD_FAIL(QD_USAGE, "lora.targets: the MLP of this model has no gate_proj; up_proj and down_proj are its layers");
     if (m->lora.targets & 1u << QD_LORA_ROUTER && m->moe.experts == 0)
         return QD_FAIL(QD_USAGE, "lora.targets: the model has no router");
+    if (m->lora.targets & 1u << QD_LORA_SHARED_GATE && (m->moe.experts == 0 || m->moe.shared == 0 || !m->moe.shared_gate))
+        return QD_FAIL(QD_USAGE, "lora.targets: the model has no shared_expert_gate (model.shared_gate)");
     if (m->lora.dropout > 0.0 && adapts_experts(m))
         return QD_FAIL(QD_UNSUPPORTED, "lora.dropout does not reach the adapters of routed experts: set it to 0, or leave gate_proj, "
                                        "up_proj and down_proj out of lora.targets");
