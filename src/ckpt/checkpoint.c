@@ -264,6 +264,14 @@ bool qd_checkpoint_has(const qd_checkpoint *c, qd_ckpt_kind kind)
     return false;
 }
 
+bool qd_checkpoint_adapts(const qd_checkpoint *c)
+{
+    for (int i = 0; i < c->tensor_count; i++)
+        if (strstr(c->tensors[i].name, ".lora_A."))
+            return true;
+    return false;
+}
+
 bool qd_checkpoint_holds(const qd_checkpoint *c, const char *name)
 {
     for (int i = 0; i < c->tensor_count; i++)

@@ -30,6 +30,7 @@ void qd_checkpoint_close(qd_checkpoint *checkpoint); /* NULL is legal */
 const qd_ckpt_meta *qd_checkpoint_meta(const qd_checkpoint *checkpoint);
 /* Whether it contains optimizer state of this kind. */
 bool qd_checkpoint_has(const qd_checkpoint *checkpoint, qd_ckpt_kind kind);
+bool qd_checkpoint_adapts(const qd_checkpoint *checkpoint); /* has adapters (LoRA), with or without the frozen values */
 bool qd_checkpoint_holds(const qd_checkpoint *checkpoint, const char *name); /* values of this tensor */
 /* XXH3 of the manifest: ranks compare it to make sure they read the same checkpoint. */
 uint64_t qd_checkpoint_hash(const qd_checkpoint *checkpoint);

@@ -60,6 +60,50 @@ class Lora(program.ProgramTest):
         self.assertAlmostEqual(self.loss("run"), self.loss("whole"), delta=1e-5)
         self.ok(self.run_program("generate", "run", "--prompt", "The", "--tokens", "4"))
 
+    def test_the_base_stays_the_one_of_the_checkpoint(self):
+        """A resumed run finds its base from any folder, and refuses other weights."""
+        self.train("run.weights=hf", "model.preset=qwen3-tiny", "model.layers=2", *RUN, "train.steps=1", "--dir", "run")
+        self.ok(self.run_program("train", "model.preset=qwen3-tiny", "model.layers=2", f"data.path={TEXT}", "data.tokenizer=bytes",
+                                 "data.seq=32", "train.steps=1", "train.seed=5", "--dir", "other"))
+        self.refused(self.run_program("train", "--resume", "run.dir=run", "train.steps=2", "run.weights=other"), "are not the weights")
+        os.mkdir(self.path("elsewhere"))
+        result = self.run_program("train", "--resume", "run.dir=../run", "train.steps=2", "lora.dropout=0.25",
+                                  launcher=("env", "-C", "elsewhere"))
+        self.ok(result)
+        self.assertIn("lora.dropout was 0 and is 0.25", result.stdout + result.stderr)
+        with open(self.path("run/checkpoints/latest/manifest.json")) as file:
+            self.assertEqual(json.load(file)["base"], os.path.realpath(self.path("hf")))
+
+    def test_adapters_without_a_base_are_not_dropped(self):
+        model = ["model.preset=qwen3-tiny", "model.layers=2", "train.steps=1"]
+        self.train(*model, *RUN, "--dir", "whole")
+        self.refused(self.run_program("train", *model, *RUN[:-2], "run.weights=whole", "--dir", "plain"), "merge them first")
+        self.refused(self.run_program("train", "--resume", *model, "train.steps=2", *RUN, "run.weights=hf", "--dir", "whole"),
+                     "run.weights has changed")
+
+    def test_gate_of_shared_experts(self):
+        model = ["model.layers=1", "model.hidden=32", "model.heads=4", "model.experts=4", "model.expert_ffn=16", "model.shared_experts=1",
+                 "model.shared_gate=true", "model.qkv_bias=true", "train.steps=1"]
+        plain = [word for word in RUN if not word.startswith("lora")]
+        self.ok(self.run_program("train", *model, *plain, "--dir", "moe"))
+        self.ok(self.run_program("convert", "moe", "moe-hf"))
+        self.train("--from", "moe-hf", *RUN, "train.steps=2", "--dir", "run")
+        for arguments in (["convert", "run", "peft", "--adapter"], ["convert", "peft", "again", "--seq", "32"]):
+            self.ok(self.run_program(*arguments))
+        self.assertAlmostEqual(self.loss("again"), self.loss("run"), delta=1e-6)
+
+    def test_settings_of_peft_that_change_the_result(self):
+        self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
+        self.ok(self.run_program("convert", "run", "peft", "--adapter"))
+        with open(self.path("peft/adapter_config.json")) as file:
+            config = json.load(file)
+        for key, value in (("init_lora_weights", "pissa_niter_4"), ("init_lora_weights", "olora"), ("alora_invocation_tokens", [5]),
+                           ("layer_replication", [[0, 1], [0, 1]]), ("lora_alpha", 0)):
+            self.write("peft/adapter_config.json", json.dumps({**config, key: value}))
+            self.refused(self.run_program("convert", "peft", "again"), key)
+        self.write("peft/adapter_config.json", json.dumps({**config, "init_lora_weights": True, "layer_replication": None}))
+        self.ok(self.run_program("convert", "peft", "again"))
+
     def test_adapters_go_out_and_come_back(self):
         self.train("--from", "hf", *RUN, "train.steps=4", "--dir", "run")
         loss = self.loss("run")
@@ -79,6 +123,7 @@ class Lora(program.ProgramTest):
         for words, wanted in ((["lora.alpha=4"], "lora.alpha has no effect without lora.rank"),
                               (["lora.rank=2", "lora.targets=q_prj"], "'q_prj' is none of"),
                               (["lora.rank=2", "lora.targets=router"], "has no router"),
+                              (["lora.rank=2", "lora.targets=shared_expert_gate"], "has no shared_expert_gate"),
                               (["model.preset=mixtral-tiny", "lora.rank=2", "lora.dropout=0.1"], "does not reach the adapters of routed"),
                               (["model.preset=mixtral-tiny", "lora.rank=2", "parallel.etp=2", "--ranks", "2"], "parallel.etp=2"),
                               (["model.preset=mixtral-tiny", "lora.rank=2", "run.device=cuda"], "no kernel for run.device=cuda")):

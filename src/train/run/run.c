@@ -199,7 +199,8 @@ static qd_status open_saver(qd_rank_run *s)
         return QD_OK;
     QD_TRY(qd_run_path(c, "checkpoints", root));
     QD_TRY(qd_saver_create(s->trainer, s->control, root, c->keep, qd_config_snapshot(c), &s->saver));
-    return c->model.lora.rank > 0 && c->model.lora.stored ? qd_saver_set_base(s->saver, c->weights) : QD_OK;
+    /* The path in the checkpoint is absolute; run.weights may be relative to another folder. */
+    return c->model.lora.rank > 0 && c->model.lora.stored ? qd_saver_set_base(s->saver, s->base[0] ? s->base : c->weights) : QD_OK;
 }
 
 /* The state is not finite: further training would be wasted, and every later save would fail. All

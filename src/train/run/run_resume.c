@@ -44,6 +44,7 @@ static const char *find_change(const qd_config *now, const qd_config *then, bool
         /* They decide how examples are packed, and so which of them a step has seen. */
         {"data.overlong", !now->data.examples || now->data.overlong == then->data.overlong},
         {"data.seq", !now->data.examples || now->strategy.seq == then->strategy.seq},
+        {"run.weights", now->model.lora.rank == 0 || now->model.lora.stored == then->model.lora.stored},
         {"lora.rank", now->model.lora.rank == then->model.lora.rank},
         {"lora.targets", now->model.lora.targets == then->model.lora.targets},
         {"lora.alpha", now->model.lora.alpha == then->model.lora.alpha && now->model.lora.rslora == then->model.lora.rslora},
@@ -77,6 +78,20 @@ static qd_status check_epochs(const qd_config *now, const qd_config *then, const
                    (long long)meta->next_sample, (long long)then->strategy.seq);
 }
 
+/* The frozen values are those of the folder that the checkpoint names. run.weights may name a copy
+ * of it, but not other weights: the next checkpoints would then name the wrong folder. */
+static qd_status check_base(const qd_config *now, const qd_ckpt_meta *meta)
+{
+    char whole[PATH_MAX], found[QD_CKPT_BASE_TEXT];
+    if (meta->base[0] == '\0' || !realpath(now->weights, whole) || strcmp(whole, meta->base) == 0)
+        return QD_OK;
+    QD_TRY(qd_ckpt_base_fingerprint(whole, found));
+    if (strcmp(found, meta->base_hash) == 0)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.resume: run.weights=%s are not the weights that the adapters were trained on, %s: omit it", now->weights,
+                   meta->base);
+}
+
 /* Samples are windows of data.seq tokens. With another length the run continues at the same number
  * of tokens, in the order of the new windows. */
 static void rescale_position(qd_rank_run *s, const qd_config *then)
@@ -101,7 +116,7 @@ static bool is_compared(const char *key)
         if (strcmp(key, others[i]) == 0)
             return false;
     return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0 ||
-           strcmp(key, "run.kernels") == 0;
+           strncmp(key, "lora.", 5) == 0 || strcmp(key, "run.kernels") == 0;
 }
 
 static bool is_evaluated_on(const char *key)
@@ -191,7 +206,10 @@ static qd_status check_checkpoint(qd_rank_run *s, const qd_checkpoint *checkpoin
         status = check_continues(&s->run->config, &then, false);
     if (status == QD_OK)
         status = check_epochs(&s->run->config, &then, qd_checkpoint_meta(checkpoint));
+    if (status == QD_OK)
+        status = check_base(&s->run->config, qd_checkpoint_meta(checkpoint));
     if (status == QD_OK && loaded) {
+        snprintf(s->base, sizeof s->base, "%s", qd_checkpoint_meta(checkpoint)->base);
         rescale_position(s, &then);
         s->other_validation = !same_validation(&s->run->config, &then);
         status = note_changes(s, options, &then, qd_checkpoint_meta(checkpoint)->step);
@@ -221,6 +239,8 @@ qd_status qd_run_resume_check(const qd_config *c)
         status = check_continues(c, &then, true);
     if (status == QD_OK)
         status = check_epochs(c, &then, qd_checkpoint_meta(checkpoint));
+    if (status == QD_OK)
+        status = check_base(c, qd_checkpoint_meta(checkpoint));
     qd_options_destroy(options);
     qd_checkpoint_close(checkpoint);
     return status;
@@ -399,6 +419,7 @@ qd_status qd_run_load(qd_rank_run *s, const char *path, bool *begun)
     *begun = true;
     QD_TRY_DONE(qd_rank_agree(s, qd_long_work_run_all(s->control, load_replacement, &r)));
     QD_TRY_DONE(qd_rank_agree(s, check_checkpoint(s, r.checkpoint, true)));
+    QD_TRY_DONE(qd_rank_agree(s, s->saver && s->base[0] ? qd_saver_set_base(s->saver, s->base) : QD_OK));
     int64_t step = qd_trainer_position(s->trainer).step;
     QD_TRY_DONE(qd_rank_agree(s, s->metrics ? qd_metrics_rewind(s->metrics, step) : QD_OK));
     QD_TRY_DONE(qd_rank_agree(s, s->recorder ? qd_recorder_rewind(s->recorder, step) : QD_OK));

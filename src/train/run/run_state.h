@@ -41,6 +41,7 @@ typedef struct qd_rank_run {
     bool other_validation;    /* the losses of earlier parts of the run are of another text */
     int64_t best_saving, best_kept; /* steps of the checkpoint of the best loss: being written, and complete; -1: none */
     qd_saver *saver; /* with a run folder */
+    qd_run_file base; /* folder with the frozen values of the adapters that were loaded; "": none */
     qd_replicas *replicas; /* NULL: not compared */
     int64_t compared; /* step after which they were compared last */
     qd_trace *trace;

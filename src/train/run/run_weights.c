@@ -68,6 +68,8 @@ static qd_status load_checkpoint(weights *w, const char *path)
 {
     qd_checkpoint *checkpoint = NULL;
     qd_status status = qd_model_checkpoint_open(path, &checkpoint, w->folder, w->warning);
+    if (status == QD_OK && qd_checkpoint_adapts(checkpoint)) /* this run may have none, or others */
+        status = QD_FAIL(QD_USAGE, "%s: holds adapters (LoRA): merge them first ('quadrille convert %s FOLDER')", path, path);
     if (status == QD_OK)
         status = qd_state_load(w->state->trainer, checkpoint, true);
     qd_checkpoint_close(checkpoint);
