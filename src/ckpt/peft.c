@@ -198,6 +198,18 @@ static bool is_true(const qd_json_node *root, const char *key)
     return qd_json_as_bool(qd_json_member(root, key), &value) && value;
 }
 
+/* Some ways to initialize adapters take their first values out of the weights of the base. The
+ * adapters are then not those of the base as it is stored. */
+static qd_status check_initial(const qd_peft_source *s, const char *way)
+{
+    static const char *const changing[] = {"pissa", "olora", "corda", "loftq"};
+    for (size_t i = 0; way && i < sizeof changing / sizeof *changing; i++)
+        if (strncmp(way, changing[i], strlen(changing[i])) == 0)
+            return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": init_lora_weights is %s, which changes the weights of the base: save "
+                                           "the adapters as plain LoRA (path_initial_model_for_weight_conversion)", s->folder, way);
+    return QD_OK;
+}
+
 static qd_status read_config(qd_peft_source *s)
 {
     const qd_json_node *root = qd_json_root(s->config);
@@ -213,12 +225,18 @@ static qd_status read_config(qd_peft_source *s)
         if (qd_json_count(qd_json_member(root, patterns[i])) > 0)
             return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": %s: layers with ranks or factors of their own are not supported",
                            s->folder, patterns[i]);
-    if (qd_json_count(qd_json_member(root, "modules_to_save")) > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": modules_to_save is not supported", s->folder);
+    static const char *const others[] = {"modules_to_save", "layer_replication", "alora_invocation_tokens"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (qd_json_count(qd_json_member(root, others[i])) > 0)
+            return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": %s is not supported", s->folder, others[i]);
+    QD_TRY(check_initial(s, qd_json_as_string(qd_json_member(root, "init_lora_weights"))));
+    double alpha = number_of(root, "lora_alpha", 8.0);
+    if (!(alpha > 0.0))
+        return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": lora_alpha is %g: it must be above 0", s->folder, alpha);
     double rank = number_of(root, "r", 0.0);
     if (!(rank >= 1.0 && rank <= 65536.0))
         return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": r must be the rank of the adapters", s->folder);
-    s->settings = (qd_peft_config){.rank = (int)rank, .alpha = number_of(root, "lora_alpha", 8.0),
+    s->settings = (qd_peft_config){.rank = (int)rank, .alpha = alpha,
                                    .dropout = number_of(root, "lora_dropout", 0.0), .rslora = is_true(root, "use_rslora"),
                                    .base = qd_json_as_string(qd_json_member(root, "base_model_name_or_path"))};
     return QD_OK;
