@@ -384,6 +384,9 @@ static void read_rope_parameters(reader *r, const qd_hf_family *f, int64_t posit
 static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
 {
     read_rope_parameters(r, f, positions, m);
+    if (!(m->rope.fraction > 0.0 && m->rope.fraction <= 1.0))
+        REFUSE(r, QD_USAGE, "%s: 'partial_rotary_factor' is %g: it must be above 0 and at most 1 (model.rope_fraction)", FILE_OF(r),
+               m->rope.fraction);
     if (m->rope.fraction != 1.0 && !f->partial)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: %s of transformers rotates whole heads, others cannot be imported",
                FILE_OF(r), m->rope.fraction, f->kind);
