@@ -71,6 +71,12 @@ static double distance(const float *a, const float *b, int64_t n)
     return sqrt(sum);
 }
 
+/* Frozen parameters have no gradients. */
+static bool has_tensor(const qd_param *param, qd_tensor_kind kind)
+{
+    return param->tied_to < 0 && !(param->frozen && kind == QD_TENSOR_GRADIENT);
+}
+
 static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *distances, double *norms, comparison *out)
 {
     const qd_program *p = qd_team_program(a->team);
@@ -81,7 +87,7 @@ static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *
     for (int i = 0; i < p->ledger->param_count; i++) {
         const qd_param *param = &p->ledger->params[i];
         int64_t n = param->shape[0] * param->shape[1];
-        if (param->tied_to >= 0)
+        if (!has_tensor(param, kind))
             continue;
         QD_TRY(qd_team_read(a->team, param->name, kind, a->values, n));
         QD_TRY(qd_team_read(b->team, param->name, kind, b->values, n));
@@ -93,7 +99,7 @@ static qd_status compare_tensors(side *a, side *b, qd_tensor_kind kind, double *
     }
     double floor = 1e-3 * sqrt(squares / (count > 0 ? count : 1));
     for (int i = 0; i < p->ledger->param_count; i++) {
-        if (p->ledger->params[i].tied_to >= 0)
+        if (!has_tensor(&p->ledger->params[i], kind))
             continue;
         double scale = norms[i] > floor ? norms[i] : floor;
         double relative = scale > 0.0 ? distances[i] / scale : distances[i];

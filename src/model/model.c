@@ -130,7 +130,7 @@ int64_t qd_model_parameters(const qd_model *m)
 double qd_model_flops_per_token(const qd_model *m, int64_t seq)
 {
     double weights = (double)matrix_weights(m, m->moe.per_token) + (double)m->vocab * (double)m->hidden;
-    return 6.0 * weights + qd_model_attention_flops(m, seq);
+    return (m->lora.rank > 0 ? 4.0 : 6.0) * weights + qd_model_attention_flops(m, seq);
 }
 
 double qd_model_attention_flops(const qd_model *m, int64_t seq)

@@ -134,7 +134,8 @@ static inline int64_t qd_moe_shared_width(const qd_moe *moe)
 /* Model FLOPs per token of one training step: 6 per matrix element (the token table counts if it is
  * the head, not as a lookup; of experts only those that a token uses), and 12·L·T·d for non-causal
  * attention, the convention of most published figures; in layers with windows, twice what the
- * windows contain. */
+ * windows contain. With adapters, 4 per element of a frozen matrix, which has no gradient; adapters
+ * themselves are not counted. */
 double qd_model_flops_per_token(const qd_model *model, int64_t seq);
 /* The part of attention; causal attention is half of it. */
 double qd_model_attention_flops(const qd_model *model, int64_t seq);

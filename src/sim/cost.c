@@ -483,7 +483,7 @@ static double held(const qd_cluster *c, const qd_program *p, const qd_action *a)
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++) {
         bool elsewhere =
             a->kind == QD_ACTION_SQUARES ? in_products && qd_program_squared(p, i) : p->matrices && qd_muon_takes(p->ledger, i);
-        if (p->ledger->params[i].tied_to < 0 && !elsewhere)
+        if (p->ledger->params[i].tied_to < 0 && !p->ledger->params[i].frozen && !elsewhere)
             count += (double)qd_program_holding(p, QD_BUFFER_PARAM, i).count;
     }
     return count;

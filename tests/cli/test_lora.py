@@ -117,6 +117,21 @@ class Lora(program.ProgramTest):
             config = json.load(file)
         self.assertEqual((config["r"], config["lora_alpha"], config["peft_type"]), (4, 8, "LORA"))
         self.assertIn("down_proj", config["target_modules"])
+        self.train("run.weights=base", "model.preset=qwen3-tiny", "model.layers=2", *RUN, "train.steps=1", "--dir", "from-run")
+        self.assertIn("which PEFT cannot load", self.ok(self.run_program("convert", "from-run", "peft-of-run", "--adapter")).stdout)
+        self.assertNotIn("cannot load", self.ok(self.run_program("convert", "run", "peft-again", "--adapter")).stdout)
+
+    def test_frozen_parameters_cost_no_update(self):
+        """Two layouts can be compared; the simulator has no update of frozen parameters, and no FLOPs
+        of their gradients."""
+        small = [f"data.path={TEXT}", "data.tokenizer=bytes", "model.preset=qwen3-tiny", "model.layers=2", "data.seq=32", "train.global_batch=4", "lora.rank=4"]
+        result = self.ok(self.run_program("verify", *small, "--against", "parallel.ranks=2 parallel.tp=2", "--steps", "2"))
+        self.assertIn("equal within the tolerance", result.stdout)
+        large = ["simulate", "--model", "llama-3.1-8b", "--cluster", "h100", "parallel.ranks=8", "parallel.tp=8", "--json"]
+        full = json.loads(self.ok(self.run_program(*large)).stdout)
+        lora = json.loads(self.ok(self.run_program(*large, "lora.rank=16")).stdout)
+        self.assertLess(lora["optimizer_seconds"], 0.05 * full["optimizer_seconds"])
+        self.assertLess(lora["mfu"], 1.01 * lora["hfu"])
 
     def test_what_does_not_fit_is_refused(self):
         self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
