@@ -300,8 +300,12 @@ static qd_status write_model(const qd_convert_options *o, const char *aside, qd_
     QD_TRY(qd_config_build(&run->config, 0, arena, &program));
     bool settings, restored;
     if (o->adapter) {
+        const char *base = qd_checkpoint_meta(run->checkpoint)->base;
         report->files = 1;
-        return qd_peft_write(aside, program->ledger, run->checkpoint, qd_checkpoint_meta(run->checkpoint)->base, &report->bytes);
+        if (m->lora.rank > 0 && !qd_hf_is_folder(base))
+            qd_strbuf_printf(&report->notes, "base_model_name_or_path is %s, which PEFT cannot load: convert the base, and name its folder "
+                                             "there\n", base[0] != '\0' ? base : "empty (the frozen weights are in this run)");
+        return qd_peft_write(aside, program->ledger, run->checkpoint, base, &report->bytes);
     }
     QD_TRY(qd_hf_restore(run->folder, aside, &settings));
     QD_TRY(export_tokenizer(&run->config, aside, positions, settings, &options.begin_token, &options.end_token, report));
