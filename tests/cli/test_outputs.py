@@ -34,7 +34,7 @@ class Outputs(program.ProgramTest):
         self.assertRegex(models, r"\n  mixtral-8x7b +46\.7 B  32 blocks of 4096, .*, 2 of 8 experts\n")
         self.assertIn("[key=value ...]", self.ok(self.run_program("help", "train", environment={"LC_ALL": "C"})).stdout)
         self.assertIn("  -o TEXT, --output  ", self.ok(self.run_program("help", "report")).stdout)
-        self.assertIn("kimi-k2", models.split("plan and simulate only")[1])
+        self.assertIn("nemotron4-340b", models.split("plan and simulate only")[1])
         markdown = self.ok(self.run_program("help", "--markdown")).stdout
         self.assertIn("train.global_batch", markdown)
         self.assertRegex(markdown, r"(?m)^\|")
