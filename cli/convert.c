@@ -86,7 +86,7 @@ const cli_command cli_convert = {
     .name = "convert",
     .arguments = "FROM TO [--dtype fp32|bf16|fp16] [--shard-mb N] [--seq N] [--adapter] [--base FOLDER] [--json]",
     .summary = "Converts models from and to Hugging Face folders (GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, OLMo, Gemma, "
-               "SmolLM3, Phi-3, GPT-OSS)",
+               "SmolLM3, Phi-3, DeepSeek, GPT-OSS)",
     .details = "  quadrille convert runs/first hf/first --dtype bf16\n"
                "  quadrille convert Llama-3.2-1B runs/llama\n\n"
                "If FROM has a config.json, it is a Hugging Face folder (tokenizer.json and safetensors, one file or several with an\n"

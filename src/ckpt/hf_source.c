@@ -397,7 +397,7 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
         const qd_safetensors_entry *entry =
             tensor->dims > 2 ? find_stacked(s, tensor->name, &s->scales[t]) : find_either(s, tensor->name);
         for (int i = 0; i < tensor->param_count; i++)
-            s->tensor_of[tensor->first + i] = t;
+            s->tensor_of[qd_hf_param(ledger, tensor, i)] = t;
         s->entries[t] = entry;
         if (entry)
             QD_TRY(check_tensor(s, t));
@@ -458,7 +458,7 @@ static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, 
     if (t->experts > 0)
         return read_stacked(s, param, box, out);
     for (int i = t->first; i < param; i++)
-        first += s->ledger->params[i].shape[0];
+        first += s->ledger->params[i].adapter ? 0 : s->ledger->params[i].shape[0];
     QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * wide, rows * wide, &data));
     if (t->transposed)
         copy_transposed(e, data, first, left, rows, cols, out);

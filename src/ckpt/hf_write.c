@@ -111,7 +111,7 @@ static qd_status assemble(exporter *x, const qd_hf_tensor *t)
     if (t->param_count == 0)
         memset(x->theirs, 0, (size_t)qd_hf_tensor_count(t) * sizeof *x->theirs);
     for (int i = 0; i < t->param_count; i++) {
-        const qd_param *p = &x->ledger->params[t->first + i];
+        const qd_param *p = &x->ledger->params[qd_hf_param(x->ledger, t, i)];
         const qd_atom all = {{0, 0}, {p->shape[0], p->shape[1]}};
         float *to = t->transposed || t->experts > 0 ? x->ours : x->theirs + first * p->shape[1];
         QD_TRY(qd_checkpoint_read(x->checkpoint, p, QD_CKPT_VALUE, &all, to));

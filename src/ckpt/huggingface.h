@@ -22,12 +22,22 @@ typedef struct qd_hf_tensor {
     int dims;
     int64_t shape[3]; /* 1 beyond dims */
     bool transposed; /* theirs is (in, out), ours are (out, in) */
-    int first, param_count; /* ours, consecutive in the ledger and concatenated along their outputs; none: zeros */
+    int first, param_count; /* ours, consecutive in the ledger but for adapters (qd_hf_param), and concatenated along their outputs;
+                             * none: zeros */
     /* Experts that are stacked along the first dimension; 0: none. Each has param_count / experts
      * of ours, whose outputs alternate: theirs is (experts, in, outputs), of biases (experts,
      * outputs). */
     int experts;
 } qd_hf_tensor;
+
+/* The index-th of our parameters in the tensor. Adapters may be between them. */
+static inline int qd_hf_param(const qd_ledger *ledger, const qd_hf_tensor *t, int index)
+{
+    int at = t->first;
+    while (index > 0 || ledger->params[at].adapter)
+        index -= !ledger->params[at++].adapter;
+    return at;
+}
 
 static inline int64_t qd_hf_tensor_count(const qd_hf_tensor *t)
 {

@@ -39,7 +39,7 @@ static qd_status adapted(const qd_ledger *l, const qd_hf_tensor *t, bool *has)
 {
     *has = false;
     for (int i = 0; i < t->param_count; i++)
-        *has = *has || qd_ledger_adapter(l, &l->params[t->first + i], 'A') != NULL;
+        *has = *has || qd_ledger_adapter(l, &l->params[qd_hf_param(l, t, i)], 'A') != NULL;
     if (*has && t->param_count > 1)
         return QD_FAIL(QD_UNSUPPORTED, "PEFT has one adapter for '%s', and this run one for each of its %d parts: export the merged model",
                        t->name, t->param_count);

@@ -16,6 +16,10 @@ import program  # noqa: E402
 TEXT = os.path.join(program.SOURCE, "LICENSE")
 RUN = [f"data.path={TEXT}", "data.tokenizer=bytes", "data.seq=32", "train.global_batch=4", "train.lr=2e-3", "train.schedule=constant",
        "train.warmup=0", "run.threads=1", "lora.rank=4", "lora.alpha=8"]
+LATENT = ["model.arch=deepseek", "model.layers=2", "model.hidden=32", "model.heads=4", "model.q_lora_rank=16", "model.kv_lora_rank=8",
+          "model.qk_nope_head_dim=8", "model.qk_rope_head_dim=8", "model.v_head_dim=8", "model.ffn=48"]
+EXPERTS = ["model.experts=4", "model.experts_per_token=2", "model.expert_ffn=16", "model.shared_experts=1", "model.first_dense=1",
+           "model.router=sigmoid", "model.router_bias=true", "model.rope_interleave=true", "model.aux_loss=0"]
 
 
 class Lora(program.ProgramTest):
@@ -92,6 +96,17 @@ class Lora(program.ProgramTest):
             self.ok(self.run_program(*arguments))
         self.assertAlmostEqual(self.loss("again"), self.loss("run"), delta=1e-6)
 
+    def test_tensors_of_several_layers(self):
+        """DeepSeek has one tensor for two of our layers, which have adapters each."""
+        plain = [word for word in RUN if not word.startswith("lora")]
+        self.ok(self.run_program("train", *LATENT, *EXPERTS, *plain, "train.steps=1", "--dir", "latent"))
+        self.ok(self.run_program("convert", "latent", "latent-hf"))
+        self.train("--from", "latent-hf", *RUN, "train.steps=2", "--dir", "run")
+        self.assertNotAlmostEqual(self.loss("run"), self.loss("latent"), delta=1e-4)
+        self.ok(self.run_program("convert", "run", "merged"))
+        self.ok(self.run_program("convert", "merged", "again", "--seq", "32"))
+        self.assertAlmostEqual(self.loss("again"), self.loss("run"), delta=1e-5)
+
     def test_settings_of_peft_that_change_the_result(self):
         self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
         self.ok(self.run_program("convert", "run", "peft", "--adapter"))
@@ -138,6 +153,7 @@ class Lora(program.ProgramTest):
         for words, wanted in ((["lora.alpha=4"], "lora.alpha has no effect without lora.rank"),
                               (["lora.rank=2", "lora.targets=q_prj"], "'q_prj' is none of"),
                               (["lora.rank=2", "lora.targets=router"], "has no router"),
+                              ([*LATENT, "lora.rank=2", "lora.targets=o_proj,q_proj"], "latent attention has no q_proj"),
                               (["lora.rank=2", "lora.targets=shared_expert_gate"], "has no shared_expert_gate"),
                               (["model.preset=mixtral-tiny", "lora.rank=2", "lora.dropout=0.1"], "does not reach the adapters of routed"),
                               (["model.preset=mixtral-tiny", "lora.rank=2", "parallel.etp=2", "--ranks", "2"], "parallel.etp=2"),

@@ -38,6 +38,10 @@ static qd_status check_model(const qd_model *m)
     bool gated = qd_activation_is_gated(m->activation) || m->moe.experts > 0;
     if (m->lora.targets & 1u << QD_LORA_GATE && !gated)
         return QD_FAIL(QD_USAGE, "lora.targets: the MLP of this model has no gate_proj; up_proj and down_proj are its layers");
+    const unsigned absent = 1u << QD_LORA_K | 1u << QD_LORA_V | (m->q_lora_rank > 0 ? 1u << QD_LORA_Q : 0);
+    if (qd_model_is_latent(m) && m->lora.targets & absent)
+        return QD_FAIL(QD_USAGE, "lora.targets: latent attention has no %sk_proj and v_proj; all-linear includes its layers",
+                       m->q_lora_rank > 0 ? "q_proj, " : "");
     if (m->lora.targets & 1u << QD_LORA_ROUTER && m->moe.experts == 0)
         return QD_FAIL(QD_USAGE, "lora.targets: the model has no router");
     if (m->lora.targets & 1u << QD_LORA_SHARED_GATE && (m->moe.experts == 0 || m->moe.shared == 0 || !m->moe.shared_gate))
