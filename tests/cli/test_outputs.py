@@ -34,7 +34,10 @@ class Outputs(program.ProgramTest):
         self.assertRegex(models, r"\n  mixtral-8x7b +46\.7 B  32 blocks of 4096, .*, 2 of 8 experts\n")
         self.assertIn("[key=value ...]", self.ok(self.run_program("help", "train", environment={"LC_ALL": "C"})).stdout)
         self.assertIn("  -o TEXT, --output  ", self.ok(self.run_program("help", "report")).stdout)
-        self.assertIn("nemotron4-340b", models.split("plan and simulate only")[1])
+        self.assertRegex(models.split("plan and simulate only")[0], r"\n  kimi-k2 +1\.03 T")
+        self.assertIn("nemotron4-15b", models.split("plan and simulate only")[1])
+        usage = self.ok(self.run_program("help", "generate")).stdout.split("\n\n")[0].splitlines()
+        self.assertTrue(all(line.startswith(" " * len("quadrille generate ")) for line in usage[1:]), usage)
         markdown = self.ok(self.run_program("help", "--markdown")).stdout
         self.assertIn("train.global_batch", markdown)
         self.assertRegex(markdown, r"(?m)^\|")
