@@ -181,9 +181,9 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
     }
 #define ORIGIN(place) (origin ? origin[place] : (place))
     size_t at = 0;
-    double before = coarse_now();
     state->allowed += allowed_seconds_per_byte * (double)size;
     while (at < size) {
+        const double before = coarse_now();
         int found = compiled->fast
                         ? pcre2_jit_match(compiled->code, subject, size, at, PCRE2_NO_UTF_CHECK, state->match, state->context)
                         : pcre2_match(compiled->code, subject, size, at, PCRE2_NO_UTF_CHECK, state->match, state->context);
@@ -197,9 +197,7 @@ qd_status qd_regex_split(const qd_regex *compiled, qd_regex_state *state, const 
             return QD_FAIL(QD_USAGE, "%s: the regular expression gave up at byte %zu of the text: %s", compiled->where,
                            ORIGIN(at), (char *)message);
         }
-        const double now = coarse_now();
-        state->spent += fmin(now - before, most_per_match);
-        before = now;
+        state->spent += fmin(coarse_now() - before, most_per_match);
         if (state->spent > state->allowed)
             return QD_FAIL(QD_USAGE,
                            "%s: the regular expression backtracks too much: it has taken more than the %.1f s allowed for the text up to "
