@@ -186,10 +186,14 @@ bool qd_peft_is_folder(const char *path)
     return file != NULL;
 }
 
-static double number_of(const qd_json_node *root, const char *key, double otherwise)
+/* A number that may be left out. Another type is an error: the default would be a wrong result. */
+static qd_status read_number(const qd_peft_source *s, const char *key, double otherwise, double *value)
 {
-    double value;
-    return qd_json_as_double(qd_json_member(root, key), &value) ? value : otherwise;
+    const qd_json_node *node = qd_json_member(qd_json_root(s->config), key);
+    *value = otherwise;
+    if (node && !qd_json_as_double(node, value))
+        return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": %s must be a number", s->folder, key);
+    return QD_OK;
 }
 
 static bool is_true(const qd_json_node *root, const char *key)
@@ -216,6 +220,11 @@ static qd_status read_config(qd_peft_source *s)
     const char *type = qd_json_as_string(qd_json_member(root, "peft_type")), *bias = qd_json_as_string(qd_json_member(root, "bias"));
     if (!type || strcmp(type, "LORA") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": peft_type is %s: LORA is supported", s->folder, type ? type : "missing");
+    bool flag;
+    static const char *const flags[] = {"use_rslora", "use_dora"};
+    for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+        if (qd_json_member(root, flags[i]) && !qd_json_as_bool(qd_json_member(root, flags[i]), &flag))
+            return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": %s must be true or false", s->folder, flags[i]);
     if (bias && strcmp(bias, "none") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": bias is %s: none is supported", s->folder, bias);
     if (is_true(root, "use_dora"))
@@ -230,14 +239,15 @@ static qd_status read_config(qd_peft_source *s)
         if (qd_json_count(qd_json_member(root, others[i])) > 0)
             return QD_FAIL(QD_UNSUPPORTED, "%s/" QD_PEFT_CONFIG ": %s is not supported", s->folder, others[i]);
     QD_TRY(check_initial(s, qd_json_as_string(qd_json_member(root, "init_lora_weights"))));
-    double alpha = number_of(root, "lora_alpha", 8.0);
-    if (!(alpha > 0.0))
-        return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": lora_alpha is %g: it must be above 0", s->folder, alpha);
-    double rank = number_of(root, "r", 0.0);
-    if (!(rank >= 1.0 && rank <= 65536.0))
+    double rank, alpha, dropout;
+    QD_TRY(read_number(s, "r", 0.0, &rank));
+    QD_TRY(read_number(s, "lora_alpha", 8.0, &alpha));
+    QD_TRY(read_number(s, "lora_dropout", 0.0, &dropout));
+    if (!(rank >= 1.0 && rank <= 65536.0) || rank != (int)rank)
         return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": r must be the rank of the adapters", s->folder);
-    s->settings = (qd_peft_config){.rank = (int)rank, .alpha = alpha,
-                                   .dropout = number_of(root, "lora_dropout", 0.0), .rslora = is_true(root, "use_rslora"),
+    if (!(alpha > 0.0)) /* 0 is the rank in our own options */
+        return QD_FAIL(QD_USAGE, "%s/" QD_PEFT_CONFIG ": lora_alpha is %g: it must be above 0", s->folder, alpha);
+    s->settings = (qd_peft_config){.rank = (int)rank, .alpha = alpha, .dropout = dropout, .rslora = is_true(root, "use_rslora"),
                                    .base = qd_json_as_string(qd_json_member(root, "base_model_name_or_path"))};
     return QD_OK;
 }
