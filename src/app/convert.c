@@ -204,9 +204,12 @@ static qd_status open_adapters(const qd_convert_options *o, adapters *a)
     QD_TRY(qd_peft_open(o->from, &a->peft));
     const char *base = o->base ? o->base : qd_peft_settings(a->peft)->base;
     if (!base || !realpath(base, a->base) || !exists(a->base, QD_HF_CONFIG))
-        return QD_FAIL(QD_USAGE, "%s: its base model '%s' is not a Hugging Face folder here: name one with --base", o->from,
-                       base ? base : "");
-    return qd_ckpt_base_fingerprint(a->base, a->hash);
+        return QD_FAIL(QD_USAGE, "%s: its base model '%s' is not a Hugging Face folder here: name one with --base (convert writes one "
+                                 "from a run)", o->from, base ? base : "");
+    char *whole = NULL;
+    qd_status status = qd_ckpt_base_fingerprint(a->base, a->hash, &whole);
+    free(whole);
+    return status;
 }
 
 static qd_status import(const qd_convert_options *o, const char *aside, qd_convert_report *report)
@@ -350,6 +353,18 @@ static qd_status check_folders(const qd_convert_options *o)
     return QD_OK;
 }
 
+/* Options of the other direction would be ignored. */
+static qd_status check_adapter_options(const qd_convert_options *o, bool imported)
+{
+    if (o->adapter && imported)
+        return QD_FAIL(QD_USAGE, "%s: is not a run: --adapter exports the adapters of one", o->from);
+    if (o->adapter && o->dtype != QD_F32)
+        return QD_FAIL(QD_USAGE, "--adapter writes fp32: omit --dtype %s", qd_dtype_name(o->dtype));
+    if (o->base && !(imported && qd_peft_is_folder(o->from)))
+        return QD_FAIL(QD_USAGE, "%s: has no adapter_config.json: --base is for the import of adapters", o->from);
+    return QD_OK;
+}
+
 static qd_status convert(const qd_convert_options *o, qd_convert_report *report)
 {
     file_path aside;
@@ -357,6 +372,7 @@ static qd_status convert(const qd_convert_options *o, qd_convert_report *report)
     if (snprintf(aside, sizeof aside, "%s.part", o->to) >= (int)sizeof aside)
         return QD_FAIL(QD_USAGE, "the name of a folder is too long: %.64s…", o->to);
     report->imported = exists(o->from, QD_HF_CONFIG) || qd_peft_is_folder(o->from);
+    QD_TRY(check_adapter_options(o, report->imported));
     QD_TRY(qd_ckpt_remove_folder(aside)); /* left by a killed conversion */
     QD_TRY(qd_folder_make(aside));
     qd_status status = report->imported ? import(o, aside, report) : export(o, aside, report);

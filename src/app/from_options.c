@@ -39,6 +39,8 @@ static qd_status look_into_run(const char *path, origin *o)
 {
     qd_model_run run;
     qd_status status = qd_model_run_open(&(qd_model_source){.path = path}, NULL, &run);
+    if (status == QD_OK && qd_checkpoint_meta(run.checkpoint)->base[0] != '\0')
+        status = QD_FAIL(QD_USAGE, "%s: holds adapters of another model: merge them first ('quadrille convert %s FOLDER')", path, path);
     if (status == QD_OK) {
         o->model = run.config.model;
         snprintf(o->tokenizer, sizeof o->tokenizer, "%s", run.config.data.tokenizer);

@@ -90,10 +90,28 @@ static qd_status mix_folder(const char *path, XXH3_state_t *hash)
     return status;
 }
 
-qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT])
+static qd_status whole_path(const char *path, char **whole)
+{
+    *whole = realpath(path, NULL);
+    return *whole ? QD_OK : QD_FAIL(QD_USAGE, "%s: %s", path, strerror(errno));
+}
+
+static qd_status mix_checkpoint(const char *path, uint64_t *hash, char **folder)
+{
+    qd_checkpoint *checkpoint = NULL;
+    QD_TRY(open_checkpoint(path, &checkpoint));
+    *hash = qd_checkpoint_hash(checkpoint);
+    qd_status status = qd_checkpoint_meta(checkpoint)->base[0] == '\0' ? whole_path(qd_checkpoint_folder(checkpoint), folder)
+        : QD_FAIL(QD_USAGE, "%s: holds adapters of another model: merge them first ('quadrille convert %s FOLDER')", path, path);
+    qd_checkpoint_close(checkpoint);
+    return status;
+}
+
+qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT], char **folder)
 {
     uint64_t hash = 0;
-    qd_status status = QD_OK;
+    qd_status status;
+    *folder = NULL;
     if (qd_hf_is_folder(path)) {
         XXH3_state_t *state = XXH3_createState();
         if (!state)
@@ -102,30 +120,33 @@ qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT
         status = mix_folder(path, state);
         hash = XXH3_64bits_digest(state);
         XXH3_freeState(state);
+        if (status == QD_OK)
+            status = whole_path(path, folder);
     } else {
-        qd_checkpoint *checkpoint = NULL;
-        QD_TRY(open_checkpoint(path, &checkpoint));
-        hash = qd_checkpoint_hash(checkpoint);
-        bool adapted = qd_checkpoint_meta(checkpoint)->base[0] != '\0';
-        qd_checkpoint_close(checkpoint);
-        if (adapted)
-            return QD_FAIL(QD_USAGE, "%s: holds adapters of another model: merge them first ('quadrille convert %s FOLDER')", path, path);
+        status = mix_checkpoint(path, &hash, folder);
     }
     qd_ckpt_hash_text(hash, text);
     return status;
 }
 
+qd_status qd_ckpt_base_check(const qd_ckpt_meta *meta, const char *path)
+{
+    char found[QD_CKPT_BASE_TEXT], *folder = NULL;
+    qd_status status = qd_ckpt_base_fingerprint(path, found, &folder);
+    free(folder);
+    if (status == QD_OK && strcmp(found, meta->base_hash) != 0)
+        return QD_FAIL(QD_USAGE, "%s: its fingerprint is %s, and the adapters were trained on %s of %s: the weights have changed, or are "
+                                 "others", path, found, meta->base_hash, meta->base);
+    return status;
+}
+
 qd_status qd_ckpt_base_open(const qd_ckpt_meta *meta, const qd_ledger *ledger, qd_ckpt_base **base)
 {
-    char found[QD_CKPT_BASE_TEXT];
     struct stat info;
     if (stat(meta->base, &info) != 0)
-        return QD_FAIL(QD_USAGE, "%s: %s; the frozen weights of these adapters are there: put the folder back", meta->base,
-                       strerror(errno));
-    QD_TRY(qd_ckpt_base_fingerprint(meta->base, found));
-    if (strcmp(found, meta->base_hash) != 0)
-        return QD_FAIL(QD_USAGE, "%s: its fingerprint is %s, and the adapters were trained on %s: the weights have changed", meta->base,
-                       found, meta->base_hash);
+        return QD_FAIL(QD_USAGE, "%s: %s; the frozen weights of these adapters are there: put the folder back, or export the adapters "
+                                 "(convert --adapter) and import them with --base", meta->base, strerror(errno));
+    QD_TRY(qd_ckpt_base_check(meta, meta->base));
     qd_ckpt_base *b = calloc(1, sizeof *b);
     if (!b)
         return QD_FAIL(QD_NO_MEMORY, "no memory to open %s", meta->base);

@@ -48,6 +48,7 @@ struct qd_checkpoint {
     tensor *tensors;
     int tensor_count;
     qd_ckpt_base *base; /* NULL: not attached */
+    char *moved;        /* NULL, or where the base is now */
     float *chunk; /* (CHUNK_ELEMENTS) read buffer; NULL: not allocated yet */
     XXH3_state_t *hasher; /* hash state of the current piece */
 };
@@ -236,6 +237,7 @@ void qd_checkpoint_close(qd_checkpoint *c)
     free(c->chunk);
     XXH3_freeState(c->hasher);
     qd_ckpt_base_close(c->base);
+    free(c->moved);
     qd_json_destroy(c->manifest);
     free(c->folder);
     free(c);
@@ -417,6 +419,29 @@ qd_status qd_checkpoint_read(qd_checkpoint *c, const qd_param *param, qd_ckpt_ki
     }
     if (copied != box->length[0] * box->length[1])
         return QD_FAIL(QD_CORRUPT, "%s: the pieces of '%s' do not cover the tensor", c->folder, param->name);
+    return QD_OK;
+}
+
+/* Whether `inner` is `outer` or below it. */
+static bool is_below(const char *inner, const char *outer)
+{
+    size_t length = strlen(outer);
+    return strncmp(inner, outer, length) == 0 && (inner[length] == '/' || inner[length] == '\0');
+}
+
+qd_status qd_checkpoint_move_base(qd_checkpoint *c, const char *path)
+{
+    char *whole = c->meta.base[0] != '\0' ? realpath(path, NULL) : NULL;
+    if (!whole || is_below(c->meta.base, whole)) {
+        free(whole);
+        return QD_OK;
+    }
+    qd_status status = qd_ckpt_base_check(&c->meta, whole);
+    if (status != QD_OK) {
+        free(whole);
+        return status;
+    }
+    c->meta.base = c->moved = whole;
     return QD_OK;
 }
 

@@ -44,9 +44,14 @@ qd_status qd_checkpoint_read(qd_checkpoint *checkpoint, const qd_param *param, q
 /* Opens the base of an adapter checkpoint, so that reads include frozen values; nothing for others.
  * `ledger` must outlive the checkpoint. QD_USAGE if the base is missing or has changed. */
 qd_status qd_checkpoint_attach(qd_checkpoint *checkpoint, const qd_ledger *ledger);
-/* base.c: identifies the weights of a Hugging Face folder, a run folder or a checkpoint. */
+/* base.c: identifies the weights of a Hugging Face folder, a run folder or a checkpoint. *folder is
+ * the absolute path of the weights, which the caller frees: of a run folder that of its newest
+ * checkpoint, because the run may write others. */
 #define QD_CKPT_BASE_TEXT 17
-qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT]);
+qd_status qd_ckpt_base_fingerprint(const char *path, char text[QD_CKPT_BASE_TEXT], char **folder);
+/* Adapters: uses the base at `path` if it has the weights that the checkpoint names, for a base
+ * that was moved. QD_USAGE if `path` has other weights and the named base is not below it. */
+qd_status qd_checkpoint_move_base(qd_checkpoint *checkpoint, const char *path);
 /* Verifies all bytes of all files. */
 qd_status qd_checkpoint_verify(qd_checkpoint *checkpoint);
 

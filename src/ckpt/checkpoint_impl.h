@@ -32,6 +32,8 @@ bool qd_ckpt_hash_parse(const char *text, uint64_t *hash);
 /* base.c: the frozen values of an adapter checkpoint. */
 typedef struct qd_ckpt_base qd_ckpt_base;
 qd_status qd_ckpt_base_open(const qd_ckpt_meta *meta, const qd_ledger *ledger, qd_ckpt_base **base);
+/* QD_USAGE if the weights at `path` are not those that the checkpoint names. */
+qd_status qd_ckpt_base_check(const qd_ckpt_meta *meta, const char *path);
 void qd_ckpt_base_close(qd_ckpt_base *base); /* NULL is legal */
 qd_status qd_ckpt_base_read(qd_ckpt_base *base, const qd_param *param, const qd_atom *box, float *out);
 

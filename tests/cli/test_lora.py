@@ -148,6 +148,59 @@ class Lora(program.ProgramTest):
         self.assertLess(lora["optimizer_seconds"], 0.05 * full["optimizer_seconds"])
         self.assertLess(lora["mfu"], 1.01 * lora["hfu"])
 
+    def test_base_that_trains_on(self):
+        """The base is the checkpoint, not the run: a later one of the same run changes nothing."""
+        self.train("--from", "base", *RUN, "train.steps=2", "--dir", "run")
+        loss = self.loss("run")
+        self.train("--resume", "run.dir=base", "train.steps=5")
+        self.assertEqual(self.loss("run"), loss)
+        whole = self.train("--from", "hf", *RUN, "train.steps=3", "--dir", "whole")
+        self.assertAlmostEqual(self.train("--resume", "run.dir=run", "train.steps=3")[0], whole[2], delta=1e-5)
+        self.assertAlmostEqual(self.loss("run"), self.loss("whole"), delta=1e-5)
+
+    def test_base_that_moves(self):
+        """--resume takes run.weights if it has the same weights, and refuses others."""
+        self.train("--from", "hf", *RUN, "train.steps=2", "--dir", "run")
+        self.train("--resume", "run.dir=base", "train.steps=4")
+        self.ok(self.run_program("convert", "base", "other"))
+        self.refused(self.run_program("train", "--resume", "run.dir=run", "train.steps=3", "run.weights=other"), "not the weights that the adapters")
+        shutil.move(self.path("hf"), self.path("moved"))
+        self.train("--resume", "run.dir=run", "train.steps=3", "run.weights=moved")
+        with open(self.path("run/checkpoints/latest/manifest.json")) as file:
+            self.assertEqual(json.load(file)["base"], os.path.realpath(self.path("moved")))
+        self.loss("run")
+
+    def test_configs_of_peft_that_compute_something_else(self):
+        self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
+        self.ok(self.run_program("convert", "run", "peft", "--adapter"))
+        with open(self.path("peft/adapter_config.json")) as file:
+            config = json.load(file)
+        for change, wanted in (({"lora_alpha": 0}, "lora_alpha is 0"), ({"lora_alpha": "8"}, "lora_alpha must be a number"),
+                               ({"lora_alpha": None}, "lora_alpha must be a number"), ({"r": 4.5}, "r must be the rank"),
+                               ({"use_rslora": "yes"}, "use_rslora must be true or false"),
+                               ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights is pissa_niter_4"),
+                               ({"layer_replication": [[0, 1], [0, 2]]}, "layer_replication is not supported")):
+            with self.subTest(change), open(self.path("peft/adapter_config.json"), "w") as file:
+                json.dump({**config, **change}, file)
+                file.flush()
+                self.refused(self.run_program("convert", "peft", "again", "--seq", "32"), wanted)
+        with open(self.path("peft/adapter_config.json"), "w") as file:
+            json.dump({**config, "init_lora_weights": True, "layer_replication": None}, file)
+        self.ok(self.run_program("convert", "peft", "again", "--seq", "32"))
+        self.refused(self.run_program("train", "--resume", "run.dir=again", "train.steps=1"), "holds converted adapters")
+
+    def test_folders_and_options_that_do_not_apply(self):
+        self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
+        self.ok(self.run_program("convert", "run", "peft", "--adapter"))
+        for words, wanted in ((["convert", "hf", "to", "--adapter"], "is not a run"), (["convert", "hf", "to", "--base", "hf"], "--base is for"),
+                              (["convert", "run", "to", "--base", "hf"], "--base is for"),
+                              (["convert", "run", "to", "--adapter", "--dtype", "bf16"], "--adapter writes fp32"),
+                              (["eval", "peft", TEXT], "convert peft RUN"), (["generate", "peft"], "convert peft RUN"),
+                              (["train", "--from", "peft", *RUN, "train.steps=1"], "convert peft RUN"),
+                              (["train", "--from", "run", RUN[0], "train.steps=1"], "merge them first")):
+            with self.subTest(words):
+                self.refused(self.run_program(*words), wanted)
+
     def test_what_does_not_fit_is_refused(self):
         self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
         for words, wanted in ((["lora.alpha=4"], "lora.alpha has no effect without lora.rank"),

@@ -40,6 +40,9 @@ qd_status qd_model_checkpoint_open(const char *path, qd_checkpoint **checkpoint,
     bool single = exists(path, "manifest.json", inner);
     if (!single && !exists(path, "checkpoints", inner) && exists(path, "config.json", inner))
         return QD_FAIL(QD_USAGE, "%s: is a Hugging Face folder: 'quadrille convert %s RUN' converts it to a run folder", path, path);
+    if (!single && !exists(path, "checkpoints", inner) && exists(path, "adapter_config.json", inner))
+        return QD_FAIL(QD_USAGE, "%s: holds adapters in PEFT's format: 'quadrille convert %s RUN' converts them to a run folder", path,
+                       path);
     if (!single && !exists(path, "checkpoints", inner))
         return QD_FAIL(QD_USAGE, "%s: is neither a run folder with checkpoints nor a checkpoint (train with --dir)", path);
     QD_TRY(single ? qd_checkpoint_open(path, checkpoint) : open_newest(inner, checkpoint, warning));

@@ -82,10 +82,15 @@ static qd_status check_epochs(const qd_config *now, const qd_config *then, const
  * of it, but not other weights: the next checkpoints would then name the wrong folder. */
 static qd_status check_base(const qd_config *now, const qd_ckpt_meta *meta)
 {
-    char whole[PATH_MAX], found[QD_CKPT_BASE_TEXT];
-    if (meta->base[0] == '\0' || !realpath(now->weights, whole) || strcmp(whole, meta->base) == 0)
+    char whole[PATH_MAX], found[QD_CKPT_BASE_TEXT], *folder = NULL;
+    if (meta->base[0] == '\0' || !realpath(now->weights, whole))
         return QD_OK;
-    QD_TRY(qd_ckpt_base_fingerprint(whole, found));
+    size_t length = strlen(whole); /* a run, of which the base is a checkpoint */
+    if (strncmp(whole, meta->base, length) == 0 && (meta->base[length] == '/' || meta->base[length] == '\0'))
+        return QD_OK;
+    qd_status status = qd_ckpt_base_fingerprint(whole, found, &folder);
+    free(folder);
+    QD_TRY(status);
     if (strcmp(found, meta->base_hash) == 0)
         return QD_OK;
     return QD_FAIL(QD_USAGE, "run.resume: run.weights=%s are not the weights that the adapters were trained on, %s: omit it", now->weights,
@@ -228,7 +233,10 @@ qd_status qd_run_resume_check(const qd_config *c)
         return QD_OK;
     QD_TRY(qd_run_path(c, "checkpoints", root));
     qd_status status = qd_store_open(root, INT64_MAX, false, &checkpoint, NULL);
-    if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0)
+    if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0 && qd_checkpoint_meta(checkpoint)->base[0] != '\0')
+        status = QD_FAIL(QD_USAGE, "run.resume: %s holds converted adapters, not a run: 'quadrille convert %s FOLDER' merges them, and "
+                                   "--from FOLDER starts a run", c->run_dir, c->run_dir);
+    else if (status == QD_OK && qd_checkpoint_meta(checkpoint)->step == 0)
         status = QD_FAIL(QD_USAGE,
                          "run.resume: %s holds converted weights, not a run: run.weights=%s with another run.dir starts a run from "
                          "them",
@@ -309,6 +317,11 @@ static qd_status load_step(void *context)
     if ((int64_t)qd_checkpoint_hash(o->checkpoint) != l->name.hash)
         return QD_FAIL(QD_IO, "%s: has a different manifest here than on rank 0: all ranks must see the same run.dir",
                        qd_checkpoint_folder(o->checkpoint));
+    if (l->state->run->config.weights[0] != '\0') {
+        qd_status status = qd_checkpoint_move_base(o->checkpoint, l->state->run->config.weights);
+        if (status != QD_OK)
+            return qd_error_prefix(status, "run.weights: ");
+    }
     return qd_state_load(l->state->trainer, o->checkpoint, false);
 }
 

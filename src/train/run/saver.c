@@ -282,12 +282,8 @@ void qd_saver_destroy(qd_saver *s)
 
 qd_status qd_saver_set_base(qd_saver *s, const char *path)
 {
-    char *whole = realpath(path, NULL);
-    if (!whole)
-        return QD_FAIL(QD_USAGE, "run.weights: %s: %s", path, strerror(errno));
     free(s->base);
-    s->base = whole;
-    return qd_ckpt_base_fingerprint(whole, s->base_hash);
+    return qd_ckpt_base_fingerprint(path, s->base_hash, &s->base);
 }
 
 void qd_saver_set_best(qd_saver *s, int64_t step)
