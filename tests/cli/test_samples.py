@@ -6,6 +6,7 @@ ctest: processors 2
 import glob
 import json
 import os
+import shutil
 import sys
 import unittest
 
@@ -70,6 +71,11 @@ class Samples(program.ProgramTest):
         rows = data["tables"][0]["rows"]
         newest = self.samples("runs/a")[-1]
         self.assertEqual((rows[0], rows[1], len(rows)), (["step", "prompt", "text"], ["9", newest["prompt"], newest["text"]], 7))
+        for step in (6, 9):
+            shutil.rmtree(self.path(f"runs/a/checkpoints/step-{step:012}"))
+        self.ok(self.run_program("train", "run.dir=runs/a", "--resume", "train.steps=4", "run.sample_every=0", "run.sample_prompts=",
+                                 "run.sample_tokens=64", "run.sample_temperature=0.8"))
+        self.assertEqual([line["step"] for line in self.samples("runs/a")], [3, 3])
         self.ok(self.train("run.dir=runs/a", "--overwrite", sampled=False))
         self.assertFalse(os.path.exists(self.path("runs/a/samples.jsonl")))
 

@@ -52,6 +52,22 @@ qd_status qd_samples_check(const qd_config *c, const qd_run_corpus *corpus)
                : QD_FAIL(QD_USAGE, "run.sample_every: the data are token ids without a tokenizer: data.tokenizer can name it");
 }
 
+static qd_status name_file(const char *run_dir, char path[PATH_MAX])
+{
+    int n = snprintf(path, PATH_MAX, "%s/samples.jsonl", run_dir);
+    return n > 0 && n < PATH_MAX ? QD_OK : QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", run_dir);
+}
+
+static qd_status keep_until(const char *path, int64_t step)
+{
+    qd_strbuf kept = {0};
+    qd_status status = qd_lines_keep(path, step, &kept);
+    if (status == QD_OK)
+        status = qd_file_replace(path, kept.data ? kept.data : "", kept.length);
+    qd_strbuf_free(&kept);
+    return status;
+}
+
 /* Rank 0: the tokenizer, and the lines of a resumed run. */
 static qd_status open_text(qd_samples *s, const qd_run_corpus *corpus, int64_t step)
 {
@@ -61,22 +77,20 @@ static qd_status open_text(qd_samples *s, const qd_run_corpus *corpus, int64_t s
     c.data.tokenizer = tokenizer;
     QD_TRY(qd_model_text_open(&c, false, &s->text));
     s->open = true;
-    int n = snprintf(s->path, sizeof s->path, "%s/samples.jsonl", c.run_dir);
-    if (n < 0 || n >= PATH_MAX)
-        return QD_FAIL(QD_USAGE, "run.dir is too long: %.64s…", c.run_dir);
+    QD_TRY(name_file(c.run_dir, s->path));
     return qd_samples_rewind(s, step);
 }
 
 qd_status qd_samples_rewind(qd_samples *s, int64_t step)
 {
-    qd_strbuf kept = {0};
-    if (!s || !s->open)
-        return QD_OK;
-    qd_status status = qd_lines_keep(s->path, step, &kept);
-    if (status == QD_OK)
-        status = qd_file_replace(s->path, kept.data ? kept.data : "", kept.length);
-    qd_strbuf_free(&kept);
-    return status;
+    return s && s->open ? keep_until(s->path, step) : QD_OK;
+}
+
+qd_status qd_samples_cut(const char *run_dir, int64_t step)
+{
+    char path[PATH_MAX];
+    QD_TRY(name_file(run_dir, path));
+    return access(path, F_OK) == 0 ? keep_until(path, step) : QD_OK;
 }
 
 qd_status qd_samples_create(const qd_config *c, const qd_run_corpus *corpus, qd_trainer *trainer, qd_samples **samples)
@@ -174,14 +188,16 @@ static qd_status continue_prompts(void *context)
     return any ? QD_OK : continue_prompt(w, "", 0);
 }
 
-/* A disk that is full loses texts, not the run. */
+/* A disk that is full loses texts, not the run, and leaves no half line that spoils the next. */
 static void append_lines(const writing *w)
 {
     int fd = open(w->samples->path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
+    off_t before = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
     ssize_t written = fd < 0 || w->lines.failed ? -1 : write(fd, w->lines.data ? w->lines.data : "", w->lines.length);
+    const bool part = written >= 0 && written != (ssize_t)w->lines.length, left = part && (before < 0 || ftruncate(fd, before) != 0);
     if (written != (ssize_t)w->lines.length)
-        snprintf(w->note, w->size, "%s: the texts after step %lld could not be written: %s", w->samples->path, (long long)w->step,
-                 w->lines.failed ? "no memory" : written >= 0 ? "the disk is full" : strerror(errno));
+        snprintf(w->note, w->size, "%s: the texts after step %lld could not be written: %s%s", w->samples->path, (long long)w->step,
+                 w->lines.failed ? "no memory" : written >= 0 ? "the disk is full" : strerror(errno), left ? "; a part is left" : "");
     if (fd >= 0)
         close(fd);
 }

@@ -20,6 +20,8 @@ void qd_samples_destroy(qd_samples *samples); /* before the trainer; NULL is leg
 
 /* Rank 0: drops the lines of steps after `step`; NULL is legal. */
 qd_status qd_samples_rewind(qd_samples *samples, int64_t step);
+/* The same for a resumed run that no longer samples. Not collective. */
+qd_status qd_samples_cut(const char *run_dir, int64_t step);
 
 /* Whether samples are due after `step`. */
 bool qd_samples_due(const qd_config *config, int64_t step);

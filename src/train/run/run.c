@@ -415,6 +415,8 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     QD_TRY(note_shared_memory(s));
     if (run->config.samples.every > 0)
         QD_TRY(qd_samples_create(&run->config, &s->corpus, s->trainer, &s->samples));
+    else if (run->config.resume)
+        QD_TRY(qd_rank_agree(s, s->metrics ? qd_samples_cut(run->config.run_dir, qd_trainer_position(s->trainer).step) : QD_OK));
     if (run->config.trace) {
         QD_TRY(qd_trace_create(s->control, &s->trace));
         qd_trainer_set_trace(s->trainer, s->trace);
