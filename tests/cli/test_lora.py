@@ -205,6 +205,7 @@ class Lora(program.ProgramTest):
         self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
         for words, wanted in ((["lora.alpha=4"], "lora.alpha has no effect without lora.rank"),
                               (["lora.rank=2", "lora.targets=q_prj"], "'q_prj' is none of"),
+                              (["lora.rank=2", "lora.alpha=1e-300"], "lora.alpha is 1e-300"),
                               (["lora.rank=2", "lora.targets=router"], "has no router"),
                               ([*LATENT, "lora.rank=2", "lora.targets=o_proj,q_proj"], "latent attention has no q_proj"),
                               (["lora.rank=2", "lora.targets=shared_expert_gate"], "has no shared_expert_gate"),

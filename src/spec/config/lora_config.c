@@ -2,6 +2,7 @@
  * them. */
 #include "spec/config/config.h"
 
+#include <float.h>
 #include <string.h>
 
 static qd_status parse_targets(const char *text, unsigned *targets)
@@ -72,6 +73,8 @@ qd_status qd_lora_resolve(const qd_options *o, qd_model *m)
         return QD_OK;
     if (l->alpha == 0.0)
         l->alpha = l->rank;
+    if ((float)qd_lora_scale(l) < FLT_MIN)
+        return QD_FAIL(QD_USAGE, "lora.alpha is %g: what adapters add would be 0; 0 stands for the rank", l->alpha);
     QD_TRY(parse_targets(qd_options_string(o, "lora.targets"), &l->targets));
     return check_model(m);
 }
