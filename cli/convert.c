@@ -39,7 +39,7 @@ static void print_report(const qd_convert_options *o, const qd_convert_report *r
     if (!r->imported)
         printf(", step %lld", (long long)r->step);
     printf("\nfolder   %s: %s in %d file%s%s\n", o->to, bytes, r->files, r->files == 1 ? "" : "s",
-           r->tokenizer ? ", with tokenizer.json" : "");
+           r->tokenizer ? ", with its tokenizer" : "");
     const char *line = r->notes.data;
     for (const char *end; line && (end = strchr(line, '\n')); line = end + 1)
         printf("note     %.*s\n", (int)(end - line), line);

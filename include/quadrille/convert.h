@@ -35,7 +35,7 @@ typedef struct qd_convert_report {
     int64_t step;      /* export: of the checkpoint */
     int64_t bytes;     /* of the tensors written */
     int files;         /* into which they were written */
-    bool tokenizer;    /* tokenizer.json was copied */
+    bool tokenizer;    /* it was copied, as tokenizer.json or tokenizer.model */
     qd_strbuf notes;   /* notes for the user, one per line; the caller frees them, also after a failure */
 } qd_convert_report;
 QD_SIZED_DEFAULT(qd_convert_report)

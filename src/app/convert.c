@@ -267,18 +267,23 @@ static qd_status export_tokenizer(const qd_config *c, const char *aside, int64_t
         *end = text.encoder.document_end;
         int32_t before = qd_tokenizer_before(text.tokenizer, 0);
         *begin = before >= 0 ? before : *end;
+        qd_strbuf content = {0}; /* a SentencePiece model is saved as one */
+        status = qd_tokenizer_save_text(text.tokenizer, &content);
+        bool plain = content.length > 0 && content.data[strspn(content.data, " \t\r\n")] == '{';
+        qd_strbuf_free(&content);
         qd_json_writer json = qd_json_writer_on(&config);
         qd_json_object_begin(&json, NULL);
-        qd_json_put_string(&json, "tokenizer_class", "PreTrainedTokenizerFast");
+        qd_json_put_string(&json, "tokenizer_class", plain ? "PreTrainedTokenizerFast" : "LlamaTokenizer");
+        if (!plain) {
+            qd_json_put_bool(&json, "add_bos_token", false); /* prompts begin without it here */
+            qd_strbuf_puts(&report->notes, "tokenizer.model is a SentencePiece model, which transformers converts: some texts become other "
+                                           "tokens there; the package sentencepiece encodes as Quadrille does\n");
+        }
         qd_json_put_int(&json, "model_max_length", positions);
         put_token_name(&json, "bos_token", text.tokenizer, *begin);
         put_token_name(&json, "eos_token", text.tokenizer, *end);
         qd_json_end(&json);
         qd_strbuf_puts(&config, "\n");
-        qd_strbuf content = {0}; /* a SentencePiece model is saved as one */
-        status = qd_tokenizer_save_text(text.tokenizer, &content);
-        bool plain = content.length > 0 && content.data[strspn(content.data, " \t\r\n")] == '{';
-        qd_strbuf_free(&content);
         if (status == QD_OK)
             status = path_in(aside, plain ? QD_HF_TOKENIZER : QD_HF_SENTENCEPIECE, path);
     }

@@ -80,6 +80,20 @@ class Convert(program.ProgramTest):
             self.ok(self.run_program("check", f"{arch}-back/config.yaml", "--ranks", "4", "--zero", "3"))  # the layout is left open
             self.assertFalse([name for name in os.listdir(self.folder) if name.endswith(".part")])
 
+    def test_sentencepiece(self):
+        """A SentencePiece model is exported as it is, with a class that adds its prefix, and a note that
+        transformers may encode differently."""
+        model = os.path.join(program.SOURCE, "tests/unit/data/sentencepiece/bpe-bytes.model")
+        self.ok(self.run_program(*self.small("model.vocab=512", f"data.tokenizer={model}", "train.steps=2", "--dir", "run")))
+        out = json.loads(self.ok(self.run_program("convert", "run", "hf", "--json")).stdout)
+        self.assertTrue([note for note in out["notes"] if "SentencePiece" in note], out)
+        with open(self.path("hf/tokenizer_config.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["tokenizer_class"], "LlamaTokenizer")
+        with open(model, "rb") as wanted, open(self.path("hf/tokenizer.model"), "rb") as file:
+            self.assertEqual(file.read(), wanted.read())
+        self.ok(self.run_program("convert", "hf", "back"))
+        self.assertEqual(self.evaluate("run")["loss"], self.evaluate("back")["loss"])
+
     def test_texts_begin_as_the_tokenizer_says(self):
         self.ok(self.run_program(*self.small("model.arch=llama", "model.vocab=300", "train.steps=3", "--save-every", "3", "--dir", "run")))
         self.ok(self.run_program("convert", "run", "hf"))
