@@ -188,7 +188,6 @@ static qd_status run(cli_call *call)
     bool json = qd_options_bool(call->options, "json");
     if (json && rank >= 0)
         return QD_FAIL(QD_USAGE, "check: --print and --json do not go together");
-    QD_TRY(qd_train_from_options(call->options));
     QD_TRY(qd_check(call->options, 0, &report));
     if (rank >= 0) {
         if (rank >= report.world)

@@ -253,6 +253,8 @@ static qd_status run(cli_call *call)
                        call->command->arguments);
     if (call->word_count == 1 && qd_options_is_set(o, "model.preset"))
         return QD_FAIL(QD_USAGE, "init: the model is given twice, as %s and as model.preset", call->words[0]);
+    if (qd_options_is_set(o, "run.from"))
+        return QD_FAIL(QD_USAGE, "init: starts from a preset; 'quadrille train --from' needs no file");
     QD_TRY(suggest(o, "model.preset", call->word_count == 1 ? call->words[0] : "llama-small"));
     if (access(path, F_OK) == 0 && !qd_options_bool(o, "force"))
         return QD_FAIL(QD_USAGE, "%s exists: --force replaces it, -o FILE writes another", path);

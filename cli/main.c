@@ -291,6 +291,8 @@ static qd_status run_command(const cli_command *command, int argc, char *const *
     cli_call call = {.command = command, .argv = process_argv};
     qd_status status = has_word(argc, argv, "--help") || has_word(argc, argv, "-h") ? cli_print_help(command, has_word(argc, argv, "--all"))
                                                                                     : read_arguments(&call, argc, argv);
+    if (status == QD_OK && call.options && command->configuration && !command->own_words && command != &cli_train) /* it may resume */
+        status = qd_train_from_options(call.options);
     if (status == QD_OK && call.options)
         status = command->run(&call);
     progress_watch_end(); /* a command that failed may not have ended it */

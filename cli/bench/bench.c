@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <quadrille/config.h>
+#include <quadrille/train.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -61,6 +62,7 @@ static qd_status run_part(cli_call *call, const bench_part *part)
     QD_TRY(check_arguments(call, part));
     if (!part->keys && call->word_count == 2)
         QD_TRY(qd_options_load(call->options, call->words[1]));
+    QD_TRY(qd_train_from_options(call->options));
     return part->run(call);
 }
 

@@ -50,6 +50,21 @@ class From(program.ProgramTest):
                 for mine, theirs in zip(self.losses("--from", f"hf-{preset}", *layout), run):
                     self.assertAlmostEqual(mine, theirs, delta=1e-5, msg=f"{preset} {layout}")
 
+    def test_other_commands_use_the_model_of_the_folder(self):
+        """They ignored --from, and showed figures of the default model."""
+        for words in (["check"], ["simulate", "--cluster", "h100"], ["verify", f"data.path={TEXT}", "--against", "dp=1", "--steps", "1"],
+                      ["plan", "--cluster", "h100", "--gpus", "1"], ["bench", "step", "--repeat", "1"], ["schedule"]):
+            with self.subTest(words):
+                same = ["--from", "missing", "data.seq=16", "train.global_batch=8"]
+                result = self.run_program(*words, *same)
+                self.assertEqual(result.returncode, 2, result.stdout + result.stderr)
+                self.assertIn("run.from: missing", result.stderr)
+                self.ok(self.run_program(*words, "--from", f"hf-{PRESETS[0]}", *same[2:]))
+        models = [json.loads(self.ok(self.run_program(*words, "--from", f"hf-{PRESETS[0]}", "data.seq=16", "train.global_batch=8", "--json")).stdout)
+                  for words in (["check"], ["simulate", "--cluster", "h100"])]
+        self.assertEqual(models[0]["parameters"], models[1]["parameters"])
+        self.assertIn("needs no file", self.run_program("init", "--from", f"hf-{PRESETS[0]}").stderr)
+
     def test_keys_that_are_given_count(self):
         result = self.run_program("train", "--from", "hf-qwen3-tiny", "model.rope_base=5000", f"data.path={TEXT}", "data.seq=48",
                                   "train.steps=1", "train.global_batch=2", "--dir", "run")
