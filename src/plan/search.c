@@ -465,7 +465,7 @@ static int64_t most_cp(const qd_search *s)
 {
     bool few = s->batch < s->most_tp || 2 * s->batch * s->most_tp <= s->gpus;
     int64_t most = few ? s->seq / 512 : s->seq >= 16384 ? s->seq / 4096 : 1;
-    return most < 32 ? most : 32;
+    return most < 1 ? 1 : most < 32 ? most : 32;
 }
 
 static qd_status note_axes(qd_search *s, axes_list *a)

@@ -21,6 +21,12 @@ class Plan(program.ProgramTest):
     def lines(self, *arguments):
         return self.ok(self.run_program(*arguments, environment=UTF8)).stdout.splitlines()
 
+    def test_short_sequences_in_small_batches(self):
+        """Fewer than 512 tokens per sequence, and fewer sequences than tensor-parallel ranks."""
+        for gpus in (1, 4):
+            result = self.run_program("plan", "--cluster", "h100", "--gpus", str(gpus), "data.seq=64", "train.global_batch=4")
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
     def test_words_of_a_plan(self):
         lines = self.lines(*QUICK)
         self.assertRegex(lines[0], r"^llama3\.1-8b, 8\.03 B parameters, on 64 x NVIDIA H100 SXM 80 GB: \d+ layouts fit, \d+ do not, "
