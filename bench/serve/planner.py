@@ -62,6 +62,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--json")
     given = parser.parse_args()
+    given.quadrille = os.path.abspath(given.quadrille)
     os.environ.update(QUADRILLE=given.quadrille, QUADRILLE_SOURCE=ROOT)
     sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
     import browser  # pylint: disable=import-outside-toplevel

@@ -58,6 +58,7 @@ def main():
     parser.add_argument("--browser", action="store_true")
     parser.add_argument("--shared", action="store_true")
     given = parser.parse_args()
+    given.quadrille = os.path.abspath(given.quadrille)
     os.environ.update(QUADRILLE=given.quadrille, QUADRILLE_SOURCE=ROOT)
     sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
     import browser  # pylint: disable=import-outside-toplevel
