@@ -25,6 +25,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tokenizer_structs import EncodeOptions, Strbuf, Tokens
+
 TEXT, ALLOW = 0, 1
 REPLACE = 1
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -43,20 +45,6 @@ KIMI = "|".join([
 DEEPSEEK = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
             r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-
-
-class EncodeOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("special", ctypes.c_int), ("allowed", ctypes.POINTER(ctypes.c_char_p)),
-                ("allowed_count", ctypes.c_size_t), ("broken", ctypes.c_int), ("frame", ctypes.c_bool)]
-
-
-class Tokens(ctypes.Structure):
-    _fields_ = [("ids", ctypes.POINTER(ctypes.c_int32)), ("count", ctypes.c_size_t), ("capacity", ctypes.c_size_t)]
-
-
-class Strbuf(ctypes.Structure):
-    _fields_ = [("data", ctypes.POINTER(ctypes.c_char)), ("length", ctypes.c_size_t), ("capacity", ctypes.c_size_t),
-                ("failed", ctypes.c_bool)]
 
 
 class Ours:

@@ -30,6 +30,8 @@ import tiktoken
 import tokenizers
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tokenizer_structs import EncodeOptions, Strbuf, Tokens
+
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace("{1,3}", "")
@@ -39,20 +41,6 @@ O200K = "|".join([
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
 KEEP, REPLACE, TIKTOKEN = 0, 1, 2
 TEXT, ALLOW, REFUSE = 0, 1, 2
-
-
-class EncodeOptions(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("special", ctypes.c_int), ("allowed", ctypes.POINTER(ctypes.c_char_p)),
-                ("allowed_count", ctypes.c_size_t), ("broken", ctypes.c_int), ("frame", ctypes.c_bool)]
-
-
-class Tokens(ctypes.Structure):
-    _fields_ = [("ids", ctypes.POINTER(ctypes.c_int32)), ("count", ctypes.c_size_t), ("capacity", ctypes.c_size_t)]
-
-
-class Strbuf(ctypes.Structure):
-    _fields_ = [("data", ctypes.POINTER(ctypes.c_char)), ("length", ctypes.c_size_t), ("capacity", ctypes.c_size_t),
-                ("failed", ctypes.c_bool)]
 
 
 PROGRESS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
