@@ -51,6 +51,7 @@ typedef struct qd_train_step {
     double validation_loss;    /* mean over them, nats per token; NaN: not finite */
     double validation_seconds; /* not part of step_seconds */
     bool validation_best;      /* whether validation_loss is the lowest so far */
+    bool skipped; /* the weights were not updated: a number was not finite, or the step was a spike (train.on_spike) */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 

@@ -420,11 +420,13 @@ typedef struct qd_run_sums_args {
  * the CPU, in an order fixed by `count` elsewhere), and the factor to multiply gradients by.
  * Gradients were scaled for `planned` tokens, but the loss counts only tokens with a target: norm =
  * sqrt(total) * planned / counted. factor = planned / counted, times clip / (norm + 1e-6) if the
- * norm exceeds clip (clip 0: never). factor is NaN if the loss, a sum or the norm is not finite. */
+ * norm exceeds clip (clip 0: never). factor is NaN if the loss, a sum or the norm is not finite, or
+ * above its limit. */
 typedef struct qd_grad_norm_args {
     const double *sums, *loss; /* loss: its sum, number of tokens counted */
     int64_t count;
     double planned, clip;
+    double most_norm, most_loss; /* what the norm, and the loss per token, may be; 0: anything */
     double *out; /* norm, factor, index of the first non-finite sum or -1 */
 } qd_grad_norm_args;
 

@@ -17,8 +17,9 @@ QD_GRAD_NORM_ON static inline void qd_grad_norm_finish(const qd_grad_norm_args *
 {
     const double correction = a->loss[1] > 0.0 ? a->planned / a->loss[1] : 0.0, norm = sqrt(total) * correction;
     const bool good = bad == a->count && isfinite(a->loss[0]) && isfinite(norm);
+    const bool high = (a->most_norm > 0.0 && norm > a->most_norm) || (a->most_loss > 0.0 && a->loss[0] > a->most_loss * a->loss[1]);
     a->out[0] = norm;
-    a->out[1] = !good ? (double)NAN : correction * (a->clip > 0.0 && norm > a->clip ? a->clip / (norm + 1e-6) : 1.0);
+    a->out[1] = !good || high ? (double)NAN : correction * (a->clip > 0.0 && norm > a->clip ? a->clip / (norm + 1e-6) : 1.0);
     a->out[2] = bad == a->count ? -1.0 : (double)bad;
 }
 #endif

@@ -143,16 +143,19 @@ typedef struct norm_case {
     int64_t count, bad; /* bad: a sum that is not finite, -1: none */
     double clip, counted;
     bool bad_loss;
+    double most_norm, most_loss;
 } norm_case;
 static const norm_case norm_cases[] = {{1, -1, 0, 10, false},   {700, -1, 1, 10, false},   {700, -1, 1e6, 7, false},
-                                       {9, -1, 0.5, 0, false}, {40, 3, 1, 10, false}, {40, -1, 1, 10, true}};
+                                       {9, -1, 0.5, 0, false}, {40, 3, 1, 10, false}, {40, -1, 1, 10, true},
+                                       {40, -1, 1, 10, false, 1e-3, 0}, {40, -1, 1, 10, false, 1e6, 0.31}, {40, -1, 0, 10, false, 0, 0.29}};
 static const double planned = 10;
 
 static void norm_describe(const void *p, char *text, size_t size)
 {
     const norm_case *c = p;
     snprintf(text, size, "%lld sums, clip %g, %g tokens%s%s", (long long)c->count, c->clip, c->counted,
-             c->bad >= 0 ? ", a sum is not finite" : "", c->bad_loss ? ", the loss is not finite" : "");
+             c->bad >= 0 ? ", a sum is not finite" : "", c->bad_loss ? ", the loss is not finite"
+             : c->most_norm > 0 || c->most_loss > 0 ? ", limits" : "");
 }
 
 static int norm_tensors(const void *p, ops_tensor *t)
@@ -181,7 +184,8 @@ static void norm_reference(const void *p, double *const *v)
         total += v[0][i];
     double norm = sqrt(total) * correction;
     v[2][0] = norm;
-    v[2][1] = c->bad >= 0 || c->bad_loss ? NAN : correction * (c->clip > 0 && norm > c->clip ? c->clip / (norm + 1e-6) : 1);
+    bool high = (c->most_norm > 0 && norm > c->most_norm) || (c->most_loss > 0 && 3 / c->counted > c->most_loss);
+    v[2][1] = c->bad >= 0 || c->bad_loss || high ? NAN : correction * (c->clip > 0 && norm > c->clip ? c->clip / (norm + 1e-6) : 1);
     v[2][2] = (double)c->bad;
 }
 
@@ -189,7 +193,7 @@ static qd_status norm_run(const qd_kernels *k, qd_stream *stream, const void *p,
 {
     const norm_case *c = p;
     return k->grad_norm(stream, &(qd_grad_norm_args){.sums = t[0], .loss = t[1], .count = c->count, .planned = planned, .clip = c->clip,
-                                                     .out = t[2]});
+                                                     .most_norm = c->most_norm, .most_loss = c->most_loss, .out = t[2]});
 }
 
 /* So many columns that the partial sums of all rows do not fit the workspace of one thread, but

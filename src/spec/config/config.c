@@ -80,6 +80,17 @@ static const qd_option options_table[] = {
      "if a loss or gradient is not finite, the weights stay unchanged; stop: the run ends; skip: it continues, but ends after 20 such "
      "steps in a row",
      NULL},
+    {"train.on_spike", QD_OPTION_ENUM, "ignore", 0, 0, "ignore|skip|rollback|stop",
+     "if the gradient norm or the loss is far above that of the steps before; skip: the weights stay unchanged, the run continues with "
+     "the next batch, and ends after 20 such steps in a row; rollback: the run continues from its last checkpoint with the batches after "
+     "the spike; spikes.jsonl in run.dir lists them",
+     NULL},
+    {"train.spike_norm", QD_OPTION_FLOAT, "10", 0, 1e9, NULL, "train.on_spike: gradient norm over the median of the steps before; 0: any",
+     NULL},
+    {"train.spike_loss", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "train.on_spike: loss above the median of the steps before, in nats; 0: any",
+     NULL},
+    {"train.spike_window", QD_OPTION_INT, "100", 5, 100000, NULL,
+     "train.on_spike: steps before that the medians are of; no step is a spike until there are so many", NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "random seed of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
      "bf16: weights, gradients and activations in bf16, with fp32 master weights", NULL},
@@ -580,6 +591,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
     c->weights = qd_options_string(o, "run.weights");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
+    QD_TRY(qd_spikes_resolve(o, c));
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
     QD_TRY(qd_lora_check(c));

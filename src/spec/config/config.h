@@ -20,6 +20,14 @@ typedef struct qd_data_config {
     int overlong;  /* qd_overlong */
 } qd_data_config;
 
+/* What happens to a step whose gradient norm or loss is far above that of the steps before. */
+typedef enum qd_spike_action { QD_SPIKE_IGNORE, QD_SPIKE_SKIP, QD_SPIKE_ROLLBACK, QD_SPIKE_STOP } qd_spike_action;
+typedef struct qd_spike_config {
+    qd_spike_action action;
+    double norm, loss; /* over, and above, the median of the last `window` steps; 0: any */
+    int64_t window;
+} qd_spike_config;
+
 /* Validation while training. The string belongs to the options. */
 typedef struct qd_sample_config {
     int64_t every;       /* steps between sample texts; 0: none */
@@ -75,6 +83,7 @@ typedef struct qd_config {
     int64_t restarts;    /* of local ranks after a failure */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
+    qd_spike_config spikes;
     bool tensorboard, csv; /* further files with the figures of the steps */
     bool ranks_as_threads, trace;
     int threads; /* compute threads per rank; 0: divide the cores evenly */
@@ -88,6 +97,8 @@ qd_status qd_config_resolve(const qd_options *options, int world, qd_config *con
 /* lora_config.c: the lora.* options, and what this layout and device cannot do with them. */
 qd_status qd_lora_resolve(const qd_options *options, qd_model *model);
 qd_status qd_lora_check(const qd_config *config);
+/* spike_config.c: the train.on_spike and train.spike_* options. */
+qd_status qd_spikes_resolve(const qd_options *options, qd_config *config);
 /* Whether train.epochs sets the length of the run and not train.steps: one of the command line
  * overrides one of a file. */
 bool qd_config_by_epochs(const qd_options *options);

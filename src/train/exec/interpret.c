@@ -470,7 +470,7 @@ static qd_status do_norm(qd_interpreter *it, const qd_action *a, int index)
     double *loss = qd_bound_kind(it->bound, QD_BUFFER_LOSS);
     QD_TRY(it->kernels->grad_norm(it->stream, &(qd_grad_norm_args){
         .sums = qd_bound_kind(it->bound, QD_BUFFER_SUMS), .loss = loss, .count = it->program->ledger->param_count,
-        .planned = (double)a->count, .clip = it->in->optim->clip,
+        .planned = (double)a->count, .clip = it->in->optim->clip, .most_norm = it->in->limits.norm, .most_loss = it->in->limits.loss,
         .out = loss + QD_LOSS_NORM}));
     return copy_figures(it);
 }
@@ -486,7 +486,7 @@ static qd_status take_figures(qd_interpreter *it)
         snprintf(it->not_finite, sizeof it->not_finite, "the loss is not a finite number");
     else if (p->strategy.training && f[QD_LOSS_BAD] >= 0.0)
         snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[(int)f[QD_LOSS_BAD]].name);
-    else if (p->strategy.training && !isfinite(f[QD_LOSS_FACTOR]))
+    else if (p->strategy.training && !isfinite(f[QD_LOSS_NORM]))
         snprintf(it->not_finite, sizeof it->not_finite, "the norm of the gradients is not a finite number");
     return QD_OK;
 }
@@ -755,7 +755,7 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         if (status != QD_OK)
             return fail_step(it, i, status);
     }
-    bool training = it->program->strategy.training;
+    const bool training = it->program->strategy.training;
     if (training)
         fill_ahead(it);
     else
@@ -777,8 +777,9 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         .tokens = it->figures[QD_LOSS_TOKENS],
         .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),
-        .skipped = it->not_finite[0] != '\0',
+        .spike = training && it->not_finite[0] == '\0' && !isfinite(it->figures[QD_LOSS_FACTOR]),
     };
+    output->skipped = output->spike || it->not_finite[0] != '\0';
     snprintf(output->not_finite, sizeof output->not_finite, "%s", it->not_finite);
     return QD_OK;
 }

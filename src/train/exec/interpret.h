@@ -25,6 +25,11 @@ typedef struct qd_nonfinite_finding {
     int gradient; /* first parameter whose gradient is not finite on this rank, before the sum over ranks; -1: none */
 } qd_nonfinite_finding;
 
+/* What a step may have, to be applied; 0: anything. */
+typedef struct qd_step_limits {
+    double norm, loss;
+} qd_step_limits;
+
 typedef struct qd_step_input {
     int64_t step;         /* from 1 */
     int64_t first_sample; /* index in the run of the global batch's first sequence */
@@ -33,6 +38,7 @@ typedef struct qd_step_input {
     uint64_t seed;
     const qd_batch_source *source;
     const qd_optim *optim;
+    qd_step_limits limits;
     qd_trace *trace;          /* NULL: none */
     qd_step_profile *profile; /* NULL: none */
     double *cpu_seconds;        /* NULL, or (actions): CPU time of the calling thread in the actions of modules */
@@ -44,8 +50,9 @@ typedef struct qd_step_output {
     double tokens;    /* counted */
     double grad_norm; /* before clipping */
     double lr;
-    bool skipped;          /* the loss or a gradient was not finite: weights and optimizer state are unchanged */
-    char not_finite[160];  /* a description of it */
+    bool skipped;          /* the loss or a gradient was not finite, or above a limit: weights and optimizer state are unchanged */
+    bool spike;            /* it was above a limit */
+    char not_finite[160];  /* a description; "": everything is finite */
 } qd_step_output;
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);

@@ -33,6 +33,7 @@ struct qd_trainer {
     qd_step_profile *profile;
     double *cpu_seconds;
     qd_position position;
+    qd_step_limits limits;
 };
 
 static int threads_per_rank(const qd_config *config, int local_ranks)
@@ -360,14 +361,16 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
         .seed = t->config.seed,
         .source = &t->source,
         .optim = &t->config.optimizer,
+        .limits = t->limits,
         .trace = t->trace,
         .profile = t->profile,
         .cpu_seconds = t->cpu_seconds,
     };
     QD_TRY(qd_interpret(t->interpreter, &input, output));
-    if (output->skipped)
+    const bool not_finite = output->skipped && !output->spike;
+    if (not_finite)
         QD_TRY(qd_nonfinite_explain(t, t->interpreter, t->world, &input, output));
-    if (output->skipped && !t->config.skip_nonfinite)
+    if (not_finite && !t->config.skip_nonfinite)
         return QD_FAIL(QD_NOT_FINITE, "step %lld: %s; the weights are those of step %lld", (long long)input.step, output->not_finite,
                        (long long)(input.step - 1));
     t->position.step++;
@@ -639,6 +642,11 @@ qd_bound *qd_trainer_bound(qd_trainer *t)
 uint64_t qd_trainer_seed(const qd_trainer *t)
 {
     return t->config.seed;
+}
+
+void qd_trainer_set_limits(qd_trainer *t, qd_step_limits limits)
+{
+    t->limits = limits;
 }
 
 void qd_trainer_set_trace(qd_trainer *t, qd_trace *trace)

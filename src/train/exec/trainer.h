@@ -56,6 +56,7 @@ qd_comm *qd_trainer_group(const qd_trainer *trainer, unsigned axes); /* NULL: th
 qd_device *qd_trainer_device(const qd_trainer *trainer);
 int64_t qd_trainer_allocated(const qd_trainer *trainer); /* bytes of the program's buffers on the device */
 int64_t qd_trainer_allocated_host(const qd_trainer *trainer); /* and in host memory */
+void qd_trainer_set_limits(qd_trainer *trainer, qd_step_limits limits); /* of the next steps, the same on all ranks */
 void qd_trainer_set_trace(qd_trainer *trainer, qd_trace *trace);
 void qd_trainer_set_profile(qd_trainer *trainer, qd_step_profile *profile);
 void qd_trainer_set_cpu_seconds(qd_trainer *trainer, double *seconds); /* (actions of the program); see qd_step_input */

@@ -23,3 +23,31 @@ qd_status qd_lines_keep(const char *path, int64_t step, qd_strbuf *out)
     free(text);
     return QD_OK;
 }
+
+bool qd_line_number(const char *line, const char *key, double *value)
+{
+    const char *at = strstr(line, key);
+    char *end;
+    if (!at)
+        return false;
+    *value = strtod(at + strlen(key), &end);
+    return end != at + strlen(key);
+}
+
+qd_status qd_lines_each(const char *path, int64_t step, void (*visit)(void *context, const char *line), void *context)
+{
+    char *text = NULL;
+    size_t length;
+    if (access(path, F_OK) != 0)
+        return QD_OK;
+    QD_TRY(qd_file_read(path, SIZE_MAX / 2, &text, &length));
+    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
+        double number;
+        *end = '\0';
+        if (!qd_line_number(line, "{\"step\":", &number) || number > (double)step)
+            break;
+        visit(context, line);
+    }
+    free(text);
+    return QD_OK;
+}

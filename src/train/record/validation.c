@@ -4,12 +4,10 @@
 #include "train/record/validation.h"
 
 #include "base/clock.h"
-#include "base/file.h"
+#include "train/record/lines.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 qd_status qd_validation_open(const qd_config *c, const qd_run_corpus *corpus, qd_validation *v)
 {
@@ -27,43 +25,27 @@ void qd_validation_close(qd_validation *v)
     memset(v, 0, sizeof *v);
 }
 
-/* The number after a key of a line; false: there is none. */
-static bool find_number(const char *line, const char *key, double *value)
+static void follow_line(void *context, const char *line)
 {
-    const char *at = strstr(line, key);
-    char *end;
-    if (!at)
-        return false;
-    *value = strtod(at + strlen(key), &end);
-    return end != at + strlen(key);
+    qd_validation *v = context;
+    double number, value;
+    if (qd_line_number(line, "\"step_seconds\":", &value))
+        v->since += value;
+    if (strstr(line, "\"validation_loss\":"))
+        v->since = 0.0;
+    /* Not the lowest of all: losses of another text, before it was changed, do not count. */
+    if (qd_line_number(line, "\"validation_loss\":", &value) && strstr(line, "\"validation_best\":true") &&
+        qd_line_number(line, "{\"step\":", &number)) {
+        v->best = (int64_t)number;
+        v->best_loss = value;
+    }
 }
 
 qd_status qd_validation_restore(const char *metrics, int64_t step, qd_validation *v)
 {
-    char *text = NULL;
-    size_t length;
     v->since = 0.0;
     v->best = -1;
-    if (access(metrics, F_OK) != 0)
-        return QD_OK;
-    QD_TRY(qd_file_read(metrics, SIZE_MAX / 2, &text, &length));
-    for (char *line = text, *end; (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        double number, value;
-        *end = '\0';
-        if (!find_number(line, "{\"step\":", &number) || number > (double)step)
-            break;
-        if (find_number(line, "\"step_seconds\":", &value))
-            v->since += value;
-        if (strstr(line, "\"validation_loss\":"))
-            v->since = 0.0;
-        /* Not the lowest of all: losses of another text, before it was changed, do not count. */
-        if (find_number(line, "\"validation_loss\":", &value) && strstr(line, "\"validation_best\":true")) {
-            v->best = (int64_t)number;
-            v->best_loss = value;
-        }
-    }
-    free(text);
-    return QD_OK;
+    return qd_lines_each(metrics, step, follow_line, v);
 }
 
 bool qd_validation_due(const qd_validation *v, const qd_config *c, int64_t step)

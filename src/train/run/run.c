@@ -220,6 +220,7 @@ static qd_status tell_not_finite(qd_rank_run *s, const qd_save_report *report)
 
 static void note_saved(qd_rank_run *s, int64_t step)
 {
+    s->rollbacks = 0;
     s->end.saved = s->kept = step;
     if (step == s->best_saving)
         s->best_kept = step;
@@ -408,6 +409,7 @@ qd_status qd_rank_run_start(qd_rank_run *s)
         QD_TRY(qd_run_load_weights(s));
     }
     QD_TRY(qd_rank_agree(s, qd_long_work_run(s->control, replace_run, s)));
+    QD_TRY(qd_run_spikes_open(s));
     if (run->config.check_replicas > 0 && qd_comm_size(s->world) > 1)
         QD_TRY(qd_replicas_create(s->trainer, s->control, &s->replicas));
     QD_TRY(qd_rank_agree(s, open_saver(s)));
@@ -451,6 +453,7 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .validation_loss = s->validated.loss,
         .validation_seconds = s->validated.seconds,
         .validation_best = s->improved,
+        .skipped = output->skipped,
     };
     const char *warning = NULL;
     if (s->metrics)
@@ -520,16 +523,20 @@ static qd_status count_dispatched(qd_rank_run *s, qd_dispatched *moved)
 static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output *output)
 {
     enum { MOST = 20 };
-    char text[256];
+    char text[256], why[sizeof output->not_finite];
     s->skipped = output->skipped ? s->skipped + 1 : 0;
     if (!output->skipped)
         return QD_OK;
-    snprintf(text, sizeof text, "step %lld was skipped: %s", (long long)step, output->not_finite);
+    if (output->spike)
+        qd_spikes_describe(&s->spikes, output, why, sizeof why);
+    else
+        snprintf(why, sizeof why, "%s", output->not_finite);
+    snprintf(text, sizeof text, "step %lld was skipped: %s", (long long)step, why);
     qd_rank_note(s, text);
     if (s->skipped < MOST)
         return QD_OK;
     return QD_FAIL(QD_NOT_FINITE, "%d consecutive steps were skipped, the last, %lld, because of %s; the weights are those of step %lld",
-                   MOST, (long long)step, output->not_finite, (long long)(step - MOST));
+                   MOST, (long long)step, why, (long long)(step - MOST));
 }
 
 /* Non-finite steps end the run in order, on all ranks. The checkpoint that is being written is
@@ -558,8 +565,16 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     double from = qd_clock_now();
     if (s->trace && s->traced++ == c->trace_steps)
         qd_trainer_set_trace(s->trainer, NULL);
+    qd_trainer_set_limits(s->trainer, qd_spikes_limits(&s->spikes));
     QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
     double seconds = qd_clock_now() - from;
+    bool went_back = false;
+    if (output.spike)
+        QD_TRY(end_saving(s, qd_run_spike(s, &output, &went_back)));
+    if (went_back)
+        return ask_ranks(s, step, seconds);
+    if (!output.skipped)
+        qd_spikes_add(&s->spikes, output.grad_norm, output.loss);
     /* A step counts as done when no more than one interval would be lost with it. */
     if (s->saver)
         QD_TRY(poll_save(s, step - s->saving >= c->save_overlap));
@@ -693,6 +708,7 @@ void qd_rank_run_close(qd_rank_run *s)
     qd_trainer_destroy(s->trainer);
     qd_trace_destroy(s->trace);
     qd_validation_close(&s->validation);
+    qd_spikes_close(&s->spikes);
     qd_run_corpus_close(&s->corpus);
     free(s->config_text);
     qd_comm_destroy(s->control);

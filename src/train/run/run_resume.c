@@ -438,6 +438,7 @@ qd_status qd_run_load(qd_rank_run *s, const char *path, bool *begun)
     QD_TRY_DONE(qd_rank_agree(s, s->recorder ? qd_recorder_rewind(s->recorder, step) : QD_OK));
     QD_TRY_DONE(qd_rank_agree(s, qd_samples_rewind(s->samples, step)));
     QD_TRY_DONE(qd_rank_agree(s, qd_rank_run_restore_validation(s)));
+    QD_TRY_DONE(qd_run_spikes_restore(s));
     s->kept = -1; /* where it comes from need not be run.dir */
     s->skipped = 0;
     snprintf(text, sizeof text, "continues after step %lld", (long long)step);

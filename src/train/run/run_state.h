@@ -7,6 +7,7 @@
 #include "ckpt/checkpoint.h"
 #include "train/record/recorder.h"
 #include "train/record/samples.h"
+#include "train/record/spikes.h"
 #include "train/record/validation.h"
 #include "train/run/metrics.h"
 #include "train/run/replicas.h"
@@ -64,6 +65,8 @@ typedef struct qd_rank_run {
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* consecutive skipped steps */
+    qd_spikes spikes;
+    int rollbacks; /* to the checkpoint `kept` */
     bool agreed; /* all ranks know of the failure and return: no abort is needed */
 } qd_rank_run;
 
@@ -115,6 +118,17 @@ qd_status qd_run_folder_clear(const qd_config *config);
 
 /* Collective. Loads initial weights from run.weights. */
 qd_status qd_run_load_weights(qd_rank_run *s);
+
+/* run_spikes.c. All are collective, except the limits. */
+
+/* Of a new run, or the history of the steps so far of a resumed one. */
+qd_status qd_run_spikes_open(qd_rank_run *s);
+/* After the position has changed. */
+qd_status qd_run_spikes_restore(qd_rank_run *s);
+/* After a step that was not applied because it was a spike: notes it, and goes back to the last
+ * checkpoint where train.on_spike says so. *went_back: the step is undone, and those before it
+ * since that checkpoint. QD_NOT_FINITE: the run is to stop. */
+qd_status qd_run_spike(qd_rank_run *s, const qd_step_output *output, bool *went_back);
 
 /* run_tuning.c */
 
