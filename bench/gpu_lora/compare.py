@@ -3,7 +3,7 @@
 compiled PyTorch and `peft`.
 
   python3 bench/gpu_lora/compare.py [--python VENV/bin/python3] [--quadrille build/release/bin/quadrille]
-      [--rank 16] [--ours-only]
+      [--rank 16] [--peft FOLDER] [--timeout 200] [--ours-only]
 
 Prints tokens per second, peak memory, the ratio, and the share of the floor: the time of the GEMMs and
 of causal attention that the step needs at 790 TFLOP/s, without weight gradients of frozen layers.
@@ -40,9 +40,13 @@ def ours(o):
 
 def theirs(o):
     command = [o.python, os.path.join(HERE, "torch_lora.py"), "--rank", str(o.rank)] + (["--peft", o.peft] if o.peft else [])
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=o.timeout)
+    except subprocess.TimeoutExpired:
+        sys.exit(f"PyTorch: not done after {o.timeout} s (--timeout)")
     if done.returncode != 0:
         sys.exit("PyTorch: " + done.stderr.strip()[-2000:])
+    print("PyTorch    " + next((line for line in done.stderr.splitlines() if line.startswith("compiled in")), ""))
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -52,6 +56,7 @@ def main():
     a.add_argument("--quadrille", default="build/release/bin/quadrille")
     a.add_argument("--rank", type=int, default=16)
     a.add_argument("--peft", default="")
+    a.add_argument("--timeout", type=float, default=200.0, help="seconds for the side of PyTorch")
     a.add_argument("--ours-only", action="store_true")
     o = a.parse_args()
     mine, floor = ours(o), floor_seconds()
