@@ -12,11 +12,12 @@
 extern "C" {
 #endif
 
-typedef enum qd_dtype { QD_F32, QD_BF16, QD_F16, QD_I32, QD_I64, QD_F64, QD_U8, QD_F8E4M3, QD_DTYPE_COUNT } qd_dtype;
+typedef enum qd_dtype { QD_F32, QD_BF16, QD_F16, QD_I32, QD_I64, QD_F64, QD_U8, QD_F8E4M3, QD_F8E5M2, QD_DTYPE_COUNT } qd_dtype;
 
 /* Bytes of an element, and the name of a type. */
 QD_API size_t qd_dtype_size(qd_dtype dtype);
-QD_API const char *qd_dtype_name(qd_dtype dtype); /* "fp32", "bf16", "fp16", "int32", "int64", "fp64", "uint8", "fp8_e4m3" */
+/* "fp32", "bf16", "fp16", "int32", "int64", "fp64", "uint8", "fp8_e4m3", "fp8_e5m2" */
+QD_API const char *qd_dtype_name(qd_dtype dtype);
 
 typedef enum qd_activation {
     QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU, QD_ACT_GEGLU_TANH, QD_ACT_GEGLU, QD_ACT_SWIGLU_CLAMPED

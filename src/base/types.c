@@ -7,7 +7,7 @@ static const struct {
 } dtypes[QD_DTYPE_COUNT] = {
     [QD_F32] = {"fp32", 4},  [QD_BF16] = {"bf16", 2}, [QD_F16] = {"fp16", 2}, [QD_I32] = {"int32", 4},
     [QD_I64] = {"int64", 8}, [QD_F64] = {"fp64", 8},  [QD_U8] = {"uint8", 1},
-    [QD_F8E4M3] = {"fp8_e4m3", 1},
+    [QD_F8E4M3] = {"fp8_e4m3", 1}, [QD_F8E5M2] = {"fp8_e5m2", 1},
 };
 
 static const char *const reduce_ops[] = {[QD_SUM] = "sum", [QD_MAX] = "max", [QD_AVG] = "avg"};

@@ -7,6 +7,7 @@ static ncclDataType_t type_of(qd_dtype dtype)
         [QD_F32] = ncclFloat32, [QD_BF16] = ncclBfloat16, [QD_F16] = ncclFloat16, [QD_I32] = ncclInt32,
         [QD_I64] = ncclInt64,   [QD_F64] = ncclFloat64,   [QD_U8] = ncclUint8,
         [QD_F8E4M3] = ncclUint8, /* moved, never reduced */
+        [QD_F8E5M2] = ncclUint8,
     };
     return types[dtype];
 }

@@ -18,7 +18,7 @@ static void names_and_sizes(void **state)
         size_t size;
     } rows[] = {{QD_F32, "fp32", 4},  {QD_BF16, "bf16", 2}, {QD_F16, "fp16", 2}, {QD_I32, "int32", 4},
                 {QD_I64, "int64", 8}, {QD_F64, "fp64", 8},  {QD_U8, "uint8", 1},
-                {QD_F8E4M3, "fp8_e4m3", 1}};
+                {QD_F8E4M3, "fp8_e4m3", 1}, {QD_F8E5M2, "fp8_e5m2", 1}};
     assert_int_equal(sizeof rows / sizeof rows[0], QD_DTYPE_COUNT);
     for (int i = 0; i < QD_DTYPE_COUNT; i++) {
         assert_string_equal(qd_dtype_name(rows[i].dtype), rows[i].name);
