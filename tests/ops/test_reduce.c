@@ -145,9 +145,11 @@ typedef struct norm_case {
     bool bad_loss;
     double most_norm, most_loss;
 } norm_case;
-static const norm_case norm_cases[] = {{1, -1, 0, 10, false},   {700, -1, 1, 10, false},   {700, -1, 1e6, 7, false},
-                                       {9, -1, 0.5, 0, false}, {40, 3, 1, 10, false}, {40, -1, 1, 10, true},
-                                       {40, -1, 1, 10, false, 1e-3, 0}, {40, -1, 1, 10, false, 1e6, 0.31}, {40, -1, 0, 10, false, 0, 0.29}};
+static const norm_case norm_cases[] = {
+    {1, -1, 0, 10, false, 0, 0},      {700, -1, 1, 10, false, 0, 0},      {700, -1, 1e6, 7, false, 0, 0},
+    {9, -1, 0.5, 0, false, 0, 0},     {40, 3, 1, 10, false, 0, 0},        {40, -1, 1, 10, true, 0, 0},
+    {40, -1, 1, 10, false, 1e-3, 0},  {40, -1, 1, 10, false, 1e6, 0.31},  {40, -1, 0, 10, false, 0, 0.29},
+};
 static const double planned = 10;
 
 static void norm_describe(const void *p, char *text, size_t size)
