@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/sized.h"
+#include "base/stacks.h"
 #include "train/ranks/common.h"
 #include "train/ranks/long_work.h"
 #include "train/run/resume_options.h"
@@ -204,6 +205,15 @@ static _Noreturn void end_local_rank(const place *p, qd_status status)
     _exit(status == QD_OK ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
+static void catch_stacks(const qd_config *config, int rank)
+{
+    char path[PATH_MAX], title[32];
+    if (config->run_dir[0] == '\0' || snprintf(path, sizeof path, "%s/" QD_STACKS_FILE, config->run_dir) >= (int)sizeof path)
+        return;
+    snprintf(title, sizeof title, "rank %d", rank);
+    qd_stacks_on_signal(path, title);
+}
+
 static qd_status run_local_rank(place *p, qd_run *run)
 {
     qd_options *options = NULL;
@@ -220,6 +230,7 @@ static qd_status run_local_rank(place *p, qd_run *run)
     run->options = options;
     run->observer = &observer;
     QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
+    catch_stacks(&run->config, p->rank);
     status = qd_run_rank(run, world);
 done:
     qd_comm_destroy(world);
@@ -363,6 +374,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
+    catch_stacks(&run->config, qd_comm_rank(world));
     run->observer = observer;
     if (qd_comm_rank(world) == 0 && p->size != size)
         QD_TRY_DONE(qd_run_prepare(run->options, size, run->stop, &run->config, summary));

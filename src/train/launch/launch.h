@@ -20,6 +20,9 @@
 /* The journal of restarts, in the run folder. */
 #define QD_JOURNAL_FILE "restarts.jsonl"
 
+/* The stacks of ranks that hang, in the run folder. */
+#define QD_STACKS_FILE "stacks.txt"
+
 /* The launcher sends this to local ranks in place of SIGINT, which a terminal sends to all
  * processes of a job. */
 #define QD_SIGNAL_INTERRUPT SIGUSR2

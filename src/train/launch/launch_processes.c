@@ -4,9 +4,11 @@
 #include "train/launch/launch.h"
 
 #include "base/clock.h"
+#include "base/stacks.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -31,10 +33,16 @@ extern char **environ;
 #define STEPS_STOPPED 2.5
 #define SECONDS_BETWEEN_LOOKS 0.5 /* at the state of the ranks */
 
+/* An action of a step that takes longer than run.deadline and so many steps never ends. Before the
+ * first steps there is nothing to compare with. */
+#define STEPS_OF_AN_ACTION 10.0
+#define STEPS_BEFORE_WATCHING 3
+
 typedef struct child {
     pid_t pid; /* 0: not started, or reaped */
     double stopped_at; /* clock time at which a signal stopped it; 0: it is not stopped */
     qd_status told; /* the failure it has reported */
+    char last[256]; /* where it was at the last look */
 } child;
 
 enum { RECENT_STEPS = 15 };
@@ -58,6 +66,7 @@ typedef struct crew {
     int64_t steps;
     double looked_at; /* clock time of the last look at the ranks */
     bool excused;     /* a debugger holds a rank */
+    double standing;  /* seconds for which no rank has advanced */
     qd_failure failure;
 } crew;
 
@@ -178,6 +187,27 @@ static void enter(crew *c, phase to)
         send_all(c, SIGKILL);
 }
 
+/* What the ranks are doing, in a file of the run folder: the signal finds them wherever they
+ * are. */
+static void write_stacks(crew *c)
+{
+    const char *folder = c->run->config.run_dir;
+    size_t length = strlen(c->failure.message);
+    if (folder[0] == '\0')
+        return;
+    snprintf(c->failure.message + length, sizeof c->failure.message - length, "; stacks of the ranks: %s/" QD_STACKS_FILE, folder);
+    send_all(c, QD_SIGNAL_STACKS);
+}
+
+/* Records that a rank hangs. */
+static void add_hang(crew *c, const char *message, const char *trace)
+{
+    const bool first = c->failure.status == QD_OK || c->failure.status == QD_REMOTE;
+    qd_failure_add(&c->failure, QD_TIMEOUT, message, trace);
+    if (first)
+        write_stacks(c);
+}
+
 static void take_reports(crew *c)
 {
     const qd_train_observer *o = c->run->observer;
@@ -192,7 +222,10 @@ static void take_reports(crew *c)
         } else if (report.kind == QD_REPORT_NOTE && o && o->on_note) {
             o->on_note(o->context, report.failure.message);
         } else if (report.kind == QD_REPORT_FAILURE) {
-            qd_failure_add(&c->failure, report.failure.status, report.failure.message, report.failure.trace);
+            if (report.failure.status == QD_TIMEOUT)
+                add_hang(c, report.failure.message, report.failure.trace);
+            else
+                qd_failure_add(&c->failure, report.failure.status, report.failure.message, report.failure.trace);
             if (report.rank >= 0 && report.rank < c->size)
                 c->children[report.rank].told = report.failure.status;
             /* An interrupted run ends in order and may still have to write files. */
@@ -249,15 +282,20 @@ static int compare_seconds(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* How long a rank may be stopped. */
-static double most_stopped(const crew *c)
+/* Seconds of a step: the median of the last ones; 0: there was none. */
+static double median_step(const crew *c)
 {
-    double recent[RECENT_STEPS], deadline = c->run->config.deadline;
+    double recent[RECENT_STEPS];
     int count = c->steps < RECENT_STEPS ? (int)c->steps : RECENT_STEPS;
     memcpy(recent, c->step_seconds, sizeof recent);
     qsort(recent, (size_t)count, sizeof recent[0], compare_seconds);
-    double most = count > 0 && STEPS_STOPPED * recent[count / 2] > SECONDS_STOPPED ? STEPS_STOPPED * recent[count / 2] : SECONDS_STOPPED;
-    return most < deadline ? most : deadline;
+    return count > 0 ? recent[count / 2] : 0.0;
+}
+
+/* How long a rank may be stopped. */
+static double most_stopped(const crew *c)
+{
+    return fmin(fmax(STEPS_STOPPED * median_step(c), SECONDS_STOPPED), c->run->config.deadline);
 }
 
 /* Whether a debugger has attached itself to the process. */
@@ -275,18 +313,46 @@ static bool is_traced(pid_t pid)
     return tracer != 0;
 }
 
+/* A rank that others wait for is found by them, after run.deadline. This is for ranks that all
+ * hang, or that no other one waits for. */
+static void watch_progress(crew *c, double passed)
+{
+    bool moved = false;
+    int slow = 0;
+    for (int rank = 0; rank < c->size; rank++) {
+        char last[sizeof c->children[rank].last] = "";
+        if (c->children[rank].pid > 0)
+            qd_local_world_last(c->world, rank, last, sizeof last);
+        moved = moved || strcmp(last, c->children[rank].last) != 0;
+        memcpy(c->children[rank].last, last, sizeof last);
+    }
+    c->standing = moved ? 0.0 : c->standing + passed;
+    if (c->steps < STEPS_BEFORE_WATCHING || c->standing < fmax(c->run->config.deadline, STEPS_OF_AN_ACTION * median_step(c)))
+        return;
+    while (slow + 1 < c->size && c->children[slow].pid <= 0)
+        slow++;
+    char message[512];
+    snprintf(message, sizeof message, "no rank has advanced for %.0f s, although a step takes %.3g s; rank %d is %s", c->standing,
+             median_step(c), slow, c->children[slow].last);
+    add_hang(c, message, "");
+    enter(c, PHASE_RETURNING);
+    c->next = qd_clock_now() + 1.0; /* for the stacks; none of them will return */
+}
+
 /* A rank that stays stopped although this process runs will not come back by itself; in a suspended
  * job this process is suspended too. A debugger, in contrast, is used on purpose: while it holds a
  * rank, no deadline expires. */
 static void look_at_ranks(crew *c)
 {
     double now = qd_clock_now(), most = most_stopped(c);
-    bool suspended = now - c->looked_at > 4 * SECONDS_BETWEEN_LOOKS, traced = false;
+    const double passed = now - c->looked_at;
+    bool suspended = passed > 4 * SECONDS_BETWEEN_LOOKS, traced = false, stopped = false;
     c->looked_at = now;
     for (int rank = 0; rank < c->size && c->phase == PHASE_RUNNING; rank++) {
         child *k = &c->children[rank];
         bool held = k->pid > 0 && is_traced(k->pid);
         traced = traced || held;
+        stopped = stopped || k->stopped_at > 0.0;
         if (k->pid <= 0 || k->stopped_at == 0.0)
             continue;
         if (held || suspended)
@@ -301,6 +367,8 @@ static void look_at_ranks(crew *c)
         qd_local_world_mark_dead(c->world, rank, "stopped by a signal");
         enter(c, PHASE_RETURNING);
     }
+    if (c->phase == PHASE_RUNNING && !traced && !stopped)
+        watch_progress(c, suspended ? SECONDS_BETWEEN_LOOKS : passed);
     if (traced != c->excused)
         qd_local_world_excuse(c->world, traced);
     c->excused = traced;

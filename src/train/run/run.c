@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/stacks.h"
 #include "device/ceiling.h"
 #include "train/ranks/common.h"
 #include "train/run/footprint.h"
@@ -695,6 +696,8 @@ void qd_rank_run_alert(qd_rank_run *s, qd_status status)
     if (status == QD_OK || status == QD_REMOTE || s->agreed)
         return;
     name_rank(s->world, status);
+    if (status == QD_TIMEOUT)
+        qd_stacks_write();
     qd_comm_abort(s->world, qd_error_message());
 }
 

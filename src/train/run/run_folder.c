@@ -184,7 +184,7 @@ qd_status qd_run_folder_clear(const qd_config *c)
 {
     /* metrics.jsonl is truncated when it is opened */
     static const char *const files[] = {"config.yaml", "effective.yaml", "trace.json", "memory.json", "evaluations.jsonl",
-                                        "restarts.jsonl", "starts.jsonl", "samples.jsonl", "spikes.jsonl"};
+                                        "restarts.jsonl", "starts.jsonl", "samples.jsonl", "spikes.jsonl", "stacks.txt"};
     qd_run_file path;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
     QD_TRY(qd_metrics_check_free(path)); /* again: tokenizing may have taken hours */

@@ -5,7 +5,7 @@
 #include "base/thread.h"
 #include "train/ranks/long_work.h"
 
-#include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +38,10 @@ struct qd_saver {
     phase phase;
     char *left;        /* NULL, or what the commit could not remove */
     job job;
+    atomic_llong written; /* pieces, by the thread */
+    long long seen;       /* of them at the last look, */
+    double standing;      /* which was so many seconds ago */
+    bool stuck;           /* the thread is in a call that does not return */
     char *base; /* NULL: checkpoints have all values */
     char base_hash[QD_CKPT_BASE_TEXT];
 };
@@ -48,6 +52,7 @@ static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD
 static qd_status fetch_live(void *context, const qd_state_piece *piece, float *out)
 {
     qd_saver *s = context;
+    atomic_fetch_add_explicit(&s->written, 1, memory_order_relaxed);
     qd_atom held = qd_trainer_holding(s->trainer, piece->param, tensor_of[piece->kind]).box;
     if (s->tensor_param != piece->param || s->tensor_kind != piece->kind) {
         s->tensor_param = -1;
@@ -62,7 +67,8 @@ static qd_status fetch_live(void *context, const qd_state_piece *piece, float *o
 
 static qd_status fetch_copied(void *context, const qd_state_piece *piece, float *out)
 {
-    const qd_saver *s = context;
+    qd_saver *s = context;
+    atomic_fetch_add_explicit(&s->written, 1, memory_order_relaxed);
     memcpy(out, s->snapshot + piece->before, (size_t)piece->count * sizeof *out);
     return QD_OK;
 }
@@ -122,10 +128,12 @@ static void join_job(qd_saver *s)
     s->job.running = false;
 }
 
+#define LOOK_SECONDS 0.25
+
 /* Whether the work has ended; waits for it at most a quarter of a second. */
 static bool job_ended(job *j, bool wait)
 {
-    const struct timespec until = qd_cond_until(0.25);
+    const struct timespec until = qd_cond_until(LOOK_SECONDS);
     pthread_mutex_lock(&j->lock);
     while (wait && !j->done && pthread_cond_timedwait(&j->ended, &j->lock, &until) == 0)
         continue;
@@ -163,11 +171,30 @@ static qd_status give_up(qd_saver *s, int who, qd_save_report *report)
     return QD_OK;
 }
 
+/* Disks of networks can be slow for minutes; a write that takes this many times run.deadline does
+ * not end. Looks are counted, not time: a suspended run does not write. */
+#define DEADLINES_OF_A_WRITE 10.0
+static qd_status watch_job(qd_saver *s, bool busy, bool wait)
+{
+    const double most = DEADLINES_OF_A_WRITE * qd_trainer_config(s->trainer)->deadline;
+    const long long written = atomic_load_explicit(&s->written, memory_order_relaxed);
+    if (!busy || !wait || written != s->seen)
+        s->standing = 0.0;
+    s->seen = written;
+    s->standing += LOOK_SECONDS;
+    if (s->standing <= most)
+        return QD_OK;
+    s->stuck = true;
+    return QD_FAIL(QD_TIMEOUT, "the checkpoint of step %lld has not advanced for %.0f s (%lld tensors written): %s does not answer",
+                   (long long)s->meta.step, s->standing, written, s->root);
+}
+
 /* One step through the phases: all ranks write, then rank 0 commits. */
 static qd_status advance(qd_saver *s, bool wait, qd_save_report *report)
 {
     int who;
     bool busy = !job_ended(&s->job, wait), any_busy;
+    QD_TRY(watch_job(s, busy, wait));
     QD_TRY(agree(s, busy, !busy && s->job.status != QD_OK, &any_busy, &who));
     report->step = s->meta.step;
     report->state = QD_SAVE_GOING_ON;
@@ -202,6 +229,7 @@ qd_status qd_saver_begin(qd_saver *s, const char *config)
                              .base_hash = s->base_hash, .tensors = qd_pieces_tensors(qd_trainer_program(s->trainer))};
     s->phase = PHASE_WRITING;
     s->tensor_param = -1;
+    atomic_store(&s->written, 0);
     qd_status folder = qd_long_work_run(s->control, make_folder, s);
     if (qd_comm_rank(s->control) != 0)
         QD_TRY(folder); /* failed communication; rank 0 sees it in agree() */
@@ -265,7 +293,7 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
 
 void qd_saver_destroy(qd_saver *s)
 {
-    if (!s)
+    if (!s || s->stuck) /* its thread may still use everything: the process is about to end */
         return;
     join_job(s);
     pthread_cond_destroy(&s->job.ended);

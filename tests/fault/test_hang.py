@@ -1,0 +1,105 @@
+"""Ranks that hang: a file system that does not answer while ranks read their data or write a
+checkpoint. The run ends, says where, and stacks.txt has the stacks of the ranks.
+ctest: timeout 120
+ctest: processors 2
+"""
+import os
+import shutil
+import subprocess
+import sys
+import time
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+# Calls on files whose path contains HANG_PATH do not return once the file HANG_FROM exists.
+LIBRARY = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+static void look(int fd)
+{
+    char link[64], path[4096];
+    const char *part = getenv("HANG_PATH"), *from = getenv("HANG_FROM"), *rank = getenv("HANG_RANK"), *mine = getenv("QUADRILLE_RANK");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    path[n > 0 ? n : 0] = '\0';
+    if (!part || !mine || !strstr(path, part) || access(from, F_OK) != 0 || (rank && strcmp(rank, mine) != 0)) return;
+    for (;;) sleep(1000);
+}
+ssize_t pread64(int fd, void *to, size_t bytes, off64_t at)
+{
+    static ssize_t (*next)(int, void *, size_t, off64_t);
+    if (!next) next = (ssize_t (*)(int, void *, size_t, off64_t))dlsym(RTLD_NEXT, "pread64");
+    look(fd);
+    return next(fd, to, bytes, at);
+}
+ssize_t pread(int fd, void *to, size_t bytes, off_t at) { return pread64(fd, to, bytes, at); }
+int fsync(int fd)
+{
+    static int (*next)(int);
+    if (!next) next = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    look(fd);
+    return next(fd);
+}
+"""
+COMPILER = shutil.which("cc")
+
+
+@unittest.skipIf(program.SANITIZED or not COMPILER, "needs a C compiler and a program without sanitizers")
+class Hang(program.ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.write("hang.c", LIBRARY)
+        subprocess.run([COMPILER, "-shared", "-fPIC", "-o", self.path("hang.so"), self.path("hang.c"), "-ldl"], check=True)
+
+    def hangs(self, part, *more, rank=None):
+        """Standard error of a run whose ranks hang from their tenth step on, and its seconds since then."""
+        environment = {**os.environ, "LD_PRELOAD": self.path("hang.so"), "HANG_PATH": part, "HANG_FROM": self.path("now")}
+        if rank is not None:
+            environment["HANG_RANK"] = str(rank)
+        arguments = self.small("train.steps=1000000", "parallel.ranks=2", "run.dir=run", "run.deadline=2", *more)
+        with subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                              env=environment) as run:
+            self.addCleanup(run.kill)
+            program.wait_until(lambda: os.path.exists(self.path("run/metrics.jsonl")) and len(self.metrics("run")) >= 10, 60)
+            self.write("now", "")
+            begin = time.monotonic()
+            errors = run.communicate(timeout=60)[1]
+        self.assertEqual(run.returncode, 1, errors)
+        self.assertEqual(program.processes(self.corpus), [])
+        return errors, time.monotonic() - begin
+
+    def stacks(self):
+        with open(self.path("run/stacks.txt"), encoding="utf-8") as file:
+            return file.read()
+
+    def test_all_ranks(self):
+        errors, seconds = self.hangs("corpus")
+        self.assertRegex(errors, r"no rank has advanced for \d+ s, although a step takes .* s; rank 0 is at '.*'")
+        self.assertIn("stacks of the ranks: run/stacks.txt", errors)
+        self.assertLess(seconds, 20)
+        for rank in range(2):
+            self.assertRegex(self.stacks(), rf"rank {rank}, thread \d+ \(.*\)\n")
+        self.assertIn("hang.so", self.stacks())
+
+    def test_one_rank(self):
+        errors, seconds = self.hangs("corpus", rank=1)
+        self.assertIn("rank 1 (last in ", errors)
+        self.assertIn("did not arrive within 2 s", errors)
+        self.assertIn("stacks of the ranks: run/stacks.txt", errors)
+        self.assertLess(seconds, 20)
+        self.assertRegex(self.stacks(), r"rank 1, thread \d+ \(.*\)\n(?:.*\n)*?.*hang\.so")
+
+    def test_checkpoint(self):
+        errors, _ = self.hangs("checkpoints/", "run.save_every=5", "run.deadline=0.5", rank=1)
+        self.assertRegex(errors, r"the checkpoint of step \d+ has not advanced for 5 s \(\d+ tensors written\): .*checkpoints does not answer")
+        self.assertIn("hang.so", self.stacks())
+
+
+if __name__ == "__main__":
+    unittest.main()
