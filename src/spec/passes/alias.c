@@ -23,11 +23,10 @@ static void copy_first(qd_class_writer *w, int index, int operand, int result)
     qd_op copy = *QD_CLASS_OP(w, COLUMNS, (X, op.slot[operand]), (Y, op.slot[result]));
     if (w->no_memory || w->wrong)
         return;
-    copy.after = op.after;
     qd_class_measure(w, &copy);
     w->op_count--; /* it was appended */
-    if (qd_class_insert(w, index, &copy))
-        w->ops[index + 1].slot[operand] = op.slot[result];
+    qd_class_insert(w, index, &copy);
+    w->ops[index + 1].slot[operand] = op.slot[result];
 }
 
 void qd_pass_alias(qd_class_writer *w)
@@ -36,12 +35,10 @@ void qd_pass_alias(qd_class_writer *w)
         int operand = in_place[w->ops[i].kind].operand, result = in_place[w->ops[i].kind].result;
         if (!in_place[w->ops[i].kind].works)
             continue;
-        int x = w->ops[i].slot[operand], y = w->ops[i].slot[result], last = i;
+        int x = w->ops[i].slot[operand], y = w->ops[i].slot[result];
         if (x == y)
             continue;
-        for (int k = i + 1; k < w->op_count; k++)
-            last = qd_op_touches(&w->ops[k], x, false) ? k : last;
-        if (w->slots[x].kind == QD_SLOT_LOCAL && last == i)
+        if (w->slots[x].kind == QD_SLOT_LOCAL && qd_class_next(w, x, QD_TOUCHES, i + 1) == w->op_count)
             w->slots[y].kind == QD_SLOT_LOCAL ? qd_class_replace(w, y, x, false) : qd_class_replace(w, x, y, false);
         else
             copy_first(w, i, operand, result);

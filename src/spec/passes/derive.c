@@ -4,13 +4,6 @@
 
 #include <string.h>
 
-static qd_status check(const qd_class_writer *w)
-{
-    if (w->no_memory)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the op lists of %s", w->module->name);
-    return w->wrong ? QD_FAIL(QD_SYSTEM, "%s: %s", w->module->name, w->wrong) : QD_OK;
-}
-
 static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *config, qd_arena *arena, qd_class_writer *w)
 {
     const qd_mesh *mesh = &l->mesh;
@@ -31,35 +24,31 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
         if (l->modules[i].decl == decl && l->modules[i].stage_rank == stage)
             w->module = &l->modules[i];
     w->weights = QD_ARENA_NEW(arena, int, w->decl->param_count + 1);
-    if (!w->weights || !qd_class_reserve_slot(w) || !qd_class_reserve_op(w))
+    if (!w->weights)
         return QD_NO_MEMORY;
+    w->recompute = w->module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE;
     memset(w->weights, 0xff, (size_t)w->decl->param_count * sizeof *w->weights);
     return QD_OK;
 }
+
+static void (*const passes[])(qd_class_writer *w) = {
+    qd_pass_forward, qd_pass_gradient,  qd_pass_place,   qd_pass_fuse,   qd_pass_order,
+    qd_pass_alias,   qd_pass_recompute, qd_pass_overlap, qd_pass_settle,
+};
 
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config, qd_arena *arena, qd_module_class *out)
 {
     qd_class_writer w;
     QD_TRY(begin(ledger, decl, config, arena, &w));
-    memset(out, 0, sizeof *out);
-    qd_pass_forward(&w);
-    QD_TRY(check(&w));
-    if (config->training) {
-        qd_pass_gradient(&w);
-        QD_TRY(check(&w));
-    }
-    qd_pass_place(&w);
-    QD_TRY(check(&w));
-    qd_pass_fuse(&w);
-    QD_TRY(check(&w));
-    qd_pass_order(&w);
-    qd_pass_alias(&w);
-    QD_TRY(check(&w));
-    out->recompute = w.module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE;
-    QD_TRY(qd_pass_recompute(&w, out->recompute));
-    QD_TRY(qd_pass_overlap(&w, config->tensor_pieces));
-    QD_TRY(qd_pass_settle(&w));
-    QD_TRY(qd_pass_lifetimes(&w, out));
+    *out = (qd_module_class){.recompute = w.recompute};
+    for (size_t i = 0; i < sizeof passes / sizeof *passes && !w.no_memory && !w.wrong; i++)
+        passes[i](&w);
+    if (!w.no_memory && !w.wrong)
+        qd_pass_lifetimes(&w, out);
+    if (w.no_memory)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for the op lists of %s", w.module->name);
+    if (w.wrong)
+        return QD_FAIL(QD_SYSTEM, "%s: %s", w.module->name, w.wrong);
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;
     out->slots = w.slots;

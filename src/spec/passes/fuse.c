@@ -80,26 +80,16 @@ QD_SAME_PLACE(COUNT, EXPERTS, EXPERTS_DX);
 
 enum { GONE = QD_OP_KIND_COUNT }; /* an op that was fused into another */
 
-/* Number of ops from `first` on that access a slot; the last of them in *last. */
-static int touched(const qd_class_writer *w, int slot, int first, int *last)
-{
-    int count = 0;
-    for (int i = first; i < w->op_count; i++)
-        if ((int)w->ops[i].kind != GONE && qd_op_touches(&w->ops[i], slot, false)) {
-            *last = i;
-            count++;
-        }
-    return count;
-}
-
-/* The only op that reads what op `index` writes to `slot`, -1: none or several. A value that leaves
- * the module has other readers. */
+/* The only op that accesses what op `index` writes to `slot`, if it reads it; op_count: none, or
+ * several. A value that leaves the module has other readers. */
 static int only_reader(const qd_class_writer *w, int index, int slot)
 {
-    int reader = -1;
-    if (slot < 0 || w->slots[slot].kind != QD_SLOT_LOCAL || touched(w, slot, index + 1, &reader) != 1)
-        return -1;
-    return qd_op_touches(&w->ops[reader], slot, true) ? -1 : reader;
+    if (slot < 0 || w->slots[slot].kind != QD_SLOT_LOCAL)
+        return w->op_count;
+    int reader = qd_class_next(w, slot, QD_TOUCHES, index + 1);
+    bool only = reader < w->op_count && qd_op_access(&w->ops[reader], slot) == QD_READS &&
+                qd_class_next(w, slot, QD_TOUCHES, reader + 1) == w->op_count;
+    return only ? reader : w->op_count;
 }
 
 static void remove_op(qd_class_writer *w, int index)
@@ -145,11 +135,11 @@ static int find_second(const qd_class_writer *w, const fusion *f, int i)
     if (f->link == ONLY_READER)
         return only_reader(w, i, value);
     if (f->link == FIRST_READER)
-        return qd_class_reader(w, value, i + 1);
+        return qd_class_next(w, value, QD_READS, i + 1);
     for (int k = 0; k < (f->link == SHARES ? w->op_count : i); k++)
         if (w->ops[k].kind == f->second && w->ops[k].slot[f->as] == value && w->ops[k].slot[f->absent - 1] < 0)
             return k;
-    return -1;
+    return w->op_count;
 }
 
 static void fuse(qd_class_writer *w, const fusion *f, int i)
@@ -157,7 +147,7 @@ static void fuse(qd_class_writer *w, const fusion *f, int i)
     if (w->ops[i].kind != f->first || !enabled(w, f->guard, &w->ops[i]))
         return;
     int k = find_second(w, f, i);
-    if (k < 0 || w->ops[k].kind != f->second || w->ops[k].slot[f->as] != w->ops[i].slot[f->value])
+    if (k == w->op_count || w->ops[k].kind != f->second || w->ops[k].slot[f->as] != w->ops[i].slot[f->value])
         return;
     const qd_op first = w->ops[i], second = w->ops[k];
     int at = f->at == AT_FIRST ? i : k;
@@ -183,8 +173,8 @@ QD_SAME_PLACE(BIAS, LINEAR, LINEAR_ADD);
 static void add_in_shared(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : -1;
-    if (by < 0 || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y] || op->slot[QD_COMBINE_ADD] < 0)
+    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : w->op_count;
+    if (by == w->op_count || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y] || op->slot[QD_COMBINE_ADD] < 0)
         return;
     const qd_op add = w->ops[by];
     int k = qd_class_definition(w, op->slot[QD_COMBINE_ADD], i);

@@ -312,6 +312,8 @@ static bool is_frozen(const qd_class_writer *w)
 void qd_pass_gradient(qd_class_writer *w)
 {
     int forward_count = w->op_count, in = -1, out = -1;
+    if (!w->config->training)
+        return;
     gradients g = {.w = w, .forward_count = forward_count, .in_grad = -1};
     size_t slots = (size_t)w->slot_count;
     g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)(forward_count + 1) * QD_OP_SLOTS);

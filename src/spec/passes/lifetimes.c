@@ -114,12 +114,13 @@ static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, i
     return try_scratch(w, spans, list, count, best);
 }
 
-static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
+static void place_locals(qd_class_writer *w, qd_module_class *c)
 {
     span *spans = QD_ARENA_NEW(w->arena, span, w->slot_count);
     int *scratch = QD_ARENA_NEW(w->arena, int, w->slot_count), scratch_count = 0;
-    if (!spans || !scratch)
-        return QD_NO_MEMORY;
+    w->no_memory = !spans || !scratch;
+    if (w->no_memory)
+        return;
     find_spans(w, spans);
     for (int s = 0; s < w->slot_count; s++) {
         qd_slot *slot = &w->slots[s];
@@ -156,7 +157,6 @@ static qd_status place_locals(qd_class_writer *w, qd_module_class *c)
     c->region[QD_REGION_SCRATCH] = place_scratch(w, spans, scratch, scratch_count);
     for (int i = 0; i < w->op_count; i++)
         c->has_weight_phase = c->has_weight_phase || w->ops[i].phase == QD_PHASE_WEIGHT;
-    return QD_OK;
 }
 
 static bool is_grad(const qd_class_writer *w, int slot)
@@ -202,9 +202,8 @@ static void find_overwriting(qd_class_writer *w, qd_module_class *c)
     }
 }
 
-qd_status qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out)
+void qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out)
 {
-    QD_TRY(place_locals(w, out));
+    place_locals(w, out);
     find_overwriting(w, out);
-    return QD_OK;
 }

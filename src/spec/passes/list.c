@@ -5,47 +5,42 @@
 
 #include <string.h>
 
-/* Makes sure that one more entry fits into a table. */
-static bool reserve(qd_class_writer *w, void **table, int count, int *capacity, size_t size)
+/* A table with space for one more entry: the same one, or a copy. */
+static void *reserve(qd_class_writer *w, void *table, int count, int *capacity, size_t size)
 {
     if (count < *capacity || w->no_memory)
-        return !w->no_memory;
+        return table;
     int wanted = *capacity ? 2 * *capacity : 64;
     void *larger = qd_arena_array(w->arena, (size_t)wanted, size);
     w->no_memory = !larger;
     if (!larger)
-        return false;
+        return table;
     if (count > 0)
-        memcpy(larger, *table, (size_t)count * size);
-    *table = larger;
+        memcpy(larger, table, (size_t)count * size);
     *capacity = wanted;
-    return true;
+    return larger;
 }
 
-bool qd_class_reserve_slot(qd_class_writer *w)
+static int add_slot(qd_class_writer *w, qd_slot slot)
 {
-    void *slots = w->slots;
-    bool fits = reserve(w, &slots, w->slot_count, &w->slot_capacity, sizeof *w->slots);
-    w->slots = slots;
-    return fits;
-}
-
-bool qd_class_reserve_op(qd_class_writer *w)
-{
-    void *ops = w->ops;
-    bool fits = reserve(w, &ops, w->op_count, &w->op_capacity, sizeof *w->ops);
-    w->ops = ops;
-    return fits;
+    w->slots = reserve(w, w->slots, w->slot_count, &w->slot_capacity, sizeof *w->slots);
+    w->no_memory = w->no_memory || !slot.name;
+    if (w->no_memory)
+        return 0;
+    w->slots[w->slot_count] = slot;
+    return w->slot_count++;
 }
 
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols)
 {
-    if (!qd_class_reserve_slot(w) || !name) {
-        w->no_memory = true;
-        return 0;
-    }
-    w->slots[w->slot_count] = (qd_slot){.name = name, .kind = kind, .dtype = dtype, .rows = rows, .cols = cols};
-    return w->slot_count++;
+    return add_slot(w, (qd_slot){.name = name, .kind = kind, .dtype = dtype, .rows = rows, .cols = cols});
+}
+
+int qd_class_like(qd_class_writer *w, const char *name, int slot)
+{
+    qd_slot like = w->slots[slot];
+    like.name = name;
+    return add_slot(w, like);
 }
 
 int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
@@ -93,36 +88,27 @@ void qd_class_count_bytes(const qd_class_writer *w, qd_op *op)
             op->bytes += qd_slot_bytes(&w->slots[op->slot[i]]) * (strchr("ag", qd_op_roles(op->kind)[i]) ? 2 : 1);
 }
 
-static void set_operands(qd_op *op, qd_operands operands)
+static void check_operands(qd_class_writer *w, const qd_op *op)
 {
-    for (int i = 0; i < QD_OP_SLOTS; i++)
-        op->slot[i] = (int16_t)(operands.slot[i] - 1);
-}
-
-static void check_operands(qd_class_writer *w, qd_op_kind kind, const qd_operands *operands)
-{
-    int count = (int)strlen(qd_op_roles(kind));
+    int count = (int)strlen(qd_op_roles(op->kind));
     for (int i = 0; i < QD_OP_SLOTS && !w->wrong; i++) {
-        bool given = operands->slot[i] > 0;
-        if (i < count && !given && qd_op_operand_needed(kind, i))
-            w->wrong = qd_arena_printf(w->arena, "%s lacks its operand %s", qd_op_name(kind), qd_op_operand_name(kind, i));
-        else if (i >= count && given)
-            w->wrong = qd_arena_printf(w->arena, "%s is given operands of another kind", qd_op_name(kind));
+        if (i < count && op->slot[i] < 0 && qd_op_operand_needed(op->kind, i))
+            w->wrong = qd_arena_printf(w->arena, "%s lacks its operand %s", qd_op_name(op->kind), qd_op_operand_name(op->kind, i));
+        else if (i >= count && op->slot[i] >= 0)
+            w->wrong = qd_arena_printf(w->arena, "%s is given operands of another kind", qd_op_name(op->kind));
     }
 }
 
 qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
 {
-    static _Thread_local qd_op dummy; /* written to when out of memory; the build then fails as a whole */
+    qd_op op = {.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        op.slot[i] = (int16_t)(operands.slot[i] - 1);
     if (!w->no_memory)
-        check_operands(w, kind, &operands);
-    if (w->wrong || !qd_class_reserve_op(w))
-        return &dummy;
-    qd_op *op = &w->ops[w->op_count++];
-    *op = (qd_op){.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
-    set_operands(op, operands);
-    qd_class_count_bytes(w, op);
-    return op;
+        check_operands(w, &op);
+    if (!w->no_memory && !w->wrong)
+        qd_class_count_bytes(w, &op);
+    return qd_class_keep(w, &op);
 }
 
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops)
@@ -285,29 +271,28 @@ qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd
     return op;
 }
 
-bool qd_op_touches(const qd_op *op, int slot, bool write)
+unsigned qd_op_access(const qd_op *op, int slot)
 {
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (op->slot[j] == slot && (!write || qd_op_writes(op, j)))
-            return true;
-    return false;
+    unsigned access = 0;
+    for (int j = 0; j < QD_OP_SLOTS && slot >= 0; j++)
+        if (op->slot[j] == slot)
+            access |= (qd_op_reads(op, j) ? QD_READS : 0) | (qd_op_writes(op, j) ? QD_WRITES : 0);
+    return access;
 }
 
-int qd_class_reader(const qd_class_writer *w, int slot, int first)
+int qd_class_next(const qd_class_writer *w, int slot, unsigned access, int first)
 {
-    for (int i = first; i < w->op_count; i++)
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (w->ops[i].slot[j] == slot && qd_op_reads(&w->ops[i], j))
-                return i;
-    return -1;
+    while (first < w->op_count && !(qd_op_access(&w->ops[first], slot) & access))
+        first++;
+    return first;
 }
 
 int qd_class_definition(const qd_class_writer *w, int slot, int before)
 {
-    for (int i = before - 1; i >= 0 && slot >= 0; i--)
-        if (qd_op_touches(&w->ops[i], slot, true))
-            return i;
-    return -1;
+    int i = before - 1;
+    while (i >= 0 && !(qd_op_access(&w->ops[i], slot) & QD_WRITES))
+        i--;
+    return i;
 }
 
 qd_old_list qd_class_restart(qd_class_writer *w)
@@ -320,22 +305,19 @@ qd_old_list qd_class_restart(qd_class_writer *w)
 
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op)
 {
-    static _Thread_local qd_op dummy;
-    if (!qd_class_reserve_op(w))
+    static _Thread_local qd_op dummy; /* written to when out of memory; the build then fails as a whole */
+    w->ops = reserve(w, w->ops, w->op_count, &w->op_capacity, sizeof *w->ops);
+    if (w->no_memory || w->wrong)
         return &dummy;
     w->ops[w->op_count] = *op;
     return &w->ops[w->op_count++];
 }
 
-bool qd_class_insert(qd_class_writer *w, int index, const qd_op *op)
+void qd_class_insert(qd_class_writer *w, int index, const qd_op *op)
 {
-    if (!qd_class_reserve_op(w))
-        return false;
-    memmove(&w->ops[index + 1], &w->ops[index], (size_t)(w->op_count++ - index) * sizeof *w->ops);
-    w->ops[index] = *op;
-    for (int i = 0; i < w->op_count; i++) /* the ops after it moved by one */
-        w->ops[i].after += i != index && w->ops[i].after >= index;
-    return true;
+    qd_class_keep(w, op);
+    if (!w->no_memory && !w->wrong)
+        qd_class_move(w, w->op_count - 1, index);
 }
 
 void qd_class_move(qd_class_writer *w, int from, int to)

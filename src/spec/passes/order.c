@@ -1,11 +1,11 @@
-/* Pass 5: the order of ops around exchanges, and which op waits for which exchange.
+/* Pass 5: the order of ops around exchanges.
  *
  * The previous passes leave ops in the order of their definitions, with an exchange next to the op
  * that needs it. This pass overlaps them:
  * - the gather for a weight gradient starts one GEMM earlier,
  * - weight gradients of experts run after their input gradients, while those are returned,
- * - ops that do not depend on rows in flight to experts run before the op that needs these rows,
- * - the first op that accesses the result of an asynchronous exchange waits for it. */
+ * - ops that do not depend on rows in flight to experts run before the op that needs these rows.
+ * The first op that accesses the result of an asynchronous exchange waits for it (pass `settle`). */
 #include "spec/passes/passes.h"
 
 /* Whether an op is a GEMM that can overlap with the gather for weight gradient `dw`: the input
@@ -59,25 +59,6 @@ static void delay_expert_weights(qd_class_writer *w)
             qd_class_move(w, i, ++last);
 }
 
-/* Whether two ops must keep their order. */
-static bool conflict(const qd_op *a, const qd_op *b)
-{
-    for (int i = 0; i < QD_OP_SLOTS; i++)
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (a->slot[i] >= 0 && a->slot[i] == b->slot[j] && (qd_op_writes(a, i) || qd_op_writes(b, j)))
-                return true;
-    return false;
-}
-
-/* The first op after op `index` that must come after it; op_count: none. */
-static int first_conflict(const qd_class_writer *w, int index)
-{
-    int k = index + 1;
-    while (k < w->op_count && !conflict(&w->ops[index], &w->ops[k]))
-        k++;
-    return k;
-}
-
 static bool carries_rows(const qd_op *op)
 {
     return op->exchange.uneven && op->exchange.count > 0;
@@ -86,7 +67,7 @@ static bool carries_rows(const qd_op *op)
 /* Whether the result of an earlier exchange is still in flight at op `index`. */
 static bool on_its_way(const qd_class_writer *w, int exchange, int index)
 {
-    return carries_rows(&w->ops[exchange]) && first_conflict(w, exchange) >= index;
+    return carries_rows(&w->ops[exchange]) && qd_class_conflict(w, exchange) >= index;
 }
 
 /* Op `index` is the first that needs rows of experts: moves later ops of the layer's MLP that do
@@ -97,9 +78,9 @@ static void fill(qd_class_writer *w, int index)
         const qd_op *op = &w->ops[k];
         bool free = !qd_op_communicates(op) && (op->phase == QD_PHASE_FORWARD) == (w->ops[index].phase == QD_PHASE_FORWARD);
         for (int i = index; i < k && free; i++)
-            free = !conflict(&w->ops[i], op);
+            free = !qd_ops_conflict(w, &w->ops[i], op);
         for (int i = 0; i < index && free; i++)
-            free = !on_its_way(w, i, index) || !conflict(&w->ops[i], op);
+            free = !on_its_way(w, i, index) || !qd_ops_conflict(w, &w->ops[i], op);
         if (free)
             qd_class_move(w, k, index++);
     }
@@ -110,23 +91,9 @@ static void fill_waits(qd_class_writer *w)
 {
     for (int i = 0; i < w->op_count; i++) {
         const qd_op *op = &w->ops[i];
-        int k = first_conflict(w, i);
+        int k = qd_class_conflict(w, i);
         if (k < w->op_count && (carries_rows(op) || (op->kind == QD_OP_COMBINE_GRAD && qd_op_is_grouped(w->ops[k].kind))))
             fill(w, k);
-    }
-}
-
-static void await(qd_class_writer *w)
-{
-    for (int i = 0; i < w->op_count; i++) {
-        qd_op *op = &w->ops[i];
-        if (!op->exchange.async)
-            continue;
-        int by = first_conflict(w, i);
-        if (by == w->op_count)
-            op->exchange.async = false; /* its first reader is outside the module */
-        else if (i > w->ops[by].after)
-            w->ops[by].after = i;
     }
 }
 
@@ -135,5 +102,6 @@ void qd_pass_order(qd_class_writer *w)
     start_gathers(w);
     delay_expert_weights(w);
     fill_waits(w);
-    await(w);
+    for (int i = 0; i < w->op_count; i++) /* not if the first reader is outside the module */
+        w->ops[i].exchange.async = w->ops[i].exchange.async && qd_class_conflict(w, i) < w->op_count;
 }

@@ -10,7 +10,7 @@
  *   alias      ops that work in place
  *   recompute  which ops run again in the backward pass
  *   overlap    cuts GEMMs next to an exchange into pieces (parallel.tp_overlap)
- *   settle     until when each exchange is in flight; rejects lists that access its slots before
+ *   settle     which op waits for each exchange
  *   lifetimes  where local values are stored
  *
  * No pass searches: a value that cannot be converted to the layout an op needs is an error. */
@@ -40,17 +40,16 @@ typedef struct qd_class_writer {
     qd_op *ops;
     int slot_count, op_count, slot_capacity, op_capacity;
     qd_phase phase;    /* of the ops that are appended next */
+    qd_recompute recompute;
     bool no_memory;    /* out of memory: the build fails as a whole */
     const char *wrong; /* why the declaration cannot be lowered, NULL: no error */
 } qd_class_writer;
 
-/* Make sure that one more slot or op fits. Both may move the list, so no pointer into it outlives a
- * call. */
-bool qd_class_reserve_slot(qd_class_writer *w);
-bool qd_class_reserve_op(qd_class_writer *w);
+/* Adding a slot or an op may move the list, so no pointer into it outlives a call. */
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
 int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* of the activation type */
 int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
+int qd_class_like(qd_class_writer *w, const char *name, int slot); /* with kind, shape and layout of another */
 const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind); /* a name derived from that of a slot */
 /* The slot of a weight's values; the slot of its gradient is the next one. -1: there is no such
  * weight. */
@@ -111,9 +110,15 @@ static inline bool qd_op_writes(const qd_op *op, int j)
 {
     return op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'r';
 }
-bool qd_op_touches(const qd_op *op, int slot, bool write); /* write: only as a result */
-/* The first op from `first` on that reads the slot, -1: none. */
-int qd_class_reader(const qd_class_writer *w, int slot, int first);
+/* How an op accesses a slot: bits; 0: it is no operand. */
+enum { QD_READS = 1, QD_WRITES = 2, QD_TOUCHES = QD_READS | QD_WRITES };
+unsigned qd_op_access(const qd_op *op, int slot);
+/* The first op from `first` on that accesses the slot in one of these ways; op_count: none. */
+int qd_class_next(const qd_class_writer *w, int slot, unsigned access, int first);
+/* The first op after op `index` that must come after it, because both access the same rows of a
+ * slot and one of them writes them; op_count: none. */
+bool qd_ops_conflict(const qd_class_writer *w, const qd_op *a, const qd_op *b);
+int qd_class_conflict(const qd_class_writer *w, int index);
 /* The last op before `before` that writes the slot, -1: none. */
 int qd_class_definition(const qd_class_writer *w, int slot, int before);
 /* Starts the list of the writer anew, to be rebuilt op by op; returns the old one. */
@@ -123,8 +128,8 @@ typedef struct qd_old_list {
 } qd_old_list;
 qd_old_list qd_class_restart(qd_class_writer *w);
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op); /* appends a copy */
-bool qd_class_insert(qd_class_writer *w, int index, const qd_op *op);
-void qd_class_move(qd_class_writer *w, int from, int to); /* before ops wait for exchanges: no index is adapted */
+void qd_class_insert(qd_class_writer *w, int index, const qd_op *op);
+void qd_class_move(qd_class_writer *w, int from, int to);
 /* All ops, or those of the backward pass, access slot `by` instead. */
 void qd_class_replace(qd_class_writer *w, int slot, int by, bool backward);
 int qd_op_weight(const qd_class_writer *w, const qd_op *op); /* the slot of its weight, or of the gradient; -1: it has none */
@@ -135,10 +140,10 @@ void qd_pass_place(qd_class_writer *w);
 void qd_pass_fuse(qd_class_writer *w);
 void qd_pass_order(qd_class_writer *w);
 void qd_pass_alias(qd_class_writer *w);
-qd_status qd_pass_recompute(qd_class_writer *w, qd_recompute mode);
-qd_status qd_pass_overlap(qd_class_writer *w, int pieces);
-qd_status qd_pass_settle(qd_class_writer *w);
-qd_status qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out);
+void qd_pass_recompute(qd_class_writer *w);
+void qd_pass_overlap(qd_class_writer *w);
+void qd_pass_settle(qd_class_writer *w);
+void qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out);
 
 /* Placement rules that emit several ops (place_*.c). */
 

@@ -2,24 +2,24 @@
  * again on the same inputs is bit-identical, so no choice made here changes a result. */
 #include "spec/passes/passes.h"
 
-/* The first op of the backward pass that reads a slot, -1: none. */
+/* The first op of the backward pass that reads a slot; op_count: none. */
 static int first_backward_read(const qd_class_writer *w, int slot)
 {
-    for (int i = 0; i < w->op_count; i++)
-        for (int j = 0; j < QD_OP_SLOTS && w->ops[i].phase != QD_PHASE_FORWARD; j++)
-            if (w->ops[i].slot[j] == slot && qd_op_reads(&w->ops[i], j))
-                return i;
-    return -1;
+    int i = qd_class_next(w, slot, QD_READS, 0);
+    while (i < w->op_count && w->ops[i].phase == QD_PHASE_FORWARD)
+        i = qd_class_next(w, slot, QD_READS, i + 1);
+    return i;
 }
 
-/* Number of ops from `first` on that write a slot. */
-static int writer_count(const qd_class_writer *w, int slot, int first)
+static bool is_read_backward(const qd_class_writer *w, int slot)
 {
-    int count = 0;
-    for (int i = first; i < w->op_count; i++)
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            count += w->ops[i].slot[j] == slot && qd_op_writes(&w->ops[i], j);
-    return count;
+    return first_backward_read(w, slot) < w->op_count;
+}
+
+/* Whether op `index` alone writes a slot. */
+static bool is_only_writer(const qd_class_writer *w, int slot, int index)
+{
+    return qd_class_next(w, slot, QD_WRITES, 0) == index && qd_class_next(w, slot, QD_WRITES, index + 1) == w->op_count;
 }
 
 /* Whether recomputing op `index` frees more bytes than keeping its inputs takes. No other op may
@@ -34,13 +34,13 @@ static bool pays(const qd_class_writer *w, int index)
         if (op->slot[j] < 0)
             continue;
         const qd_slot *slot = &w->slots[op->slot[j]];
-        bool kept = first_backward_read(w, op->slot[j]) >= 0;
+        bool kept = is_read_backward(w, op->slot[j]);
         if (qd_op_writes(op, j)) {
-            if (slot->kind != QD_SLOT_LOCAL || qd_op_reads(op, j) || writer_count(w, op->slot[j], 0) > 1)
+            if (slot->kind != QD_SLOT_LOCAL || qd_op_reads(op, j) || !is_only_writer(w, op->slot[j], index))
                 return false;
             saved += kept ? qd_slot_bytes(slot) : 0;
         } else if (slot->kind == QD_SLOT_LOCAL) {
-            if (writer_count(w, op->slot[j], index) > 0) /* overwritten since */
+            if (qd_class_next(w, op->slot[j], QD_WRITES, index) < w->op_count) /* overwritten since */
                 return false;
             cost += kept ? 0 : qd_slot_bytes(slot);
         }
@@ -51,56 +51,51 @@ static bool pays(const qd_class_writer *w, int index)
 /* Runs op `index` again right before the first reader of its results. The results of the second run
  * get their own slots, which the backward pass reads instead; those of phase F then end with phase
  * F, and lifetimes follow as for any other slot. */
-static qd_status run_again(qd_class_writer *w, int index)
+static void run_again(qd_class_writer *w, int index)
 {
     qd_op copy = w->ops[index];
     copy.phase = QD_PHASE_INPUT;
     copy.again = true;
     int at = w->op_count;
-    for (int j = 0; j < QD_OP_SLOTS; j++) {
+    for (int j = 0; j < QD_OP_SLOTS && !w->no_memory; j++) {
         if (!qd_op_writes(&copy, j))
             continue;
         int slot = copy.slot[j], reader = first_backward_read(w, slot);
-        if (!qd_class_reserve_slot(w))
-            return QD_NO_MEMORY;
-        at = reader >= 0 && reader < at ? reader : at;
-        w->slots[w->slot_count] = w->slots[slot];
-        copy.slot[j] = (int16_t)w->slot_count++;
+        at = reader < at ? reader : at;
+        copy.slot[j] = (int16_t)qd_class_like(w, w->slots[slot].name, slot);
         qd_class_replace(w, slot, copy.slot[j], true);
     }
-    return qd_class_insert(w, at, &copy) ? QD_OK : QD_NO_MEMORY;
+    qd_class_insert(w, at, &copy);
 }
 
 /* Keys and values of latent attention are expanded from far fewer numbers: the GEMMs that do so,
  * and the op that joins their results, run again, as DeepSeek V3 was trained. Not where heads were
  * exchanged for rows in between (ulysses). */
-static qd_status expand_again(qd_class_writer *w)
+static void expand_again(qd_class_writer *w)
 {
     for (int i = 0; i < w->op_count; i++) {
         const qd_op join = w->ops[i];
-        if (join.kind != QD_OP_LATENT_QKV || join.phase != QD_PHASE_FORWARD || first_backward_read(w, join.slot[QD_LATENT_QKV_QKV]) < 0)
+        if (join.kind != QD_OP_LATENT_QKV || join.phase != QD_PHASE_FORWARD || !is_read_backward(w, join.slot[QD_LATENT_QKV_QKV]))
             continue;
         const int parts[] = {join.slot[QD_LATENT_QKV_Q], join.slot[QD_LATENT_QKV_KV]};
-        QD_TRY(run_again(w, i));
+        run_again(w, i);
         for (int k = 0; k < 2; k++) {
             int gemm = qd_class_definition(w, parts[k], i);
-            if (gemm >= 0 && w->ops[gemm].kind == QD_OP_LINEAR && writer_count(w, parts[k], 0) == 1)
-                QD_TRY(run_again(w, gemm));
+            if (gemm >= 0 && w->ops[gemm].kind == QD_OP_LINEAR && is_only_writer(w, parts[k], gemm))
+                run_again(w, gemm);
         }
     }
-    return QD_OK;
 }
 
 /* Backwards through phase F: an op is recomputed if the backward pass, or another recomputed op,
  * reads its results. */
-static qd_status mark_needed(qd_class_writer *w)
+static void mark_needed(qd_class_writer *w)
 {
     bool *needed = QD_ARENA_NEW(w->arena, bool, w->slot_count);
-    if (!needed)
-        return QD_NO_MEMORY;
-    for (int s = 0; s < w->slot_count; s++)
-        needed[s] = first_backward_read(w, s) >= 0;
-    for (int i = w->op_count - 1; i >= 0; i--) {
+    w->no_memory = !needed;
+    for (int s = 0; s < w->slot_count && !w->no_memory; s++)
+        needed[s] = is_read_backward(w, s);
+    for (int i = w->op_count - 1; i >= 0 && !w->no_memory; i--) {
         qd_op *op = &w->ops[i];
         if (op->phase != QD_PHASE_FORWARD)
             continue;
@@ -108,22 +103,22 @@ static qd_status mark_needed(qd_class_writer *w)
             op->again = op->again || (qd_op_writes(op, j) && needed[op->slot[j]]);
         for (int j = 0; j < QD_OP_SLOTS && op->again; j++) {
             if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)
-                return QD_FAIL(QD_SYSTEM, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind), w->slots[op->slot[j]].name);
+                w->wrong = qd_arena_printf(w->arena, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind),
+                                           w->slots[op->slot[j]].name);
             if (qd_op_reads(op, j))
                 needed[op->slot[j]] = true;
         }
     }
-    return QD_OK;
 }
 
-qd_status qd_pass_recompute(qd_class_writer *w, qd_recompute mode)
+void qd_pass_recompute(qd_class_writer *w)
 {
-    if (mode == QD_RECOMPUTE_FULL)
-        return mark_needed(w);
-    if (mode == QD_RECOMPUTE_SELECTIVE)
-        QD_TRY(expand_again(w));
-    for (int i = 0; i < w->op_count && mode == QD_RECOMPUTE_SELECTIVE; i++)
+    if (w->recompute == QD_RECOMPUTE_FULL)
+        mark_needed(w);
+    if (w->recompute != QD_RECOMPUTE_SELECTIVE)
+        return;
+    expand_again(w);
+    for (int i = 0; i < w->op_count && !w->no_memory; i++)
         if (pays(w, i))
-            QD_TRY(run_again(w, i));
-    return QD_OK;
+            run_again(w, i);
 }

@@ -1,5 +1,5 @@
-/* Determines until when asynchronous exchanges are in flight. Independent of the pass `order`: a
- * list that accesses the slots of an exchange before an op has waited for it is rejected. */
+/* Last pass over the ops: until when asynchronous exchanges are in flight. The first op that
+ * accesses rows of an exchange, and may not do so while it is in flight, waits for it. */
 #include "spec/passes/passes.h"
 #include "spec/layout/tensor.h"
 
@@ -56,23 +56,33 @@ static bool meet(const qd_class_writer *w, const qd_op *a, int i, const qd_op *b
     return false;
 }
 
-qd_status qd_pass_settle(qd_class_writer *w)
+bool qd_ops_conflict(const qd_class_writer *w, const qd_op *a, const qd_op *b)
 {
-    for (int i = 0; i < w->op_count; i++) {
-        qd_op *op = &w->ops[i];
-        if (!op->exchange.async)
+    for (int i = 0; i < QD_OP_SLOTS; i++)
+        for (int j = 0; j < QD_OP_SLOTS && a->slot[i] >= 0; j++)
+            if (a->slot[i] == b->slot[j] && (qd_op_writes(a, i) || qd_op_writes(b, j)) && meet(w, a, i, b, j))
+                return true;
+    return false;
+}
+
+int qd_class_conflict(const qd_class_writer *w, int index)
+{
+    int k = index + 1;
+    while (k < w->op_count && !qd_ops_conflict(w, &w->ops[index], &w->ops[k]))
+        k++;
+    return k;
+}
+
+void qd_pass_settle(qd_class_writer *w)
+{
+    int until = w->op_count; /* an op that waits for an exchange waits for all before it */
+    for (int i = w->op_count - 1; i >= 0; i--) {
+        if (!w->ops[i].exchange.async)
             continue;
-        op->exchange.until = w->op_count;
-        for (int k = i + 1; k < w->op_count && op->exchange.until == w->op_count; k++)
-            if (w->ops[k].after >= i)
-                op->exchange.until = k;
-        for (int k = i + 1; k < op->exchange.until; k++)
-            for (int j = 0; j < QD_OP_SLOTS; j++)
-                for (int s = 0; s < QD_OP_SLOTS; s++)
-                    if (op->slot[s] >= 0 && w->ops[k].slot[j] == op->slot[s] && (qd_op_writes(&w->ops[k], j) || qd_op_writes(op, s)) &&
-                        meet(w, op, s, &w->ops[k], j))
-                        return QD_FAIL(QD_SYSTEM, "%s accesses '%s' while an exchange of it is in flight",
-                                       qd_op_name(w->ops[k].kind), w->slots[op->slot[s]].name);
+        int by = qd_class_conflict(w, i);
+        until = by < until ? by : until;
+        w->ops[i].exchange.until = until;
+        if (by < w->op_count && w->ops[by].after < 0)
+            w->ops[by].after = i;
     }
-    return QD_OK;
 }
