@@ -173,8 +173,10 @@ QD_SAME_PLACE(BIAS, LINEAR, LINEAR_ADD);
 static void add_in_shared(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_COMBINE && op->phase == QD_PHASE_FORWARD ? only_reader(w, i, op->slot[QD_COMBINE_Y]) : w->op_count;
-    if (by == w->op_count || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y] || op->slot[QD_COMBINE_ADD] < 0)
+    if (op->kind != QD_OP_COMBINE || op->phase != QD_PHASE_FORWARD || op->slot[QD_COMBINE_ADD] < 0)
+        return;
+    int by = only_reader(w, i, op->slot[QD_COMBINE_Y]);
+    if (by == w->op_count || w->ops[by].kind != QD_OP_ADD || w->ops[by].slot[QD_ADD_B] != op->slot[QD_COMBINE_Y])
         return;
     const qd_op add = w->ops[by];
     int k = qd_class_definition(w, op->slot[QD_COMBINE_ADD], i);
@@ -206,36 +208,24 @@ static void remake_swiglu(qd_class_writer *w, int i)
         return;
     if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
         return;
-    qd_op_kind kind = routed ? QD_OP_EXPERT_ACTIVATION : QD_OP_ACTIVATION;
-    int made = 0;
-    while (made < i && (w->ops[made].kind != kind || w->ops[made].slot[QD_ACTIVATION_X] != grad->slot[QD_ACTIVATION_GRAD_X]))
-        made++;
-    if (made == i)
+    int made = qd_class_next(w, grad->slot[QD_ACTIVATION_GRAD_X], QD_READS, 0);
+    if (w->ops[made].kind != (routed ? QD_OP_EXPERT_ACTIVATION : QD_OP_ACTIVATION))
         return;
-    int active = w->ops[made].slot[routed ? QD_EXPERT_ACTIVATION_Y : QD_ACTIVATION_Y];
-    bool read = false; /* frozen layers need no weight gradient */
-    for (int k = made + 1; k < w->op_count; k++)
-        read = read || ((w->ops[k].kind == QD_OP_LINEAR_DW || w->ops[k].kind == QD_OP_EXPERTS_DW) &&
-                        w->ops[k].slot[QD_LINEAR_DW_X] == active);
-    if (!read)
-        return;
-    int again = qd_class_local(w, qd_class_name(w, "", active, "_again"), w->slots[active].rows, w->slots[active].cols);
-    if (w->no_memory)
-        return;
-    w->slots[again].layout = w->slots[active].layout;
+    int active = w->ops[made].slot[routed ? QD_EXPERT_ACTIVATION_Y : QD_ACTIVATION_Y], dw = made + 1;
+    while (dw < w->op_count && ((w->ops[dw].kind != QD_OP_LINEAR_DW && w->ops[dw].kind != QD_OP_EXPERTS_DW) ||
+                                w->ops[dw].slot[QD_LINEAR_DW_X] != active))
+        dw++;
+    if (dw == w->op_count)
+        return; /* the layer is frozen */
+    int again = qd_class_like(w, qd_class_name(w, "", active, "_again"), active);
     grad->kind = routed ? grad->kind : QD_OP_ACTIVATION_GRAD_Y;
     grad->slot[routed ? QD_EXPERT_ACTIVATION_GRAD_Y : QD_ACTIVATION_GRAD_Y_Y] = (int16_t)again;
-    qd_class_count_bytes(w, grad);
-    for (int k = made + 1; k < w->op_count; k++) {
-        qd_op *op = &w->ops[k];
-        if ((op->kind != QD_OP_LINEAR_DW && op->kind != QD_OP_EXPERTS_DW) || op->slot[QD_LINEAR_DW_X] != active)
-            continue;
-        op->slot[QD_LINEAR_DW_X] = (int16_t)again;
-        if (k > i)
-            continue;
-        qd_class_move(w, k, i);
+    w->ops[dw].slot[QD_LINEAR_DW_X] = (int16_t)again;
+    if (w->no_memory)
         return;
-    }
+    qd_class_count_bytes(w, grad);
+    if (dw < i)
+        qd_class_move(w, dw, i);
 }
 
 /* Grouped GEMMs that are the last to write the gradients of their matrices sum their squares for

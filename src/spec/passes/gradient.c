@@ -14,14 +14,19 @@
  * gradient of an operand, an operand of the ROUTE_PLAN that wrote the op's places, or one of a
  * few others. The gradient of a result is the sum of what its readers contributed; that of an input
  * is what this op contributes; that of a weight is accumulated. */
-enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, DOTS, DELTA, SINK, SINK_GRAD, SOURCE_STEP = 32 };
+enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, SINK, SINK_GRAD, DOTS, DELTA, SOURCE_STEP = 32 };
 #define v(operand) (VALUE + QD_##operand)
 #define d(operand) (GRADIENT + QD_##operand)
 #define d32(operand) (FP32_GRADIENT + QD_##operand) /* in fp32 regardless of the activation type */
 #define plan(operand) (PLAN + QD_ROUTE_PLAN_##operand)
 /* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
- * deferred until they all have. DOTS, DELTA: buffers. SINK, SINK_GRAD: the sinks that the next op
- * of the forward list adds to an attention. */
+ * deferred until they all have. SINK, SINK_GRAD: the sinks that the next op of the forward list adds
+ * to an attention. DOTS and what follows: buffers that ops of a rule share. */
+static const struct {
+    const char *name;
+    int cols; /* 0: the placement rule decides */
+} buffers[] = {{"qk_dots", 2}, {"delta", 0}};
+enum { BUFFERS = sizeof buffers / sizeof *buffers };
 
 /* An op of phase W that would write no gradient, because the layer lacks the weight or the weight
  * is frozen, is left out. */
@@ -109,12 +114,11 @@ bool qd_op_has_gradient(qd_op_kind kind)
 
 typedef struct contribution {
     int value, grad; /* slots */
-    int reader;      /* op of the forward pass */
 } contribution;
 
 typedef struct gradients {
     qd_class_writer *w;
-    contribution *list;
+    contribution *list; /* from the last reader of the forward list to the first */
     int count;
     int forward_count; /* ops of the forward list */
     int *absorbers;    /* per slot: number of ops that read it and whose gradients absorb a sum */
@@ -125,9 +129,9 @@ typedef struct gradients {
 
 static int grad_of(gradients *g, int value);
 
-static void give(gradients *g, int value, int grad, int reader)
+static void give(gradients *g, int value, int grad)
 {
-    g->list[g->count++] = (contribution){value, grad, reader};
+    g->list[g->count++] = (contribution){value, grad};
 }
 
 /* A slot for the gradient of a value. */
@@ -152,7 +156,8 @@ typedef struct derivation {
     qd_op op;
     int index;
     int grad[QD_OP_SLOTS]; /* gradients of its operands; UNKNOWN: not used so far */
-    int sum, dots, delta;  /* see SUM, DOTS, DELTA */
+    int sum;               /* see SUM */
+    int buffer[BUFFERS];   /* -1: not used so far */
     bool last;             /* nothing is added to the gradient of its input */
     bool unused;           /* the loss does not depend on its result */
 } derivation;
@@ -190,13 +195,12 @@ static int find_source(derivation *d, int source)
         return w->ops[qd_class_definition(w, d->op.slot[QD_COMBINE_PLACE], d->index)].slot[operand];
     if (source == SINK || source == SINK_GRAD)
         return source == SINK ? sink_of(d) : qd_class_trained(w, sink_of(d));
-    if (source == DELTA && d->delta < 0)
-        d->delta = qd_class_f32(w, "delta", 0, 0);
-    if (source == DELTA)
-        return d->delta;
-    if (source == DOTS && d->dots < 0)
-        d->dots = qd_class_f32(w, "qk_dots", 0, 2);
-    return source == DOTS ? d->dots : d->sum;
+    if (source == SUM)
+        return d->sum;
+    int *buffer = &d->buffer[source - DOTS];
+    if (*buffer < 0)
+        *buffer = qd_class_f32(w, buffers[source - DOTS].name, 0, buffers[source - DOTS].cols);
+    return *buffer;
 }
 
 /* Biases of the router count choices; without a rate nothing updates them. */
@@ -237,7 +241,7 @@ static void apply(derivation *d, const gradient_rule *rule)
  * returned. */
 static int derive(gradients *g, int index, int sum, bool last)
 {
-    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .dots = -1, .delta = -1, .last = last};
+    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .buffer = {-1, -1}, .last = last};
     for (int j = 0; j < QD_OP_SLOTS; j++)
         d.grad[j] = UNKNOWN;
     for (int r = 0; r < MOST_RULES; r++)
@@ -245,7 +249,7 @@ static int derive(gradients *g, int index, int sum, bool last)
             apply(&d, &rules[d.op.kind][r]);
     for (int j = 0; j < QD_OP_SLOTS && !absorbs(d.op.kind); j++)
         if (d.grad[j] >= 0 && !qd_op_writes(&d.op, j))
-            give(g, d.op.slot[j], d.grad[j], index);
+            give(g, d.op.slot[j], d.grad[j]);
     return d.grad[QD_NORM_X];
 }
 QD_SAME_PLACE(X, NORM, PERMUTE);
@@ -262,36 +266,23 @@ static int absorb(gradients *g, int value, int sum)
     return sum;
 }
 
-/* Whether contribution i is added after contribution k (-1: the start). */
-static bool comes_after(const gradients *g, int i, int k)
-{
-    return k < 0 || g->list[i].reader > g->list[k].reader || (g->list[i].reader == g->list[k].reader && i > k);
-}
-
 /* The gradient of a value, once all ops that read it have contributed; -1: the loss does not depend
  * on it. */
 static int grad_of(gradients *g, int value)
 {
     qd_class_writer *w = g->w;
-    int sum = -1, last = -1, left = 0;
+    int sum = -1, left = 0;
     if (g->done[value] >= 0)
         return g->done[value];
     for (int i = 0; i < g->count; i++)
         left += g->list[i].value == value;
-    bool absorbs = g->absorbers[value] > 0;
-    for (; left > 0; left--) { /* in the order of the forward pass */
-        int next = -1;
-        for (int i = 0; i < g->count; i++)
-            if (g->list[i].value == value && comes_after(g, i, last) && (next < 0 || comes_after(g, next, i)))
-                next = i;
-        last = next;
-        if (sum < 0) {
-            sum = g->list[next].grad;
+    for (int i = g->count - 1; i >= 0; i--) { /* in the order of the forward pass */
+        if (g->list[i].value != value)
             continue;
-        }
-        int both = left == 1 && !absorbs ? part_of(g, value, true, w->config->activation)
-                                           : new_slot(g, value, w->config->activation);
-        QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[next].grad), (Y, both));
+        bool last = --left == 0 && g->absorbers[value] == 0;
+        int both = sum < 0 ? g->list[i].grad : last ? part_of(g, value, true, w->config->activation) : new_slot(g, value, w->config->activation);
+        if (sum >= 0)
+            QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[i].grad), (Y, both));
         sum = both;
     }
     sum = absorb(g, value, sum);
@@ -344,7 +335,7 @@ void qd_pass_gradient(qd_class_writer *w)
         return; /* a frozen embedding */
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
-        give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden), forward_count);
+        give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden));
     if (in >= 0)
         g.in_grad = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, 0, w->model->hidden);
     for (int i = forward_count - 1; i >= 0 && !w->no_memory && !w->wrong; i--)

@@ -15,6 +15,7 @@ static qd_phase life_phase(const qd_class_writer *w, const qd_op *op)
 
 typedef struct span {
     int first, last; /* op indices */
+    qd_phase first_phase, last_phase;
     bool used;
 } span;
 
@@ -27,20 +28,22 @@ static int last_at_work(const qd_class_writer *w, const qd_op *op, int index)
     return op->exchange.until < w->op_count ? op->exchange.until : w->op_count - 1;
 }
 
+/* First and last op that use each slot, and their phases. */
 static void find_spans(const qd_class_writer *w, span *spans)
 {
-    for (int i = 0; i < w->op_count; i++) {
+    for (int i = 0; i < w->op_count; i++)
         for (int j = 0; j < QD_OP_SLOTS; j++) {
-            int s = w->ops[i].slot[j];
-            if (s < 0)
+            const qd_op *op = &w->ops[i];
+            if (op->slot[j] < 0)
                 continue;
-            if (!spans[s].used)
-                spans[s].first = i;
-            int last = last_at_work(w, &w->ops[i], i);
-            spans[s].last = last > spans[s].last || !spans[s].used ? last : spans[s].last;
-            spans[s].used = true;
+            span *s = &spans[op->slot[j]];
+            qd_phase phase = life_phase(w, op);
+            int last = last_at_work(w, op, i);
+            if (!s->used)
+                *s = (span){i, last, phase, phase, .used = true};
+            s->last = last > s->last ? last : s->last;
+            s->last_phase = phase > s->last_phase ? phase : s->last_phase;
         }
-    }
 }
 
 static qd_region region_of(qd_phase first, qd_phase last)
@@ -126,11 +129,7 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
         qd_slot *slot = &w->slots[s];
         if (!spans[s].used)
             continue;
-        qd_phase first = life_phase(w, &w->ops[spans[s].first]), last = first;
-        for (int i = spans[s].first; i <= spans[s].last; i++)
-            for (int j = 0; j < QD_OP_SLOTS; j++)
-                if (w->ops[i].slot[j] == s && life_phase(w, &w->ops[i]) > last)
-                    last = life_phase(w, &w->ops[i]);
+        qd_phase last = spans[s].last_phase;
         switch (slot->kind) {
         case QD_SLOT_IN:
             c->in_until = last;
@@ -142,7 +141,7 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
             c->uses_input = true;
             break;
         case QD_SLOT_LOCAL:
-            slot->region = region_of(first, last);
+            slot->region = region_of(spans[s].first_phase, last);
             if (slot->region == QD_REGION_SCRATCH) {
                 scratch[scratch_count++] = s;
             } else {
@@ -159,47 +158,35 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
         c->has_weight_phase = c->has_weight_phase || w->ops[i].phase == QD_PHASE_WEIGHT;
 }
 
-static bool is_grad(const qd_class_writer *w, int slot)
-{
-    return slot >= 0 && w->slots[slot].kind == QD_SLOT_GRAD;
-}
-
-/* Whether two ops write gradients of the same parameter. */
-static bool share_grads(const qd_class_writer *w, const qd_op *a, const qd_op *b)
-{
-    for (int i = 0; i < QD_OP_SLOTS; i++)
-        for (int j = 0; j < QD_OP_SLOTS && is_grad(w, a->slot[i]); j++) {
-            if (!is_grad(w, b->slot[j]))
-                continue;
-            const qd_slot *x = &w->slots[a->slot[i]], *y = &w->slots[b->slot[j]];
-            if (x->param < y->param + y->param_count && y->param < x->param + x->param_count)
-                return true;
-        }
-    return false;
-}
-
 /* An op may overwrite its gradients if its kind can, and if it is the first of the list to write
  * any of them. When phases run separately, the schedule decides which one comes first; then all ops
  * that write a gradient must be in the same phase. */
 static void find_overwriting(qd_class_writer *w, qd_module_class *c)
 {
-    for (int i = 0; i < w->op_count; i++) {
+    int *first = QD_ARENA_NEW(w->arena, int, w->decl->param_count + 1); /* per parameter: 1 + the first writer of its gradient */
+    w->no_memory = !first;
+    for (int i = 0; i < w->op_count && !w->no_memory; i++) {
         qd_op *op = &w->ops[i];
         bool any = false, can = true;
         for (int j = 0; j < QD_OP_SLOTS; j++) {
-            any = any || is_grad(w, op->slot[j]);
-            can = can && (!is_grad(w, op->slot[j]) || qd_op_roles(op->kind)[j] == 'g');
+            const qd_slot *slot = op->slot[j] < 0 ? NULL : &w->slots[op->slot[j]];
+            if (!slot || slot->kind != QD_SLOT_GRAD)
+                continue;
+            any = true;
+            can = can && qd_op_roles(op->kind)[j] == 'g';
+            for (int k = slot->param; k < slot->param + slot->param_count; k++) {
+                first[k] = first[k] ? first[k] : i + 1;
+                qd_op *earlier = &w->ops[first[k] - 1];
+                can = can && earlier == op;
+                earlier->overwrites = earlier->overwrites && life_phase(w, earlier) == life_phase(w, op);
+            }
         }
-        if (!any)
-            continue;
-        c->grad_phases |= 1u << op->phase;
-        for (int k = 0; k < w->op_count && can; k++)
-            if (k != i && share_grads(w, op, &w->ops[k]))
-                can = k > i && life_phase(w, &w->ops[k]) == life_phase(w, op);
-        op->overwrites = can;
-        c->square_phases |= op->squares ? 1u << op->phase : 0;
-        c->overwrite_phases |= can ? 1u << op->phase : 0;
+        op->overwrites = any && can;
+        c->grad_phases |= any ? 1u << op->phase : 0;
+        c->square_phases |= any && op->squares ? 1u << op->phase : 0;
     }
+    for (int i = 0; i < w->op_count; i++)
+        c->overwrite_phases |= w->ops[i].overwrites ? 1u << w->ops[i].phase : 0;
 }
 
 void qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out)

@@ -5,7 +5,7 @@
  * - the gather for a weight gradient starts one GEMM earlier,
  * - weight gradients of experts run after their input gradients, while those are returned,
  * - ops that do not depend on rows in flight to experts run before the op that needs these rows.
- * The first op that accesses the result of an asynchronous exchange waits for it (pass `settle`). */
+ * The first op that accesses the result of an asynchronous exchange waits for it (`settle`). */
 #include "spec/passes/passes.h"
 
 /* Whether an op is a GEMM that can overlap with the gather for weight gradient `dw`: the input
