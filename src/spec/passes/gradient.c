@@ -20,8 +20,8 @@ enum { VALUE = 0, GRADIENT = 32, FP32_GRADIENT = 64, PLAN = 96, SUM = 128, SINK,
 #define d32(operand) (FP32_GRADIENT + QD_##operand) /* in fp32 regardless of the activation type */
 #define plan(operand) (PLAN + QD_ROUTE_PLAN_##operand)
 /* SUM: what other readers contributed to the gradient of the input; the op absorbs it, and is
- * deferred until they all have. SINK, SINK_GRAD: the sinks that the next op of the forward list adds
- * to an attention. DOTS and what follows: buffers that ops of a rule share. */
+ * deferred until they all have. SINK, SINK_GRAD: the sinks that the next op of the forward list
+ * adds to an attention. DOTS and what follows: buffers that ops of a rule share. */
 static const struct {
     const char *name;
     int cols; /* 0: the placement rule decides */
@@ -280,9 +280,11 @@ static int grad_of(gradients *g, int value)
         if (g->list[i].value != value)
             continue;
         bool last = --left == 0 && g->absorbers[value] == 0;
-        int both = sum < 0 ? g->list[i].grad : last ? part_of(g, value, true, w->config->activation) : new_slot(g, value, w->config->activation);
-        if (sum >= 0)
-            QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[i].grad), (Y, both));
+        int grad = g->list[i].grad, both = grad;
+        if (sum >= 0) {
+            both = last ? part_of(g, value, true, w->config->activation) : new_slot(g, value, w->config->activation);
+            QD_CLASS_OP(w, ADD, (A, sum), (B, grad), (Y, both));
+        }
         sum = both;
     }
     sum = absorb(g, value, sum);

@@ -6,7 +6,7 @@
  *   gradient   the backward pass, in an input and a weight half, from one table of rules
  *   place      local shapes and communication, from parameter placements and one rule per op
  *   fuse       rewrite rules that the device's traits enable
- *   order      which ops overlap with an exchange, and which op waits for it
+ *   order      which ops overlap with an exchange
  *   alias      ops that work in place
  *   recompute  which ops run again in the backward pass
  *   overlap    cuts GEMMs next to an exchange into pieces (parallel.tp_overlap)
