@@ -125,11 +125,10 @@ static void set_parts(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
     }
 }
 
-static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
+static void finish(qd_sequence *s, qd_op *op)
 {
     const lowering *l = (const lowering *)(const void *)s;
     const qd_class_config *c = s->w->config;
-    (void)step;
     op->eps = op->kind == QD_OP_NORM ? l->declared->factor : 0.0;
     op->site = op->kind == QD_OP_DROPOUT ? l->declared->site : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
@@ -241,7 +240,7 @@ void qd_pass_forward(qd_class_writer *w)
     const qd_moe *moe = &w->model->moe;
     const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
     bool positioned = c->context > 0 || w->seq < c->seq;
-    lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish,
+    lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), .finish = finish,
                         .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0),
                         .number = {[ONE] = 1, [TWO] = 2, [THREE] = 3, [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,

@@ -4,7 +4,7 @@
  * target. The gradient of x is left as this rank's partial sum. On one rank all of it is one op. */
 #include "spec/passes/sequence.h"
 
-enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN };
+enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN };
 enum { X, MATRIX, INPUT, DX, MATRIX_GRAD, LOSS, LOGITS, LOSSES, TOP, SUMS, VALUES };
 static const qd_sequence_value values[VALUES] = {
     [LOSSES] = {"losses", QD_VALUE_F32, ROWS, .cols = ONE},
@@ -15,79 +15,69 @@ static const qd_sequence_value values[VALUES] = {
 /* Facts: gradients are wanted; the matrix is trained. */
 enum { GRADIENTS = 1, TRAINED = 2 };
 enum { ONE_RANK, CHUNK, END };
-/* Rows of the chunk that an op reads, or writes. MAXIMUM: an exchange that is not a sum. */
-enum { ALL, READS, WRITES, MAXIMUM };
+enum { ALL, GEMMS, READS, READS_GEMM, WRITES_GEMM, OF_TOKENS, MAXIMUM, SUM };
+static const qd_manner manners[] = {
+    [ALL] = {0},
+    [GEMMS] = {.work = QD_WORK_GIVEN},
+    /* Rows of the chunk that an op reads, or writes. */
+    [READS] = {.first = FIRST_ROW},
+    [READS_GEMM] = {.first = FIRST_ROW, .work = QD_WORK_GEMM},
+    [WRITES_GEMM] = {.to = FIRST_ROW, .work = QD_WORK_GEMM},
+    [OF_TOKENS] = {.first = FIRST_ROW, .to = FIRST_TOKEN},
+    [MAXIMUM] = {.first = FIRST_ROW, .to = FIRST_ROW, .over = 1, .reduce = QD_MAX},
+    [SUM] = {.first = FIRST_ROW, .to = FIRST_ROW, .over = 1},
+};
 
 static const qd_step steps[] = {
-    QD_STEP(ONE_RANK, 0, 0, HEAD_LOSS, ALL, ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX),
+    QD_STEP(ONE_RANK, 0, 0, HEAD_LOSS, GEMMS, ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX),
             (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS), (LOGITS, LOGITS), (LOSSES, LOSSES)),
-    QD_STEP(CHUNK, 0, 0, LINEAR, READS, CHUNK_ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (Y, LOGITS)),
+    QD_STEP(CHUNK, 0, 0, LINEAR, READS_GEMM, CHUNK_ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (Y, LOGITS)),
     QD_STEP(CHUNK, 0, 0, LOSS_MAX, READS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (TOP, TOP)),
     QD_STEP(CHUNK, 0, 0, ALL_REDUCE, MAXIMUM, CHUNK_ROWS, ONE, NONE, (X, TOP)),
-    QD_STEP(CHUNK, 0, 0, LOSS_PART, READS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS)),
-    QD_STEP(CHUNK, 0, 0, ALL_REDUCE, READS, CHUNK_ROWS, TWO, NONE, (X, SUMS)),
-    QD_STEP(CHUNK, 0, 0, LOSS_GRAD, READS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS),
+    QD_STEP(CHUNK, 0, 0, LOSS_PART, OF_TOKENS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS)),
+    QD_STEP(CHUNK, 0, 0, ALL_REDUCE, SUM, CHUNK_ROWS, TWO, NONE, (X, SUMS)),
+    QD_STEP(CHUNK, 0, 0, LOSS_GRAD, OF_TOKENS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS),
             (LOSSES, LOSSES)),
-    QD_STEP(CHUNK, GRADIENTS, 0, LINEAR_DX, WRITES, CHUNK_ROWS, HIDDEN, TOKENS, (DY, LOGITS), (WEIGHT, MATRIX), (DX, DX)),
-    QD_STEP(CHUNK, GRADIENTS | TRAINED, 0, LINEAR_DW, READS, TOKENS, HIDDEN, CHUNK_ROWS, (DY, LOGITS), (X, X), (WEIGHT_GRAD, MATRIX_GRAD)),
+    QD_STEP(CHUNK, GRADIENTS, 0, LINEAR_DX, WRITES_GEMM, CHUNK_ROWS, HIDDEN, TOKENS, (DY, LOGITS), (WEIGHT, MATRIX), (DX, DX)),
+    QD_STEP(CHUNK, GRADIENTS | TRAINED, 0, LINEAR_DW, READS_GEMM, TOKENS, HIDDEN, CHUNK_ROWS, (DY, LOGITS), (X, X),
+            (WEIGHT_GRAD, MATRIX_GRAD)),
     QD_STEP(END, 0, 0, LOSS_SUM, ALL, ROWS, ONE, NONE, (LOSSES, LOSSES), (INPUT, INPUT), (LOSS, LOSS)),
 };
 
-typedef struct loss {
-    qd_sequence s;
-    int64_t chunk, first; /* rows of a chunk; its first row */
-} loss;
-
-static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
+static void finish(qd_sequence *s, qd_op *op)
 {
-    const loss *l = (const loss *)(const void *)s;
-    double products = op->kind != QD_OP_HEAD_LOSS || !(s->facts & GRADIENTS) ? 1.0 : s->facts & TRAINED ? 3.0 : 2.0;
-    op->flops = 2.0 * products * (double)op->m * (double)op->n * (double)op->k; /* k is 0 unless it is a GEMM */
-    op->first = step->how == READS || step->how == MAXIMUM ? l->first : 0;
-    op->to = step->how == WRITES ? l->first : 0;
-    switch (op->kind) {
-    case QD_OP_HEAD_LOSS:
-        op->chunk = l->chunk;
+    if (op->kind == QD_OP_HEAD_LOSS)
+        op->chunk = s->w->slots[s->slot[LOGITS]].rows;
+    if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_MAX || op->kind == QD_OP_LOSS_PART || op->kind == QD_OP_LOSS_GRAD)
         op->cap = s->w->model->logit_softcap;
-        break;
-    case QD_OP_LOSS_PART:
-    case QD_OP_LOSS_GRAD:
-        op->to = qd_class_first_token(s->w, s->slot[MATRIX]); /* fall through */
-    case QD_OP_LOSS_MAX:
-        op->cap = s->w->model->logit_softcap;
-        break;
-    case QD_OP_ALL_REDUCE:
-        op->to = op->first;
-        qd_op_communicate(s->w, op, s->w->tensor);
-        op->exchange.reduce = step->how == MAXIMUM ? QD_MAX : QD_SUM;
-        break;
-    default:
-        break;
-    }
 }
 
 void qd_place_loss(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     const qd_device_traits *traits = w->config->traits;
-    const qd_slot matrix = w->slots[op->slot[QD_HEAD_LOSS_WEIGHT]];
-    int64_t most = qd_head_chunk_rows(traits, w->model->vocab);
-    loss l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), finish, .facts = (op->slot[QD_HEAD_LOSS_DX] >= 0 ? GRADIENTS : 0) |
-                             (op->slot[QD_HEAD_LOSS_WEIGHT_GRAD] >= 0 ? TRAINED : 0),
-                    .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = matrix.rows, [HIDDEN] = matrix.cols}},
-              .chunk = most > w->rows ? w->rows : most};
-    qd_sequence_begin(&l.s);
-    QD_SEQUENCE_TAKE(&l.s, op, HEAD_LOSS, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS));
-    l.s.slot[LOGITS] = qd_class_slot(w, "logits", QD_SLOT_LOCAL, traits->narrow_logits ? w->config->activation : QD_F32, l.chunk,
-                                     qd_logits_stride(matrix.rows));
-    qd_sequence_slot(&l.s, LOSSES);
+    int weight = op->slot[QD_HEAD_LOSS_WEIGHT];
+    bool gradients = op->slot[QD_HEAD_LOSS_DX] >= 0, trained = op->slot[QD_HEAD_LOSS_WEIGHT_GRAD] >= 0;
+    int64_t tokens = w->slots[weight].rows, hidden = w->slots[weight].cols, most = qd_head_chunk_rows(traits, w->model->vocab);
+    int64_t chunk = most > w->rows ? w->rows : most;
+    qd_sequence s = {w, QD_SEQUENCE_TABLES(values, steps), manners, finish,
+                     .facts = (gradients ? GRADIENTS : 0) | (trained ? TRAINED : 0), .group = {w->tensor},
+                     .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = tokens, [HIDDEN] = hidden,
+                                [FIRST_TOKEN] = qd_class_first_token(w, weight)},
+                     .flops = {2.0 * (1 + gradients + (gradients && trained)) * (double)w->rows * (double)tokens * (double)hidden}};
+    qd_sequence_begin(&s);
+    QD_SEQUENCE_TAKE(&s, op, HEAD_LOSS, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS));
+    s.slot[LOGITS] = qd_class_slot(w, "logits", QD_SLOT_LOCAL, traits->narrow_logits ? w->config->activation : QD_F32, chunk,
+                                   qd_logits_stride(tokens));
+    qd_sequence_slot(&s, LOSSES);
     if (w->tensor.size == 1) {
-        qd_sequence_emit(&l.s, ONE_RANK);
+        qd_sequence_emit(&s, ONE_RANK);
         return;
     }
-    for (l.first = 0; l.first < w->rows; l.first += l.chunk) {
-        l.s.number[CHUNK_ROWS] = w->rows - l.first < l.chunk ? w->rows - l.first : l.chunk;
-        qd_sequence_emit(&l.s, CHUNK);
+    for (s.number[FIRST_ROW] = 0; s.number[FIRST_ROW] < w->rows; s.number[FIRST_ROW] += chunk) {
+        int64_t left = w->rows - s.number[FIRST_ROW];
+        s.number[CHUNK_ROWS] = left < chunk ? left : chunk;
+        qd_sequence_emit(&s, CHUNK);
     }
-    qd_sequence_emit(&l.s, END);
+    qd_sequence_emit(&s, END);
 }

@@ -25,6 +25,11 @@ enum {
     COUNTS, ALL_RANKS,     /* columns and rows of the table of counts */
     TAKEN_SIZE,
     ROUND_NUMBERS, ROUND_ELEMENTS, /* workspace of extra rounds */
+    HELD, FIRST_HELD,      /* experts of this rank, and the first among those of its node */
+    FIRST_RELAYED,         /* RELAYED if there are nodes */
+    /* Elements sent to experts of a node, if the load is balanced; to nodes, if all experts are
+     * equally likely: rows alone, with choices, with gradients of weights. */
+    DISPATCH_COUNT, ROWS_COUNT, CHOICES_COUNT, WEIGHTS_COUNT,
 };
 
 enum {
@@ -41,7 +46,7 @@ enum {
     ROUND_LISTS, ROUND_BUFFERS, COPIES_AGAIN, RELAY_AGAIN, RESEND_LISTS, ROUND_D_WEIGHT, ROUND_DX,
     VALUES
 };
-_Static_assert(VALUES <= QD_SEQUENCE_VALUES && ROUND_ELEMENTS < QD_SEQUENCE_NUMBERS, "the limits of a sequence");
+_Static_assert(VALUES <= QD_SEQUENCE_VALUES && WEIGHTS_COUNT < QD_SEQUENCE_NUMBERS, "the limits of a sequence");
 
 static const qd_sequence_value values[VALUES] = {
     [TABLE] = {"expert_rows of all ranks", QD_VALUE_I32, RANKS, .cols = NODE_EXPERTS},
@@ -86,7 +91,19 @@ enum { SEND, TO_EXPERTS, FROM_EXPERTS, COLLECT, GRAD_SEND, GRAD_FROM_EXPERTS, GR
 /* LOCAL: on this rank. PLAN: this rank's buffers as sizes. COUNTS_OF_ALL: gathers counts.
  * DISPATCHED: rows move between ranks of a node. ACROSS: between nodes. IN_ROUNDS: extra rounds
  * inside a node; RESENT: between nodes. */
-enum { LOCAL, PLAN, COUNTS_OF_ALL, DISPATCHED, ACROSS, IN_ROUNDS, RESENT };
+enum { LOCAL, PLAN, COUNTS_OF_ALL, DISPATCHED, ACROSS, ACROSS_CHOICES, ACROSS_WEIGHTS, IN_ROUNDS, RESENT };
+enum { OVER_ALL = 1, OVER_NODE, OVER_NODES };
+static const qd_manner manners[] = {
+    [LOCAL] = {0},
+    [PLAN] = {.experts = HELD, .expert = FIRST_HELD, .first = FIRST_RELAYED},
+    [COUNTS_OF_ALL] = {.over = OVER_ALL},
+    [DISPATCHED] = {.experts = HELD, .over = OVER_NODE, .uneven = true, .async = true, .count = DISPATCH_COUNT},
+    [ACROSS] = {.over = OVER_NODES, .uneven = true, .async = true, .count = ROWS_COUNT},
+    [ACROSS_CHOICES] = {.over = OVER_NODES, .uneven = true, .async = true, .count = CHOICES_COUNT},
+    [ACROSS_WEIGHTS] = {.over = OVER_NODES, .uneven = true, .async = true, .count = WEIGHTS_COUNT},
+    [IN_ROUNDS] = {.experts = HELD, .expert = FIRST_HELD, .first = FIRST_RELAYED, .over = OVER_NODE, .uneven = true},
+    [RESENT] = {.experts = HELD, .expert = FIRST_HELD, .first = FIRST_RELAYED, .over = OVER_NODES, .uneven = true},
+};
 
 static const qd_step steps[] = {
     QD_STEP(SEND, BY_NODE, 0, NODE_PLAN, LOCAL, PORT_ROWS, NODES, NONE, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (COUNT, COUNT),
@@ -94,8 +111,8 @@ static const qd_step steps[] = {
     QD_STEP(SEND, BY_NODE, 0, ALL_GATHER, COUNTS_OF_ALL, ALL_RANKS, COUNTS, NONE, (X, ALL_COUNTS), (Y, ALL_TABLE)),
     QD_STEP(SEND, BY_NODE, 0, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, X), (FROM, COPY_FROM), (COUNT, NODE_COUNT), (Y, COPIES),
             (PLACE, COPY_PLACE)),
-    QD_STEP(SEND, BY_NODE, 0, NODE_DISPATCH, ACROSS, RELAYED, HIDDEN, CHOICE_NUMBERS, (X, COPIES), (NUMBERS, CHOSEN), (TABLE, ALL_TABLE),
-            (Y, RELAY), (NUMBERS_OUT, RELAY_CHOSEN)),
+    QD_STEP(SEND, BY_NODE, 0, NODE_DISPATCH, ACROSS_CHOICES, RELAYED, HIDDEN, CHOICE_NUMBERS, (X, COPIES), (NUMBERS, CHOSEN),
+            (TABLE, ALL_TABLE), (Y, RELAY), (NUMBERS_OUT, RELAY_CHOSEN)),
     QD_STEP(SEND, APART, BY_NODE, ALL_GATHER, COUNTS_OF_ALL, RANKS, EXPERTS, NONE, (X, COUNT), (Y, TABLE)),
     QD_STEP(SEND, 0, BY_NODE, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, X), (FROM, FROM), (COUNT, COUNT), (Y, SORTED), (PLACE, PLACE)),
     QD_STEP(SEND, APART, BY_NODE, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
@@ -145,7 +162,7 @@ static const qd_step steps[] = {
             (DY, D_SORTED), (TABLE, TABLE), (GATE_UP, UP), (DOWN, DOWN), (GATE_UP_GRAD, UP_GRAD), (DOWN_GRAD, DOWN_GRAD), (DX, ROUND_DX),
             (ROOM, ROUND_BUFFERS), (UP_BIAS, UP_BIAS), (UP_BIAS_GRAD, UP_BIAS_GRAD), (DOWN_BIAS_GRAD, DOWN_BIAS_GRAD)),
 
-    QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_RETURN, ACROSS, RELAYED, HIDDEN, PER_TOKEN, (X, RELAY_DX), (NUMBERS, RELAY_D_WEIGHT),
+    QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_RETURN, ACROSS_WEIGHTS, RELAYED, HIDDEN, PER_TOKEN, (X, RELAY_DX), (NUMBERS, RELAY_D_WEIGHT),
             (TABLE, ALL_TABLE), (Y, D_SUMS), (NUMBERS_OUT, COPY_D_WEIGHT)),
     QD_STEP(GRAD_FROM_NODES, BY_NODE, 0, NODE_WEIGHTS, LOCAL, PORT_ROWS, NODES, NONE, (CHOICE, CHOICE), (PLACE, PLACE),
             (COPY_PLACE, COPY_PLACE), (COPY_D_WEIGHT, COPY_D_WEIGHT), (D_WEIGHT, D_WEIGHT)),
@@ -165,38 +182,13 @@ typedef struct qd_expert_plan {
     bool to_relay; /* rows are in flight to nodes and not relayed yet */
 } qd_expert_plan;
 
-/* Communication of a step, and buffer sizes. Counts are estimates, the same on all ranks of a
- * group: they assume equally many rows on each rank of tp and cp. */
-static void finish(qd_sequence *s, const qd_step *step, qd_op *op)
+/* Elements that cross to other nodes, with `numbers` 4-byte numbers sent along with each row. An
+ * estimate, the same on all ranks of a group: it assumes equally many rows on each rank of tp and
+ * cp. */
+static int64_t crossing(const qd_class_writer *w, int nodes, double rows, int64_t numbers)
 {
-    qd_class_writer *w = s->w;
-    const qd_expert_plan *e = w->experts;
-    const qd_mesh *mesh = &w->ledger->mesh;
-    int64_t rows = w->config->batch * w->config->seq;
-    int how = step->how, shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
-    if (how == LOCAL)
-        return;
-    op->experts = how == COUNTS_OF_ALL || how == ACROSS ? 0 : e->held;
-    if (how == PLAN || how == IN_ROUNDS || how == RESENT) {
-        op->expert = e->first;
-        op->first = e->nodes > 1 ? s->number[RELAYED] : 0;
-    }
-    if (how == PLAN)
-        return;
-    bool over_nodes = how == ACROSS || how == RESENT;
-    qd_op_communicate(w, op, over_nodes ? qd_nodes_group(mesh) : how == COUNTS_OF_ALL ? qd_expert_group(mesh) : qd_relay_group(mesh));
-    if (how == COUNTS_OF_ALL)
-        return;
-    op->exchange.uneven = true;
-    op->exchange.async = (how == DISPATCHED || how == ACROSS) && w->config->overlap;
-    op->exchange.dtype = w->config->activation;
-    op->exchange.count = 0;
-    if (how == DISPATCHED) { /* assumes a balanced load */
-        op->exchange.count = rows * w->model->moe.per_token * e->etp * (e->ranks - 1) * w->model->hidden / shares;
-    } else if (how == ACROSS) { /* assumes that all experts are equally likely; k 4-byte numbers are sent along with each row */
-        double cols = (double)w->model->hidden + 4.0 * (double)op->k / (double)qd_dtype_size(w->config->activation);
-        op->exchange.count = llround((double)rows / shares * qd_nodes_expected(&w->model->moe, e->nodes) * (e->nodes - 1) * cols);
-    }
+    double cols = (double)w->model->hidden + 4.0 * (double)numbers / (double)qd_dtype_size(w->config->activation);
+    return llround(rows * qd_nodes_expected(&w->model->moe, nodes) * (nodes - 1) * cols);
 }
 
 static int64_t at_most(double wanted, int64_t worst)
@@ -235,16 +227,24 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     double room = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
     e->room = e->nodes == 1 ? w->port_rows * k : at_most(room, most * e->nodes);
     e->capacity = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
+    int64_t rows = w->config->batch * w->config->seq;
+    int shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
+    double mean = (double)rows / shares;
     bool rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
     e->s = (qd_sequence){
-        w, QD_SEQUENCE_TABLES(values, steps), finish,
+        w, QD_SEQUENCE_TABLES(values, steps), manners,
         .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
+        .group = {qd_expert_group(mesh), qd_relay_group(mesh), qd_nodes_group(mesh)},
         .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
                    [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
                    [ROOM] = e->room, [CAPACITY] = e->capacity, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
                    [COPIES_MOST] = w->port_rows * (e->nodes < k ? e->nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
                    [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + e->nodes, [ALL_RANKS] = (int64_t)e->nodes * e->ranks,
-                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes)}};
+                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes), [HELD] = e->held, [FIRST_HELD] = e->first,
+                   [FIRST_RELAYED] = e->nodes > 1 ? relayed : 0,
+                   [DISPATCH_COUNT] = rows * k * e->etp * (e->ranks - 1) * w->model->hidden / shares,
+                   [ROWS_COUNT] = crossing(w, e->nodes, mean, 0), [CHOICES_COUNT] = crossing(w, e->nodes, mean, 2 * k),
+                   [WEIGHTS_COUNT] = crossing(w, e->nodes, mean, k)}};
     qd_sequence_begin(&e->s);
     return e;
 }

@@ -25,6 +25,34 @@ int qd_sequence_slot(qd_sequence *s, int value)
     return s->slot[value];
 }
 
+/* Sizes of an op and what else it states. */
+static void state(const qd_sequence *s, const qd_step *step, qd_op *op)
+{
+    static const qd_manner plain;
+    const qd_manner *how = s->manners ? &s->manners[step->how] : &plain;
+    const int64_t *number = s->number;
+    const qd_slot *first = &s->w->slots[qd_op_first(op)];
+    bool whole = step->m == 0;
+    qd_op_sizes(op, whole ? first->rows : number[step->m], whole ? first->cols : number[step->n], number[step->k], 0.0);
+    if (how->work != QD_WORK_NONE)
+        op->flops = how->work == QD_WORK_GEMM ? 2.0 * (double)op->m * (double)op->n * (double)op->k : s->flops[how->part];
+    op->first = number[how->first];
+    op->to = number[how->to];
+    op->heads = (int32_t)number[how->heads];
+    op->kv_heads = (int32_t)number[how->kv_heads];
+    op->experts = (int32_t)number[how->experts];
+    op->expert = (int32_t)number[how->expert];
+    op->window = number[how->window];
+    op->round = (int32_t)number[how->round];
+    if (how->over == 0)
+        return;
+    qd_op_communicate(s->w, op, s->group[how->over - 1]);
+    op->exchange.count = how->uneven ? number[how->count] : op->exchange.count * (how->count ? number[how->count] : 1);
+    op->exchange.reduce = how->reduce;
+    op->exchange.uneven = how->uneven;
+    op->exchange.async = how->async && s->w->config->overlap;
+}
+
 void qd_sequence_emit(qd_sequence *s, int stage)
 {
     for (int i = 0; i < s->value_count; i++)
@@ -39,7 +67,10 @@ void qd_sequence_emit(qd_sequence *s, int stage)
             if (step->operands.slot[j] > 0)
                 operands.slot[j] = 1 + qd_sequence_slot(s, step->operands.slot[j] - 1);
         qd_op *op = qd_class_op(s->w, step->op, operands);
-        qd_op_sizes(op, s->number[step->m], s->number[step->n], s->number[step->k], 0.0);
-        s->finish(s, step, op);
+        if (s->w->no_memory || s->w->wrong)
+            return;
+        state(s, step, op);
+        if (s->finish)
+            s->finish(s, op);
     }
 }

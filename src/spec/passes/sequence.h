@@ -1,16 +1,16 @@
 /* Sequences of ops as tables: for placement rules that emit several ops (dispatch to experts,
  * attention over context parallelism, the loss over a sharded vocabulary).
  *
- * A rule declares three tables: the values it works on, with names and shapes; the numbers that
- * shapes and sizes are given in; and the steps, each an op with its operands and the conditions
- * under which it is emitted. The engine runs the steps of a stage and makes each value when a step
- * first names it. */
+ * A rule declares four tables: the values it works on, with names and shapes; the numbers that
+ * shapes and sizes are given in; the steps, each an op with its operands and the conditions under
+ * which it is emitted; and what else ops state, such as heads and communication. The engine runs
+ * the steps of a stage and makes each value when a step first names it. */
 #ifndef QD_SPEC_PASSES_SEQUENCE_H
 #define QD_SPEC_PASSES_SEQUENCE_H
 
 #include "spec/passes/passes.h"
 
-#define QD_SEQUENCE_NUMBERS 32
+#define QD_SEQUENCE_NUMBERS 40
 #define QD_SEQUENCE_VALUES 64
 
 /* Without a name: a slot that the rule gives. */
@@ -22,29 +22,43 @@ typedef struct qd_sequence_value {
     qd_slot_kind kind; /* 0: a local value */
 } qd_sequence_value;
 
+/* What an op states beyond its operands and sizes: numbers, unless noted. */
+typedef struct qd_manner {
+    int first, to, heads, kv_heads, experts, expert, window, round;
+    enum { QD_WORK_NONE, QD_WORK_GEMM, QD_WORK_GIVEN } work; /* its FLOPs: 0, 2 m n k, or those of the sequence */
+    int part;            /* QD_WORK_GIVEN: which of them */
+    int over;            /* 1 + the group it communicates with; 0: it does not */
+    bool uneven, async;
+    int count;           /* elements it communicates if uneven; else m × n, times this number unless it is 0 */
+    qd_reduce_op reduce;
+} qd_manner;
+
 struct qd_sequence;
 
 typedef struct qd_step {
     int stage;
     unsigned when, unless; /* facts that must hold, and facts that must not */
     qd_op_kind op;
-    int how;               /* what the rule's `finish` does with the op */
-    int m, n, k;           /* numbers */
+    int how;               /* manner */
+    int m, n, k;           /* numbers; m 0: the shape of the first operand */
     qd_operands operands;  /* values */
 } qd_step;
 #define QD_STEP(stage, when, unless, kind, how, m, n, k, ...) \
     {stage, when, unless, QD_OP_##kind, how, m, n, k, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
 
-/* Sets what the table does not express: communication, FLOPs, windows of rows. */
-typedef void (*qd_step_finish)(struct qd_sequence *s, const qd_step *step, qd_op *op);
+/* Sets what the tables do not express. */
+typedef void (*qd_step_finish)(struct qd_sequence *s, qd_op *op);
 
 typedef struct qd_sequence {
     qd_class_writer *w;
     const qd_sequence_value *values;
     const qd_step *steps;
     int value_count, step_count;
-    qd_step_finish finish;
+    const qd_manner *manners; /* NULL: ops state nothing else */
+    qd_step_finish finish;    /* NULL: nothing to set */
     unsigned facts;
+    qd_group group[3];
+    double flops[2];
     int64_t number[QD_SEQUENCE_NUMBERS]; /* number 0 is 0 */
     int slot[QD_SEQUENCE_VALUES];        /* per value, -1: not made, or absent */
 } qd_sequence;
