@@ -10,12 +10,12 @@ enum {
     POSITIONS, ROPE_DIMS,  /* of the table of rotary angles */
     CACHE_ROWS, CACHE_COLS,
     KEY_COLS, ABSORBED_COLS, MIXED_COLS, /* of latent attention in generation */
+    HIDDEN, OUT_COLS,
 };
 
 enum {
     X, Y, Z, OUT, WEIGHT, WEIGHT2, WEIGHT_GRAD, /* of the declared op */
-    MEAN, RSTD, DX, UNBIASED,                /* named after its values */
-    TABLE,                                   /* one of the tables of rotary angles */
+    MEAN, RSTD, DX, UNBIASED,                   /* named after its values */
     INPUT, ROPE_TABLE, LOCAL_ROPE_TABLE, CACHE, LSE, HEAD_RSTD, SQUARES, LOSS, LOGITS,
     LATENT_Q, LATENT_X, LATENT_ROPE, LATENT_WEIGHT, /* what the queries, keys and values of latent attention are made of */
     LATENT_CACHE, KEY, ABSORBED, MIXED,
@@ -26,8 +26,12 @@ enum {
 /* Results per row have their rows when they are placed. */
 static const qd_sequence_value values[VALUES] = {
     [INPUT] = {"input", QD_VALUE_I32, THREE, ALL_ROWS, .kind = QD_SLOT_INPUT},
+    [MEAN] = {" mean", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
+    [RSTD] = {" rstd", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
+    [DX] = {"", QD_VALUE_ACTIVATION, PER_ROW, HIDDEN, .buffer = true, .of = 1 + X, .before = "d_"},
+    [UNBIASED] = {" without bias", QD_VALUE_ACTIVATION, PER_ROW, OUT_COLS, .buffer = true, .of = 1 + OUT},
     [ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
-    [LOCAL_ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
+    [LOCAL_ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE, .param = 1},
     [CACHE] = {"cache", QD_VALUE_ACTIVATION, CACHE_ROWS, CACHE_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
     [LATENT_CACHE] = {"cache", QD_VALUE_ACTIVATION, POSITIONS, KEY_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
     [KEY] = {"key", QD_VALUE_ACTIVATION, PER_ROW, KEY_COLS, .buffer = true},
@@ -47,31 +51,39 @@ static const qd_sequence_value values[VALUES] = {
 };
 
 /* Facts. POSITIONED: positions do not count from 0 in each sequence: in generation, or because the
- * rank holds only some of them. GROUPED: the adapter is of experts. SINKS, BIASED: the attention
- * has sinks, the experts have biases. LATENT: in generation, keys stay compressed; EXPANDS: the
- * GEMM would expand them. */
-enum { TRAINING = 1, GENERATING = 2, POSITIONED = 4, GROUPED = 8, SINKS = 16, BIASED = 32, LATENT = 64, EXPANDS = 128 };
+ * rank holds only some of them. CENTERED: norms subtract the mean. LATENT: in generation, keys stay
+ * compressed. Of the declared op: WEIGHTED, BIASED: it has its weight (attention: sinks), or its
+ * second weight. GROUPED: the weight is that of experts. LOCAL: the angles of layers with windows.
+ * EXPANDS: the GEMM that would expand compressed keys. */
+enum {
+    TRAINING = 1, GENERATING = 2, POSITIONED = 4, CENTERED = 8, LATENT = 16,
+    WEIGHTED = 32, BIASED = 64, GROUPED = 128, LOCAL = 256, EXPANDS = 512,
+};
 
 #define LOWER(declared, when, unless, kind, ...) \
     QD_STEP(QD_DECL_##declared, when, unless, kind, 0, PER_ROW, PER_ROW, PER_ROW, __VA_ARGS__)
 static const qd_step steps[] = {
     LOWER(EMBED, 0, 0, EMBED, (INPUT, INPUT), (TOKEN_TABLE, WEIGHT), (POSITION_TABLE, WEIGHT2), (Y, OUT)),
-    LOWER(NORM, 0, 0, NORM, (X, X), (GAMMA, WEIGHT), (BETA, WEIGHT2), (Y, OUT), (MEAN, MEAN), (RSTD, RSTD)),
+    LOWER(NORM, CENTERED, 0, NORM, (X, X), (GAMMA, WEIGHT), (BETA, WEIGHT2), (Y, OUT), (MEAN, MEAN), (RSTD, RSTD)),
+    LOWER(NORM, 0, CENTERED, NORM, (X, X), (GAMMA, WEIGHT), (BETA, WEIGHT2), (Y, OUT), (RSTD, RSTD)),
     LOWER(LINEAR, 0, EXPANDS, LINEAR, (X, X), (WEIGHT, WEIGHT), (BIAS, WEIGHT2), (Y, OUT)),
     LOWER(HEAD_NORM, 0, 0, HEAD_NORM, (X, X), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT), (RSTD, HEAD_RSTD)),
     LOWER(QK_NORM, 0, 0, QK_SQUARES, (X, X), (SUMS, SQUARES)),
     LOWER(QK_NORM, 0, 0, QK_NORM, (X, X), (SUMS, SQUARES), (Q_GAMMA, WEIGHT), (K_GAMMA, WEIGHT2), (Y, OUT)),
     LOWER(CLIP, 0, 0, CLIP, (X, X), (Y, OUT)),
-    LOWER(ROPE, POSITIONED, 0, ROPE, (X, X), (TABLE, TABLE), (INPUT, INPUT), (Y, OUT)),
-    LOWER(ROPE, 0, POSITIONED, ROPE, (X, X), (TABLE, TABLE), (Y, OUT)),
-    LOWER(LATENT_QKV, POSITIONED, GENERATING, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, TABLE), (INPUT, INPUT), (QKV, OUT)),
-    LOWER(LATENT_QKV, 0, POSITIONED, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, TABLE), (QKV, OUT)),
+    LOWER(ROPE, POSITIONED, LOCAL, ROPE, (X, X), (TABLE, ROPE_TABLE), (INPUT, INPUT), (Y, OUT)),
+    LOWER(ROPE, 0, POSITIONED | LOCAL, ROPE, (X, X), (TABLE, ROPE_TABLE), (Y, OUT)),
+    LOWER(ROPE, POSITIONED | LOCAL, 0, ROPE, (X, X), (TABLE, LOCAL_ROPE_TABLE), (INPUT, INPUT), (Y, OUT)),
+    LOWER(ROPE, LOCAL, POSITIONED, ROPE, (X, X), (TABLE, LOCAL_ROPE_TABLE), (Y, OUT)),
+    LOWER(LATENT_QKV, POSITIONED, GENERATING, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, ROPE_TABLE), (INPUT, INPUT),
+          (QKV, OUT)),
+    LOWER(LATENT_QKV, 0, POSITIONED, LATENT_QKV, (Q, X), (KV, Y), (K_ROPE, Z), (TABLE, ROPE_TABLE), (QKV, OUT)),
     LOWER(ATTENTION, LATENT, 0, ATTENTION_LATENT, (Q, LATENT_Q), (LATENT, LATENT_X), (K_ROPE, LATENT_ROPE), (WEIGHT, LATENT_WEIGHT),
-          (TABLE, TABLE), (INPUT, INPUT), (CACHE, LATENT_CACHE), (KEY, KEY), (ABSORBED, ABSORBED), (MIXED, MIXED), (O, OUT)),
-    LOWER(ATTENTION, GENERATING, SINKS | LATENT, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
-    LOWER(ATTENTION, GENERATING | SINKS, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT), (LSE, LSE)),
+          (TABLE, ROPE_TABLE), (INPUT, INPUT), (CACHE, LATENT_CACHE), (KEY, KEY), (ABSORBED, ABSORBED), (MIXED, MIXED), (O, OUT)),
+    LOWER(ATTENTION, GENERATING, WEIGHTED | LATENT, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT)),
+    LOWER(ATTENTION, GENERATING | WEIGHTED, 0, ATTENTION_CACHED, (QKV, X), (CACHE, CACHE), (O, OUT), (LSE, LSE)),
     LOWER(ATTENTION, 0, GENERATING, ATTENTION, (QKV, X), (INPUT, INPUT), (O, OUT), (LSE, LSE)),
-    LOWER(ATTENTION, SINKS, 0, ATTENTION_SINK, (O, OUT), (LSE, LSE), (SINK, WEIGHT)),
+    LOWER(ATTENTION, WEIGHTED, 0, ATTENTION_SINK, (O, OUT), (LSE, LSE), (SINK, WEIGHT)),
     LOWER(ACTIVATION, 0, 0, ACTIVATION, (X, X), (Y, OUT)),
     LOWER(SCALE, 0, 0, SCALE, (X, X), (Y, OUT)),
     LOWER(DROPOUT, TRAINING, 0, DROPOUT, (X, X), (Y, OUT)),
@@ -90,7 +102,9 @@ static const qd_step steps[] = {
     /* The loss computes its gradients along with it, in chunks of rows, so that the logits never
      * exist as a whole. In generation: the logits of the last row. */
     LOWER(LOSS, GENERATING, 0, HEAD_LOGITS, (X, X), (WEIGHT, WEIGHT), (LOGITS, LOGITS)),
-    LOWER(LOSS, 0, GENERATING, HEAD_LOSS, (X, X), (WEIGHT, WEIGHT), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, WEIGHT_GRAD), (LOSS, LOSS)),
+    LOWER(LOSS, TRAINING, GENERATING, HEAD_LOSS, (X, X), (WEIGHT, WEIGHT), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, WEIGHT_GRAD),
+          (LOSS, LOSS)),
+    LOWER(LOSS, 0, TRAINING | GENERATING, HEAD_LOSS, (X, X), (WEIGHT, WEIGHT), (INPUT, INPUT), (LOSS, LOSS)),
 };
 
 bool qd_decl_has_lowering(qd_decl_kind kind)
@@ -104,7 +118,8 @@ bool qd_decl_has_lowering(qd_decl_kind kind)
 typedef struct lowering {
     qd_sequence s;
     int *slot; /* per declared value */
-    const qd_decl_op *declared;
+    unsigned facts;
+    const qd_decl_op *declared, *expand; /* expand: see EXPANDS, NULL: none */
 } lowering;
 
 /* The columns of the parts of an adapter follow from the shapes of the layer's matrices on this
@@ -141,31 +156,24 @@ static void finish(qd_sequence *s, qd_op *op)
         set_parts(s->w, l->declared, op);
 }
 
-/* Whether an op computes the expanded keys and values of latent attention. */
-static bool expands(const lowering *l, const qd_decl_op *d)
-{
-    const qd_decl_op *join = qd_layer_op(l->s.w->decl, QD_DECL_LATENT_QKV);
-    return join && d->out == join->y;
-}
-
 /* In generation, attention reads what its queries, keys and values are made of. */
 static void keep_latent(lowering *l, const qd_decl_op *join)
 {
     qd_class_writer *w = l->s.w;
     const qd_decl_op *expand = w->decl->ops;
-    int *slot = l->s.slot;
-    while (!expands(l, expand))
+    while (expand->out != join->y)
         expand++;
     if (expand->kind != QD_DECL_LINEAR)
         w->wrong = "attn.kv_b has an adapter, which generation from compressed keys does not apply: merge it first";
-    slot[LATENT_Q] = slot[X];
-    slot[LATENT_X] = l->slot[expand->x];
-    slot[LATENT_ROPE] = l->slot[join->z];
-    slot[LATENT_WEIGHT] = qd_class_weight(w, expand->weight);
-    l->s.facts |= LATENT;
+    l->expand = expand;
+    l->facts |= LATENT;
+    l->s.slot[LATENT_Q] = l->slot[join->x];
+    l->s.slot[LATENT_X] = l->slot[expand->x];
+    l->s.slot[LATENT_ROPE] = l->slot[join->z];
+    l->s.slot[LATENT_WEIGHT] = qd_class_weight(w, expand->weight);
 }
 
-/* What the values of an op depend on beyond the table. */
+/* Values, facts and numbers of a declared op. */
 static void prepare(lowering *l, const qd_decl_op *d)
 {
     qd_class_writer *w = l->s.w;
@@ -173,63 +181,27 @@ static void prepare(lowering *l, const qd_decl_op *d)
     int *slot = l->s.slot;
     slot[X] = d->x >= 0 ? l->slot[d->x] : -1;
     slot[Y] = d->y >= 0 ? l->slot[d->y] : -1;
+    slot[Z] = d->kind == QD_DECL_LATENT_QKV ? l->slot[d->z] : -1;
     slot[OUT] = d->out >= 0 ? l->slot[d->out] : -1;
     slot[WEIGHT] = qd_class_weight(w, d->weight);
     slot[WEIGHT2] = qd_class_weight(w, d->weight2);
-    slot[WEIGHT_GRAD] = c->training ? qd_class_trained(w, slot[WEIGHT]) : -1;
-    switch (d->kind) {
-    case QD_DECL_INPUT:
+    slot[WEIGHT_GRAD] = qd_class_trained(w, slot[WEIGHT]);
+    bool weighted = slot[WEIGHT] >= 0, grouped = weighted && w->decl->params[d->weight.param].expert >= 0;
+    l->s.facts = l->facts | (weighted ? WEIGHTED : 0) | (slot[WEIGHT2] >= 0 ? BIASED : 0) | (grouped ? GROUPED : 0) |
+                 (d->local ? LOCAL : 0) | (d == l->expand ? EXPANDS : 0);
+    l->s.number[OUT_COLS] = slot[OUT] >= 0 ? w->slots[slot[OUT]].cols : 0;
+    l->s.number[TOKENS] = weighted ? w->slots[slot[WEIGHT]].rows : 0; /* of this rank's shard */
+    l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
+    if (d->kind == QD_DECL_INPUT)
         w->slots[slot[OUT]].kind = QD_SLOT_IN;
-        break;
-    case QD_DECL_OUTPUT:
+    if (d->kind == QD_DECL_OUTPUT)
         w->slots[slot[X]].kind = QD_SLOT_OUT;
-        break;
-    case QD_DECL_NORM:
-        slot[MEAN] = qd_model_norm_is_rms(w->model) ? -1 : qd_class_f32(w, qd_class_name(w, "", slot[OUT], " mean"), 0, 1);
-        slot[RSTD] = qd_class_f32(w, qd_class_name(w, "", slot[OUT], " rstd"), 0, 1);
-        break;
-    case QD_DECL_LINEAR:
-        l->s.facts &= ~(unsigned)EXPANDS;
-        l->s.facts |= c->context > 0 && expands(l, d) ? EXPANDS : 0;
-        break;
-    case QD_DECL_LATENT_QKV:
-        slot[Z] = l->slot[d->z];
-        slot[TABLE] = qd_sequence_slot(&l->s, ROPE_TABLE);
-        if (c->context > 0)
-            keep_latent(l, d);
-        break;
-    case QD_DECL_ROPE:
-        slot[TABLE] = qd_sequence_slot(&l->s, d->local ? LOCAL_ROPE_TABLE : ROPE_TABLE);
-        w->slots[slot[TABLE]].param = d->local;
-        break;
-    case QD_DECL_ROUTE:
+    if (d->kind == QD_DECL_DROPOUT && !c->training)
+        l->slot[d->out] = slot[X];
+    if (d->kind == QD_DECL_ROUTE) {
         for (int value = LOAD; value <= COUNT; value++)
             slot[value] = -1; /* each router has its own */
         qd_sequence_slot(&l->s, LOAD);
-        break;
-    case QD_DECL_GROUPED_LINEAR:
-        l->s.facts = slot[WEIGHT2] >= 0 ? l->s.facts | BIASED : l->s.facts & ~(unsigned)BIASED;
-        if (slot[WEIGHT2] >= 0)
-            slot[UNBIASED] = qd_class_local(w, qd_class_name(w, "", slot[OUT], " without bias"), 0, w->slots[slot[OUT]].cols);
-        break;
-    case QD_DECL_ATTENTION:
-        l->s.facts = slot[WEIGHT] >= 0 ? l->s.facts | SINKS : l->s.facts & ~(unsigned)SINKS;
-        l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
-        break;
-    case QD_DECL_ADAPT:
-        l->s.facts &= ~(unsigned)GROUPED;
-        l->s.facts |= w->decl->params[d->weight.param].expert >= 0 ? GROUPED : 0;
-        break;
-    case QD_DECL_DROPOUT:
-        if (!c->training)
-            l->slot[d->out] = slot[X];
-        break;
-    case QD_DECL_LOSS:
-        l->s.number[TOKENS] = slot[WEIGHT] >= 0 ? w->slots[slot[WEIGHT]].rows : 0; /* of this rank's shard */
-        slot[DX] = c->training ? qd_class_local(w, qd_class_name(w, "d_", slot[X], ""), 0, w->model->hidden) : -1;
-        break;
-    default:
-        break;
     }
 }
 
@@ -241,14 +213,15 @@ void qd_pass_forward(qd_class_writer *w)
     const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
     bool positioned = c->context > 0 || w->seq < c->seq;
     lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), .finish = finish,
-                        .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0),
                         .number = {[ONE] = 1, [TWO] = 2, [THREE] = 3, [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
                                    [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,
                                    [POSITIONS] = qd_positions(c->seq, c->context), [ROPE_DIMS] = qd_rope_dims(w->model),
-                                   [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim,
+                                   [HIDDEN] = w->model->hidden, [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim,
                                    [KEY_COLS] = key, [ABSORBED_COLS] = w->heads * key,
                                    [MIXED_COLS] = (int64_t)w->heads * w->model->kv_lora_rank}},
+                  .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0) |
+                           (qd_model_norm_is_rms(w->model) ? 0 : CENTERED),
                   .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
     if (!l.slot) {
         w->no_memory = true;
@@ -260,6 +233,9 @@ void qd_pass_forward(qd_class_writer *w)
         const qd_decl_value *v = &decl->values[i];
         l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : c->activation, 0, v->cols);
     }
+    const qd_decl_op *join = c->context > 0 ? qd_layer_op(decl, QD_DECL_LATENT_QKV) : NULL;
+    if (join && !w->no_memory)
+        keep_latent(&l, join);
     for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
         l.declared = &decl->ops[i];
         if (!qd_decl_has_lowering(l.declared->kind))

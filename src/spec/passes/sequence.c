@@ -17,11 +17,15 @@ void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values)
 
 int qd_sequence_slot(qd_sequence *s, int value)
 {
+    qd_class_writer *w = s->w;
     const qd_sequence_value *v = &s->values[value];
-    const qd_dtype types[] = {s->w->config->activation, QD_F32, QD_F64, QD_I32};
-    if (s->slot[value] < 0 && v->name)
-        s->slot[value] =
-            qd_class_slot(s->w, v->name, v->kind ? v->kind : QD_SLOT_LOCAL, types[v->type], s->number[v->rows], s->number[v->cols]);
+    const qd_dtype types[] = {w->config->activation, QD_F32, QD_F64, QD_I32};
+    if (s->slot[value] >= 0 || !v->name)
+        return s->slot[value];
+    const char *name = v->of > 0 ? qd_class_name(w, v->before ? v->before : "", s->slot[v->of - 1], v->name) : v->name;
+    s->slot[value] = qd_class_slot(w, name, v->kind ? v->kind : QD_SLOT_LOCAL, types[v->type], s->number[v->rows], s->number[v->cols]);
+    if (!w->no_memory)
+        w->slots[s->slot[value]].param = v->param;
     return s->slot[value];
 }
 

@@ -15,11 +15,14 @@
 
 /* Without a name: a slot that the rule gives. */
 typedef struct qd_sequence_value {
-    const char *name;
+    const char *name; /* of > 0: after `before` and the name of value `of` - 1 */
     enum { QD_VALUE_ACTIVATION, QD_VALUE_F32, QD_VALUE_F64, QD_VALUE_I32 } type;
     int rows, cols;  /* numbers */
     bool buffer;     /* made anew each time a stage is emitted */
     qd_slot_kind kind; /* 0: a local value */
+    int param;         /* of a table: which one */
+    int of;
+    const char *before;
 } qd_sequence_value;
 
 /* What an op states beyond its operands and sizes: numbers, unless noted. */
