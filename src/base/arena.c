@@ -17,8 +17,14 @@ typedef struct chunk {
     alignas(ALIGNMENT) unsigned char data[];
 } chunk;
 
+typedef struct adopted {
+    struct adopted *next;
+    void *memory;
+} adopted;
+
 struct qd_arena {
     chunk *chunks; /* newest first; only the newest has free space */
+    adopted *adopted; /* in the chunks */
     size_t bytes;
 };
 
@@ -32,6 +38,8 @@ void qd_arena_destroy(qd_arena *arena)
 {
     if (!arena)
         return;
+    for (const adopted *each = arena->adopted; each; each = each->next)
+        free(each->memory);
     for (chunk *each = arena->chunks; each;) {
         chunk *next = each->next;
         free(each);
@@ -85,6 +93,19 @@ void *qd_arena_array(qd_arena *arena, size_t count, size_t size)
         return NULL;
     }
     return qd_arena_alloc(arena, bytes);
+}
+
+void *qd_arena_adopt(qd_arena *arena, void *memory, size_t bytes)
+{
+    adopted *added = qd_arena_alloc(arena, sizeof *added);
+    if (!added) {
+        free(memory);
+        return NULL;
+    }
+    *added = (adopted){.next = arena->adopted, .memory = memory};
+    arena->adopted = added;
+    arena->bytes += bytes;
+    return memory;
 }
 
 char *qd_arena_strdup(qd_arena *arena, const char *text)

@@ -17,6 +17,9 @@ void *qd_arena_alloc(qd_arena *arena, size_t bytes);
 void *qd_arena_array(qd_arena *arena, size_t count, size_t size); /* checks the product for overflow */
 char *qd_arena_strdup(qd_arena *arena, const char *text);
 char *qd_arena_printf(qd_arena *arena, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Takes over memory of malloc(), which is freed with the arena, or now if that fails: then returns
+ * NULL. */
+void *qd_arena_adopt(qd_arena *arena, void *memory, size_t bytes);
 size_t qd_arena_bytes(const qd_arena *arena); /* bytes allocated from the system */
 
 #endif

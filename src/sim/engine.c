@@ -8,6 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* A running activity, and when it ends at its present rate. */
+typedef struct running {
+    double end;
+    int32_t leader;
+} running;
+
 /* Items are numbered across all participants. Dependencies, stream order and messages all become
  * edges to successors. What runs is an *activity*: a single item, or a meeting, identified by its
  * last arrival (the leader); its members form a list. */
@@ -28,7 +34,8 @@ typedef struct engine {
     int32_t (*link_load)[QD_SIM_LINKS + 1];
     double *load;        /* of a participant: sum over its running items */
     double cores;        /* demanded by all running items */
-    int32_t *heap, *place; /* activities by end time; position in the heap, -1: not in it */
+    running *heap;       /* activities by end time */
+    int32_t *place;      /* position in the heap, -1: not in it */
     int heap_count;
     int64_t done;
     double now;
@@ -45,46 +52,43 @@ static double end_of(const engine *e, int32_t item)
     return e->updated[item] + (e->remaining[item] > 0.0 ? e->remaining[item] / e->rate[item] : 0.0);
 }
 
-static bool earlier(const engine *e, int32_t a, int32_t b)
+static bool earlier(running a, running b)
 {
-    double ta = end_of(e, a), tb = end_of(e, b);
-    return ta < tb || (ta == tb && a < b);
+    return a.end < b.end || (a.end == b.end && a.leader < b.leader);
 }
 
-static void heap_put(engine *e, int at, int32_t item)
+static void heap_put(engine *e, int at, running what)
 {
-    e->heap[at] = item;
-    e->place[item] = at;
+    e->heap[at] = what;
+    e->place[what.leader] = at;
 }
 
-/* Moves the item at `at` to its position. */
-static void heap_settle(engine *e, int at)
+/* Moves an activity from `at` to its position. */
+static void heap_settle(engine *e, int at, running what)
 {
-    int32_t item = e->heap[at];
-    while (at > 0 && earlier(e, item, e->heap[(at - 1) / 2])) {
+    while (at > 0 && earlier(what, e->heap[(at - 1) / 2])) {
         heap_put(e, at, e->heap[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
     for (;;) {
         int child = 2 * at + 1;
-        if (child + 1 < e->heap_count && earlier(e, e->heap[child + 1], e->heap[child]))
+        if (child + 1 < e->heap_count && earlier(e->heap[child + 1], e->heap[child]))
             child++;
-        if (child >= e->heap_count || !earlier(e, e->heap[child], item))
+        if (child >= e->heap_count || !earlier(e->heap[child], what))
             break;
         heap_put(e, at, e->heap[child]);
         at = child;
     }
-    heap_put(e, at, item);
+    heap_put(e, at, what);
 }
 
 static int32_t heap_take(engine *e)
 {
-    int32_t first = e->heap[0], last = e->heap[--e->heap_count];
+    int32_t first = e->heap[0].leader;
+    running last = e->heap[--e->heap_count];
     e->place[first] = -1;
-    if (e->heap_count > 0) {
-        heap_put(e, 0, last);
-        heap_settle(e, 0);
-    }
+    if (e->heap_count > 0)
+        heap_settle(e, 0, last);
     return first;
 }
 
@@ -114,7 +118,7 @@ static void update_rate(engine *e, int32_t leader)
     e->remaining[leader] = fmax(0.0, e->remaining[leader] - (e->now - e->updated[leader]) * e->rate[leader]);
     e->updated[leader] = e->now;
     e->rate[leader] = rate;
-    heap_settle(e, e->place[leader]);
+    heap_settle(e, e->place[leader], (running){end_of(e, leader), leader});
 }
 
 /* Updates the rates of a participant after its set of running items has changed. */
@@ -163,9 +167,8 @@ static void begin_activity(engine *e, int32_t leader)
     e->remaining[leader] = seconds;
     e->updated[leader] = e->now;
     e->rate[leader] = 1.0;
-    e->heap[e->heap_count] = leader;
-    e->place[leader] = e->heap_count++;
-    heap_settle(e, e->place[leader]);
+    e->heap_count++;
+    heap_settle(e, e->heap_count - 1, (running){end_of(e, leader), leader});
     update_rate(e, leader);
     update_others(e, leader);
 }
@@ -407,7 +410,7 @@ static qd_status run(engine *e)
         if (e->missing[i] == 0)
             item_ready(e, (int32_t)i);
     while (e->heap_count > 0) {
-        e->now = fmax(e->now, end_of(e, e->heap[0]));
+        e->now = fmax(e->now, e->heap[0].end);
         end_activity(e, heap_take(e));
     }
     e->result->seconds = e->now;

@@ -541,15 +541,15 @@ static qd_status choose_norm(builder *b, qd_arena *arena)
     return QD_OK;
 }
 
-/* Moves a finished array from the heap to the arena. */
+/* Gives a finished array to the arena, without the space that it did not need. */
 static void *settle(builder *b, qd_arena *arena, void *array, int count, size_t size)
 {
-    void *kept = qd_arena_array(arena, (size_t)(count > 0 ? count : 1), size);
-    if (!kept)
-        b->no_memory = true;
-    else if (count > 0)
-        memcpy(kept, array, (size_t)count * size);
-    free(array);
+    size_t bytes = (size_t)(count > 0 ? count : 1) * size;
+    void *shrunk = realloc(array, bytes);
+    void *kept = shrunk ? qd_arena_adopt(arena, shrunk, bytes) : NULL;
+    if (!shrunk)
+        free(array);
+    b->no_memory = b->no_memory || !kept;
     return kept;
 }
 
