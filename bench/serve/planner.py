@@ -49,10 +49,9 @@ MOVE = """(async () => {
   control.dispatchEvent(new Event("input"));
   while (p.answers === before)
     await new Promise(done => setTimeout(done, 1));
-  const draws = check.draws;
-  while (check.draws === draws && performance.now() - began < 5000)
-    await new Promise(done => requestAnimationFrame(done));
-  return { figures: p.milliseconds, all: performance.now() - began, ...window.parts, events: p.step ? p.step.report.simulated.begin.length : 0 };
+  while (view.frame !== undefined) /* requested, not yet drawn */
+    await new Promise(done => setTimeout(done, 1));
+  return { figures: p.milliseconds, all: performance.now() - began, ...window.parts, events: p.step ? p.step.report.simulated.events : 0 };
 })()"""
 
 

@@ -101,6 +101,10 @@ typedef struct qd_report_timeline {
     const qd_report_event *events; /* in any order */
     int64_t event_count;
     int64_t world; /* number of ranks over which the bytes of an event are summed; 0: the sum of stands_for */
+    /* The width of the drawing: neighbours that it could not show apart are written as one event.
+     * 0: all events are written. Sums are over all events in either case. */
+    int pixels;
+    double window_begin, window_end; /* the part that is shown, in seconds from the earliest event; equal: everything */
 } qd_report_timeline;
 QD_SIZED_DEFAULT(qd_report_timeline)
 

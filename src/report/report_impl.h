@@ -35,18 +35,28 @@ double qd_spans_overlap(const qd_span *a, int64_t a_count, const qd_span *b, int
  * number of spans. */
 int64_t qd_spans_subtract(const qd_span *a, int64_t a_count, const qd_span *b, int64_t b_count, qd_span *left);
 
-/* A sorted timeline: events in the order of rank, stream and begin, each with its rank's index. */
+/* What events of one action have in common; texts that are equal have one address. */
+typedef struct qd_action_key {
+    const char *name, *kind, *module, *group;
+    int64_t bytes;
+    double flops;
+} qd_action_key;
+
+/* A sorted timeline: events in the order of rank, stream and begin. Timelines of a large layout
+ * exceed the processor's caches: an entry repeats what most readers need of its event. */
 typedef struct qd_sorted_event {
     const qd_report_event *event;
+    double begin, end, waited;
     int32_t rank; /* index in the timeline's ranks */
-    int32_t action; /* index in the table of distinct actions */
+    int32_t action; /* index in `actions` */
 } qd_sorted_event;
 
 typedef struct qd_sorted {
     const qd_report_timeline *timeline;
     qd_sorted_event *events;
     int64_t count;
-    int32_t action_count; /* of distinct actions */
+    const qd_action_key **actions; /* distinct ones */
+    int32_t action_count;
     double origin; /* begin of the earliest event */
     int64_t world; /* number of ranks that byte counts are summed over */
     double weight; /* sum of stands_for */
@@ -57,6 +67,8 @@ typedef struct qd_sorted {
     int64_t step_count;
 } qd_sorted;
 
+/* The events by row, merged as the timeline asks for: tracks and columns. */
+qd_status qd_report_put_events(qd_json_writer *w, const qd_sorted *sorted);
 /* Where the time goes: per rank, per kind of communication, per action name. */
 qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *sorted);
 /* Writes a timeline as a member of the current object. */

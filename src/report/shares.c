@@ -26,15 +26,16 @@ static qd_status create_totals(totals *t, const qd_sorted *s)
     return t->of ? qd_intern_create(&t->keys) : QD_FAIL(QD_NO_MEMORY, "no memory for %d actions", s->action_count);
 }
 
-static void add(total *row, const qd_report_event *e, double weight, int64_t world)
+static void add(total *row, const qd_sorted *s, const qd_sorted_event *e)
 {
-    double seconds = e->end - e->begin;
+    const qd_action_key *action = s->actions[e->action];
+    double seconds = e->end - e->begin, weight = qd_rank_weight(&s->timeline->ranks[e->rank]);
     row->least = row->count == 0.0 || seconds < row->least ? seconds : row->least;
     row->most = seconds > row->most ? seconds : row->most;
     row->count += weight;
     row->seconds += weight * seconds;
-    if (e->group)
-        row->bytes += weight * (double)e->bytes / (double)world;
+    if (action->group)
+        row->bytes += weight * (double)action->bytes / (double)s->world;
 }
 
 /* Finds or adds the row of an action, by a pair of its texts; pointers to rows are valid until the
@@ -100,13 +101,13 @@ static qd_status put_names(qd_json_writer *w, const qd_sorted *s)
     qd_status status = QD_OK;
     QD_TRY_DONE(create_totals(&t, s));
     for (int64_t i = 0; i < s->count; i++) {
-        const qd_report_event *e = s->events[i].event;
+        const qd_action_key *a = s->actions[s->events[i].action];
         int32_t row;
-        QD_TRY_DONE(find_row(&t, s->events[i].action, e->name, "", &row));
-        t.rows[row].name = e->name;
-        t.rows[row].kind = e->kind;
-        t.rows[row].group = e->group;
-        add(&t.rows[row], e, qd_rank_weight(&s->timeline->ranks[s->events[i].rank]), s->world);
+        QD_TRY_DONE(find_row(&t, s->events[i].action, a->name, "", &row));
+        t.rows[row].name = a->name;
+        t.rows[row].kind = a->kind;
+        t.rows[row].group = a->group;
+        add(&t.rows[row], s, &s->events[i]);
     }
     qd_json_list_begin(w, "names");
     for (int32_t i = 0; i < qd_intern_count(t.keys); i++)
@@ -123,15 +124,16 @@ typedef struct rank_work {
     const qd_sorted_event *events;
     int64_t count;
     int32_t *rows; /* [count]: row in the traffic table, -1: computes */
+    bool *messages; /* [distinct actions] */
     qd_span *compute, *communication, *some; /* [count] */
     int64_t computes, communicates;
 } rank_work;
 
 /* A rank waits for a message until another stage has caught up: if nothing else is running, that is
  * the pipeline bubble, and counts as idle time rather than communication. */
-static bool is_message(const qd_report_event *e)
+static bool is_message(const qd_action_key *a)
 {
-    return strcmp(e->kind, "send") == 0 || strcmp(e->kind, "recv") == 0;
+    return strcmp(a->kind, "send") == 0 || strcmp(a->kind, "recv") == 0;
 }
 
 static int64_t collect(const rank_work *r, int32_t row, qd_span *spans)
@@ -139,7 +141,7 @@ static int64_t collect(const rank_work *r, int32_t row, qd_span *spans)
     int64_t n = 0;
     for (int64_t i = 0; i < r->count; i++)
         if (r->rows[i] == row)
-            spans[n++] = (qd_span){r->events[i].event->begin, r->events[i].event->end};
+            spans[n++] = (qd_span){r->events[i].begin, r->events[i].end};
     return qd_spans_join(spans, n);
 }
 
@@ -147,8 +149,8 @@ static int64_t collect_communication(const rank_work *r, qd_span *spans)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < r->count; i++)
-        if (r->rows[i] >= 0 && !is_message(r->events[i].event))
-            spans[n++] = (qd_span){r->events[i].event->begin, r->events[i].event->end};
+        if (r->rows[i] >= 0 && !r->messages[r->events[i].action])
+            spans[n++] = (qd_span){r->events[i].begin, r->events[i].end};
     return qd_spans_join(spans, n);
 }
 
@@ -158,7 +160,7 @@ static void collect_compute(rank_work *r)
     int64_t waits = 0;
     r->computes = collect(r, -1, r->communication);
     for (int64_t i = 0; i < r->count; i++) {
-        const qd_report_event *e = r->events[i].event;
+        const qd_sorted_event *e = &r->events[i];
         if (r->rows[i] >= 0 && e->waited > 0.0)
             r->some[waits++] = (qd_span){fmax(e->begin, e->end - e->waited), e->end};
     }
@@ -169,15 +171,15 @@ static void collect_compute(rank_work *r)
 static qd_status find_rows(rank_work *r, totals *t)
 {
     for (int64_t i = 0; i < r->count; i++) {
-        const qd_report_event *e = r->events[i].event;
+        const qd_action_key *a = r->sorted->actions[r->events[i].action];
         r->rows[i] = -1;
-        if (!e->group)
+        if (!a->group)
             continue;
-        QD_TRY(find_row(t, r->events[i].action, e->group, e->kind, &r->rows[i]));
+        QD_TRY(find_row(t, r->events[i].action, a->group, a->kind, &r->rows[i]));
         total *row = &t->rows[r->rows[i]];
-        row->group = e->group;
-        row->kind = e->kind;
-        add(row, e, qd_rank_weight(&r->sorted->timeline->ranks[r->events[i].rank]), r->sorted->world);
+        row->group = a->group;
+        row->kind = a->kind;
+        add(row, r->sorted, &r->events[i]);
     }
     return QD_OK;
 }
@@ -253,12 +255,14 @@ qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *s)
 {
     totals t;
     size_t room = (size_t)s->count + 1;
-    rank_work r = {.sorted = s, .rows = malloc(room * sizeof *r.rows)};
+    rank_work r = {.sorted = s, .rows = malloc(room * sizeof *r.rows), .messages = calloc((size_t)s->action_count + 1, sizeof *r.messages)};
     qd_span *spans = malloc(3 * room * sizeof *spans);
     qd_status status = create_totals(&t, s);
-    if (status == QD_OK && (!r.rows || !spans))
+    if (status == QD_OK && (!r.rows || !r.messages || !spans))
         status = QD_FAIL(QD_NO_MEMORY, "no memory for %lld events", (long long)s->count);
     if (status == QD_OK) {
+        for (int32_t i = 0; i < s->action_count; i++)
+            r.messages[i] = is_message(s->actions[i]);
         r.compute = spans;
         r.communication = spans + room;
         r.some = spans + 2 * room;
@@ -268,6 +272,7 @@ qd_status qd_report_put_shares(qd_json_writer *w, const qd_sorted *s)
         status = put_names(w, s);
     free_totals(&t);
     free(r.rows);
+    free(r.messages);
     free(spans);
     return status;
 }

@@ -6,9 +6,11 @@
 #include "report/page.h"
 #include "serve/search.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <quadrille/config.h>
 #include <quadrille/plan.h>
+#include <quadrille/report.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,8 +28,9 @@ static const char *const run_keys[] = {
 };
 enum { LAYOUT_KEYS = sizeof layout_keys / sizeof *layout_keys - 1, RUN_KEYS = sizeof run_keys / sizeof *run_keys };
 
-/* A simulated step with the options that it was read from. The page asks for the figures first and
- * then for the timeline of the same step, which is not simulated twice. */
+/* A simulated step with the options that it was read from. The page asks for the figures first,
+ * then for the timeline of the same step and, when the user zooms, for parts of it; it is simulated
+ * once. */
 typedef struct simulated {
     char *request;
     qd_options *options;
@@ -195,17 +198,38 @@ static qd_status simulate(const char *request, simulated *out)
     return status;
 }
 
-static qd_status put_step(const simulated *s, bool timeline, double begin, qd_strbuf *json)
+/* What a request wants of the timeline. */
+typedef struct wanted {
+    bool timeline;
+    int pixels;         /* of the drawing; 0: all events */
+    double begin, end;  /* the part that is shown; equal: everything */
+} wanted;
+
+static qd_status put_report(const simulated *s, const wanted *want, qd_strbuf *json)
 {
     qd_simulation_view *view = NULL;
-    char *yaml = NULL;
-    qd_status status = qd_simulation_describe(s->simulation, timeline, &view);
-    if (status == QD_OK)
-        status = qd_plan_yaml(s->options, &yaml);
-    if (status == QD_OK) {
-        qd_strbuf_puts(json, "{\"report\":");
-        status = qd_report_data(qd_simulation_view_report(view), json);
+    QD_TRY(qd_simulation_describe(s->simulation, want->timeline, &view));
+    qd_report report = *qd_simulation_view_report(view);
+    qd_report_timeline timeline = qd_report_timeline_default();
+    if (report.simulated) {
+        timeline = *report.simulated;
+        timeline.pixels = want->pixels;
+        timeline.window_begin = want->begin;
+        timeline.window_end = want->end;
+        report.simulated = &timeline;
     }
+    qd_strbuf_puts(json, "{\"report\":");
+    qd_status status = qd_report_data(&report, json);
+    qd_simulation_view_destroy(view);
+    return status;
+}
+
+static qd_status put_step(const simulated *s, const wanted *want, double begin, qd_strbuf *json)
+{
+    char *yaml = NULL;
+    qd_status status = qd_plan_yaml(s->options, &yaml);
+    if (status == QD_OK)
+        status = put_report(s, want, json);
     if (status == QD_OK) {
         qd_strbuf text = {0};
         qd_json_writer w = qd_json_writer_on(&text);
@@ -220,21 +244,32 @@ static qd_status put_step(const simulated *s, bool timeline, double begin, qd_st
         qd_strbuf_free(&text);
     }
     free(yaml);
-    qd_simulation_view_destroy(view);
     return status;
 }
 
-/* Whether a line of the request asks for the timeline; it is the last one on the page. Removes
- * it. */
-static bool take_timeline(char *request)
+/* Whether the last line of a request asks for the timeline. Removes that line. */
+static qd_status take_timeline(char *request, wanted *want)
 {
     static const char word[] = "timeline";
-    size_t length = strlen(request), word_length = sizeof word - 1;
-    if (length < word_length || strcmp(request + length - word_length, word) != 0 ||
-        (length > word_length && request[length - word_length - 1] != '\n'))
-        return false;
-    request[length - word_length - (length > word_length)] = '\0';
-    return true;
+    enum { LENGTH = sizeof word - 1, MOST_PIXELS = 1 << 16 };
+    char *before = strrchr(request, '\n'), *line = before ? before + 1 : request, *rest;
+    *want = (wanted){0};
+    if (strncmp(line, word, LENGTH) != 0 || (line[LENGTH] != ' ' && line[LENGTH] != '\0'))
+        return QD_OK;
+    want->timeline = true;
+    rest = line + LENGTH;
+    if (*rest) {
+        long pixels = strtol(rest, &rest, 10);
+        want->pixels = pixels > 0 && pixels <= MOST_PIXELS ? (int)pixels : 0;
+        if (*rest) {
+            want->begin = strtod(rest, &rest);
+            want->end = strtod(rest, &rest);
+        }
+        if (want->pixels == 0 || *rest || !(want->end >= want->begin) || !isfinite(want->end - want->begin))
+            return QD_FAIL(QD_USAGE, "'%.100s' is not of the form timeline [PIXELS [BEGIN END]]", line);
+    }
+    *(before ? before : line) = '\0';
+    return QD_OK;
 }
 
 qd_status qd_planner_step(qd_planner *p, const char *request, qd_strbuf *json)
@@ -242,19 +277,19 @@ qd_status qd_planner_step(qd_planner *p, const char *request, qd_strbuf *json)
     double begin = qd_clock_now();
     char *text = strdup(request);
     simulated s = {0};
+    wanted want;
     if (!text)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a request");
-    bool timeline = take_timeline(text);
-    qd_status status = QD_OK;
-    if (timeline)
+    qd_status status = take_timeline(text, &want);
+    if (want.timeline)
         s = swap_last(p, (simulated){0});
-    if (!s.request || strcmp(s.request, text) != 0) {
+    if (status == QD_OK && (!s.request || strcmp(s.request, text) != 0)) {
         free_simulated(&s);
         status = simulate(text, &s);
     }
     if (status == QD_OK)
-        status = put_step(&s, timeline, begin, json);
-    if (status == QD_OK && !timeline)
+        status = put_step(&s, &want, begin, json);
+    if (s.request)
         s = swap_last(p, s);
     free_simulated(&s);
     free(text);

@@ -6,7 +6,8 @@
  *   cluster h100                   a built-in cluster
  *   set model.preset=llama3-8b     the run, which a search keeps
  *   layout parallel.tp=8           the layout, which a search chooses
- *   timeline                       last: a step with its timeline, which may be large
+ *   timeline [PIXELS [BEGIN END]]  last: a step with its timeline, merged to what a drawing of so
+ *                                  many pixels shows of all, or of a part in seconds
  * Keys with free text, which may name files, are refused. */
 #ifndef QD_SERVE_PLANNER_H
 #define QD_SERVE_PLANNER_H

@@ -440,10 +440,10 @@ class Page(RunTest):
         keys reset."""
         chrome.value("document.querySelector('#timeline .rows').scrollIntoView({block: 'center'})")
         place = chrome.value("""(() => {
-            const box = view.canvas.getBoundingClientRect();
-            const row = view.rows.find(r => [...r.lane.events].some(e => r.model.timeline.actions[r.model.timeline.action[e]].group));
+            const box = view.canvas.getBoundingClientRect(), events = ({first, count}) => Array.from({length: count}, (_, i) => first + i);
+            const row = view.rows.find(r => events(r.lane).some(e => r.model.timeline.actions[r.model.timeline.action[e]].group));
             const {timeline, origin} = row.model;
-            const id = [...row.lane.events].filter(e => timeline.step[e] === row.model.chosen && timeline.actions[timeline.action[e]].bytes > 1000)
+            const id = events(row.lane).filter(e => timeline.step[e] === row.model.chosen && timeline.actions[timeline.action[e]].bytes > 1000)
                 .sort((a, b) => timeline.seconds[b] - timeline.seconds[a])[0];
             return {x: box.left + view.x(timeline.begin[id] + timeline.seconds[id] / 2 - origin), y: box.top + row.y + row.height / 2,
                     name: timeline.actions[timeline.action[id]].name, rank: timeline.ranks[row.track.rank].label};

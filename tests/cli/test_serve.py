@@ -3,6 +3,7 @@
 ctest: timeout 200
 ctest: processors 2
 """
+import array
 import base64
 import json
 import os
@@ -33,6 +34,16 @@ def curve(progress, chart):
     series = next(s for s in progress["series"] if s["chart"] == chart)
     x = series["x"] if "x" in series else progress["series"][series["x_of"]]["x"]
     return numbers(x), numbers(series["y"])
+
+
+def rows_of(timeline):
+    """(begin, seconds, action, merged, share) of the events of each row of a timeline."""
+    def column(key, kind, missing):
+        return array.array(kind, base64.b64decode(timeline[key])) if key in timeline else [missing] * len(begin)
+
+    begin = array.array("d", base64.b64decode(timeline["begin"]))
+    events = list(zip(begin, column("seconds", "f", 0), column("action", "I", 0), column("merged", "I", 1), column("share", "f", 1)))
+    return {(row["rank"], row["stream"], row["lane"]): events[row["first"]:row["first"] + row["count"]] for row in timeline["tracks"]}
 
 
 @unittest.skipUnless(BUILT, "built without libmicrohttpd")
@@ -332,6 +343,49 @@ class Planner(program.ProgramTest):
                     status, answer = self.step(s, run, layouts[layout], more=["timeline"])
                     self.assertEqual((status, len(answer["report"]["simulated"]["ranks"])), (200, 2 - layout))
             self.assertEqual(self.step(s, run, more=["timeline", "junk"])[0], 422)
+
+    def test_detail(self):
+        """A timeline for a drawing: neighbours that it could not show apart are one event, the sums are those of all."""
+        os.makedirs(self.path("runs"))
+        run = ["model.preset=llama3.1-8b", "parallel.ranks=16", "train.global_batch=64", "data.seq=4096", "train.precision=bf16",
+               "parallel.pp=2", "parallel.tp=4", "parallel.zero=2", "train.micro_batch=1"]
+        with server.Server(self.folder) as s:
+            def timeline(*words):
+                return self.step(s, run, more=[" ".join(("timeline", *words))])[1]["report"]["simulated"]
+
+            everything = timeline()
+            end = everything["steps"][0]["end"]
+            self.assertNotIn("merged", everything)
+            exact = rows_of(everything)
+            counts = []
+            for words, inside in (((), None), (("200",), 1.4 * end / 200), (("200", str(0.5 * end), str(0.52 * end)), 1.4 * 0.02 * end / 200)):
+                drawn = timeline(*words)
+                for key in ("shares", "traffic", "names", "events", "steps", "ranks", "actions"):
+                    self.assertEqual(drawn[key], everything[key], (words, key))
+                rows = rows_of(drawn)
+                self.assertEqual(rows.keys(), exact.keys())
+                for row, events in rows.items():
+                    rest = iter(exact[row])
+                    for begin, seconds, _, merged, share in events:
+                        parts = [next(rest) for _ in range(merged)]
+                        self.assertAlmostEqual(begin, parts[0][0], delta=1e-7)
+                        self.assertAlmostEqual(begin + seconds, parts[-1][0] + parts[-1][1], delta=1e-6)
+                        self.assertAlmostEqual(seconds * share, sum(part[1] for part in parts), delta=1e-6)
+                        if merged > 1:
+                            self.assertLess(seconds, 1.4 * end / 200)
+                    self.assertEqual(list(rest), [])
+                counts.append(sum(map(len, rows.values())))
+                if words:
+                    self.assertAlmostEqual(drawn["detail"]["inside"], inside, places=9)
+                    merged = [seconds for events in rows.values() for begin, seconds, _, merged, _ in events
+                              if merged > 1 and 0.501 * end < begin < 0.519 * end]
+                    self.assertLess(max(merged, default=0), inside)
+            self.assertEqual(counts[0], everything["events"])
+            self.assertLess(counts[1], 2 * 200 * len(exact))
+            self.assertLess(5 * counts[1], counts[0])
+            self.assertLess(counts[1], counts[2])
+            for words in ("0", "x", "-5", "1e9", "100 1", "100 2 1", "100 nan 1", "100 0 inf", "100 1 2 3", "100000"):
+                self.assertEqual(self.step(s, run, more=[f"timeline {words}"])[0], 422, words)
 
     def test_refused(self):
         """Keys that could name files, unknown clusters and presets, and junk."""

@@ -275,10 +275,30 @@ class Page(program.ProgramTest):
             took = []
             for stage in "1010101":
                 self.act(chrome, "ZeRO stage", stage)
-                self.assertGreater(chrome.value("live.planner.step.report.simulated.begin.length"), 100000)
+                self.assertGreater(chrome.value("live.planner.step.report.simulated.events"), 100000)
                 took.append(chrome.value("live.planner.wholeMilliseconds"))
+            self.zooms(chrome)
             print(f"a slider on 1,024 GPUs, until all is drawn: {min(took):.0f} ms, median {sorted(took)[len(took) // 2]:.0f} ms", flush=True)
             self.assertLess(min(took), 200 if not program.SANITIZED and os.getloadavg()[0] < 2 else 2000)
+
+    def zooms(self, chrome):
+        """What the server has merged is shown in more detail where the user looks closer; rows and view stay."""
+        state = "[view.models[0].timeline.detail.inside, view.rows.length, view.t1 - view.t0]"
+        coarse, rows, _ = chrome.value(state)
+        self.assertTrue(chrome.value("view.models[0].timeline.merged.some(count => count > 1) && view.models[0].timeline.begin.length < 60000"))
+        chrome.value("view.zoom(0.01, 0.3)")
+        chrome.until(f"view.models[0].timeline.detail.inside < {coarse / 20}", 30)
+        fine, drawn, length = chrome.value(state)
+        self.assertEqual(drawn, rows)
+        chrome.value("view.pan(5)")
+        chrome.until("view.t0 >= view.models[0].timeline.detail.from && view.t1 <= view.models[0].timeline.detail.to", 30)
+        again, drawn, same = chrome.value(state)
+        self.assertEqual(drawn, rows)
+        self.assertAlmostEqual(again / fine, 1, places=3)
+        self.assertAlmostEqual(same / length, 1, places=9)
+        chrome.value("view.showStep()")
+        chrome.until("view.frame === undefined")
+        self.assertEqual(chrome.value("check.errors"), [])
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ function readData(data) {
       timeline.seconds = column(timeline.seconds, Float32Array);
       timeline.waited = timeline.waited === undefined ? null : column(timeline.waited, Float32Array);
       timeline.action = column(timeline.action, Uint32Array);
+      timeline.merged = timeline.merged === undefined ? null : column(timeline.merged, Uint32Array);
+      timeline.share = timeline.share === undefined ? null : column(timeline.share, Float32Array);
       timeline.microbatch = timeline.microbatch === undefined ? null : column(timeline.microbatch, Int32Array);
       timeline.step = timeline.step === undefined ? new Uint32Array(timeline.action.length) : column(timeline.step, Uint32Array);
       for (const rank of timeline.ranks)

@@ -27,23 +27,27 @@ function classOf(action) {
 const FAN = 8;
 
 /* Non-overlapping events of one row in order, and above them a tree: a node of a level spans FAN
- * nodes of the level below and records how long each class was busy in it. */
+ * nodes of the level below and records how long each class was busy in it. An event may stand for
+ * several that a server has merged, with the share of the time that they take. */
 class Lane {
-  constructor(timeline, classes, events) {
+  constructor(timeline, classes, first, count) {
     this.timeline = timeline;
     this.classes = classes;
-    this.events = events;
+    this.first = first;
+    this.count = count;
     this.levels = [];
-    for (let count = events.length; count > FAN; count = this.levels[this.levels.length - 1].begin.length)
+    for (; count > FAN; count = this.levels[this.levels.length - 1].begin.length)
       this.levels.push(this.summary(Math.ceil(count / FAN)));
   }
 
-  begin(i) { return this.timeline.begin[this.events[i]]; }
-  end(i) { return this.timeline.begin[this.events[i]] + this.timeline.seconds[this.events[i]]; }
-  classAt(i) { return this.classes[this.timeline.action[this.events[i]]]; }
+  begin(i) { return this.timeline.begin[this.first + i]; }
+  end(i) { return this.timeline.begin[this.first + i] + this.timeline.seconds[this.first + i]; }
+  classAt(i) { return this.classes[this.timeline.action[this.first + i]]; }
+  shareAt(i) { return this.timeline.share?.[this.first + i] ?? 1; }
+  isMerged(i) { return this.timeline.merged?.[this.first + i] > 1; }
 
   summary(count) {
-    const below = this.levels[this.levels.length - 1], n = below ? below.begin.length : this.events.length;
+    const below = this.levels[this.levels.length - 1], n = below ? below.begin.length : this.count;
     const level = { begin: new Float64Array(count), end: new Float64Array(count), busy: new Float32Array(count * CLASSES.length) };
     for (let i = 0; i < count; i++) {
       const from = i * FAN, to = Math.min(n, from + FAN), at = i * CLASSES.length;
@@ -54,7 +58,7 @@ class Lane {
           for (let c = 0; c < CLASSES.length; c++)
             level.busy[at + c] += below.busy[k * CLASSES.length + c];
         else
-          level.busy[at + this.classAt(k)] += this.timeline.seconds[this.events[k]];
+          level.busy[at + this.classAt(k)] += this.timeline.seconds[this.first + k] * this.shareAt(k);
     }
     return level;
   }
@@ -62,7 +66,7 @@ class Lane {
   /* Calls event(i) for those wider than `least` seconds, and block(begin, end, class, share) for
    * runs of smaller ones, from t0 to t1. */
   visit(t0, t1, least, event, block) {
-    const top = this.levels.length, n = top ? this.levels[top - 1].begin.length : this.events.length;
+    const top = this.levels.length, n = top ? this.levels[top - 1].begin.length : this.count;
     for (let i = 0; i < n; i++)
       this.descend(top, i, t0, t1, least, event, block);
   }
@@ -72,10 +76,10 @@ class Lane {
       const begin = this.begin(i), end = this.end(i);
       if (end < t0 || begin > t1)
         return;
-      if (end - begin >= least)
+      if (end - begin >= least && !this.isMerged(i))
         event(i, begin, end);
       else
-        block(begin, end, this.classAt(i), 1);
+        block(begin, end, this.classAt(i), this.shareAt(i));
       return;
     }
     const level = this.levels[depth - 1], begin = level.begin[i], end = level.end[i];
@@ -92,14 +96,14 @@ class Lane {
       block(begin, end, most, end > begin ? Math.min(1, sum / (end - begin)) : 1);
       return;
     }
-    const last = Math.min((i + 1) * FAN, depth > 1 ? this.levels[depth - 2].begin.length : this.events.length);
+    const last = Math.min((i + 1) * FAN, depth > 1 ? this.levels[depth - 2].begin.length : this.count);
     for (let k = i * FAN; k < last; k++)
       this.descend(depth - 1, k, t0, t1, least, event, block);
   }
 
   /* The event at a time, or the nearest within `slack`; -1: none. */
   find(time, slack) {
-    let low = 0, high = this.events.length;
+    let low = 0, high = this.count;
     while (low < high) {
       const middle = (low + high) >> 1;
       if (this.begin(middle) <= time)
@@ -109,7 +113,7 @@ class Lane {
     }
     let best = -1, distance = slack;
     for (const i of [low - 1, low])
-      if (i >= 0 && i < this.events.length) {
+      if (i >= 0 && i < this.count) {
         const away = Math.max(0, this.begin(i) - time, time - this.end(i));
         if (away < distance || (away === 0 && best < 0)) {
           best = i;
@@ -118,24 +122,4 @@ class Lane {
       }
     return best;
   }
-}
-
-/* Distributes a track's events over as few lanes as needed to keep them from overlapping. */
-function makeLanes(timeline, classes, track) {
-  const ends = [], counts = [], lane = new Uint8Array(track.count), MOST = 6, slack = 1e-9;
-  for (let i = 0; i < track.count; i++) {
-    const at = track.first + i, begin = timeline.begin[at], free = begin + slack + Math.abs(begin) * 1e-7;
-    let chosen = 0;
-    while (chosen < ends.length && ends[chosen] > free)
-      chosen++;
-    if (chosen === MOST)
-      chosen = ends.indexOf(Math.min(...ends));
-    ends[chosen] = Math.max(ends[chosen] ?? 0, begin + timeline.seconds[at]);
-    counts[chosen] = (counts[chosen] ?? 0) + 1;
-    lane[i] = chosen;
-  }
-  const lists = counts.map(count => new Uint32Array(count)), used = counts.map(() => 0);
-  for (let i = 0; i < track.count; i++)
-    lists[lane[i]][used[lane[i]]++] = track.first + i;
-  return lists.map(list => new Lane(timeline, classes, list));
 }

@@ -98,7 +98,7 @@ function selfCheck(view) {
   check.paths = document.querySelectorAll("#curves svg path").length;
   check.memoryBars = document.querySelectorAll("#memory .bar").length;
   check.rows = view.rows?.length ?? 0;
-  check.events = view.models.reduce((sum, model) => sum + model.timeline.begin.length, 0);
+  check.events = view.models.reduce((sum, model) => sum + model.timeline.events, 0);
   check.pixels = view.canvas ? drawnPixels(view.canvas) : 0;
   check.overviewPixels = view.overview ? drawnPixels(view.overview) : 0;
   check.actionRows = document.querySelectorAll("#actions tbody tr").length;

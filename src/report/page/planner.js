@@ -186,13 +186,15 @@ class Planner {
     this.again = false;
     try {
       const step = await this.api.ask("step", { method: "POST", body, signal: abort.signal });
+      const timeline = this.again ? null : this.askTimeline(body, this.pixels(), abort); /* computed while the figures are drawn */
+      timeline?.catch(() => {}); /* handled below, where it is awaited */
       this.asking = false;
       this.draw(step, false);
       this.milliseconds = performance.now() - began;
-      if (this.again)
+      if (!timeline)
         return this.simulate();
-      const whole = await this.api.ask("step", { method: "POST", body: `${body}\ntimeline`, signal: abort.signal });
-      this.draw(whole, true);
+      this.draw(await timeline, true);
+      view.refine = (from, to, pixels) => this.refine(body, `${pixels} ${from} ${to}`, abort);
       this.wholeMilliseconds = performance.now() - began;
       this.answers++;
     } catch (error) {
@@ -202,6 +204,27 @@ class Planner {
       if (this.again)
         return this.simulate();
       this.refused(error.message);
+    }
+  }
+
+  /* The width of the timeline, for which the server merges what is narrower than a pixel. */
+  pixels() {
+    return Math.ceil((view?.plot > 0 ? view.plot : document.documentElement.clientWidth) * (window.devicePixelRatio || 1));
+  }
+
+  askTimeline(body, words, abort) {
+    return this.api.ask("step", { method: "POST", body: `${body}\ntimeline ${words}`, signal: abort.signal });
+  }
+
+  /* A part of the timeline that is drawn, in more detail. */
+  async refine(body, words, abort) {
+    try {
+      const step = await this.askTimeline(body, words, abort);
+      if (this.active && this.abort === abort)
+        view.replace(readData(step.report).simulated);
+    } catch (error) {
+      if (error.name !== "AbortError")
+        this.say(error.message, true);
     }
   }
 

@@ -1,6 +1,7 @@
 /* All ranks and streams over time, on a canvas; only the visible part is drawn. */
 
 const GUTTER = 138, AXIS = 24, HEAD = 22;
+const palettes = new Map(); /* resolved colours by theme */
 
 /* State of a timeline in addition to its data. */
 class Model {
@@ -8,9 +9,12 @@ class Model {
     this.timeline = timeline;
     this.classes = Uint8Array.from(timeline.actions, classOf);
     this.tracks = timeline.ranks.map(() => []); /* per rank */
-    for (const track of timeline.tracks)
-      this.tracks[track.rank].push({ ...track, lanes: makeLanes(timeline, this.classes, track) });
-    this.waits = timeline.waited ? timeline.ranks.map((_, rank) => waitsOf(timeline, this.tracks[rank])) : null;
+    for (const { rank, stream, lane, first, count } of timeline.tracks) {
+      if (lane === 0)
+        this.tracks[rank].push({ rank, stream, lanes: [] });
+      this.tracks[rank].at(-1).lanes.push(new Lane(timeline, this.classes, first, count));
+    }
+    this.waits = timeline.waited ? this.tracks.map(tracks => tracks.flatMap(track => track.lanes.map(lane => waitsOf(timeline, lane)))) : null; /* per rank */
     this.several = timeline.microbatch?.some(microbatch => microbatch > 0) ?? false;
     this.end = timeline.steps.reduce((end, step) => Math.max(end, step.end), 0);
     this.chosen = timeline.steps.length > 1 ? timeline.steps.length - 1 : 0;
@@ -32,22 +36,16 @@ function labelsOf(model, event) {
   return model.several && microbatch >= 0 ? [...names.map(name => `${name} · ${microbatch}`), String(microbatch)] : names;
 }
 
-/* When a rank's computation waited for exchanges inside its actions: [begin, end, begin, end, …] in
+/* When a rank's computation waited for the exchanges of one lane: [begin, end, begin, end, …] in
  * order. */
-function waitsOf(timeline, tracks) {
+function waitsOf(timeline, { first, count }) {
   const list = [];
-  let ordered = true;
-  for (const track of tracks)
-    for (let i = track.first; i < track.first + track.count; i++)
-      if (timeline.waited[i] > 0) {
-        const end = timeline.begin[i] + timeline.seconds[i], begin = end - timeline.waited[i];
-        ordered = ordered && !(begin < list[list.length - 2]);
-        list.push(begin, end);
-      }
-  if (ordered)
-    return Float64Array.from(list);
-  const order = Uint32Array.from({ length: list.length / 2 }, (_, i) => i).sort((a, b) => list[2 * a] - list[2 * b]);
-  return Float64Array.from(list, (_, i) => list[2 * order[i >> 1] + (i & 1)]);
+  for (let i = first; i < first + count; i++)
+    if (timeline.waited[i] > 0) {
+      const end = timeline.begin[i] + timeline.seconds[i];
+      list.push(end - timeline.waited[i], end);
+    }
+  return list;
 }
 
 class TimelineView {
@@ -69,7 +67,8 @@ class TimelineView {
     this.layout();
     this.showStep();
     this.listen();
-    new ResizeObserver(() => this.resize()).observe(this.scroll);
+    const observer = new ResizeObserver(() => this.scroll.isConnected ? this.resize(false) : observer.disconnect());
+    observer.observe(this.scroll);
     this.resize();
   }
 
@@ -80,7 +79,7 @@ class TimelineView {
     const ranks = t.ranks.length, all = t.weight;
     const texts = this.models.map(model => {
       const line = model.timeline, steps = line.steps.length;
-      return `${line.begin.length.toLocaleString("en-US")} ${line.name} actions of ${steps} step${steps === 1 ? "" : "s"}`;
+      return `${line.events.toLocaleString("en-US")} ${line.name} actions of ${steps} step${steps === 1 ? "" : "s"}`;
     });
     const folded = all > ranks ? `; ${ranks} of ${all.toLocaleString("en-US")} ranks are drawn, each representing identical ones` : "";
     part("timeline", ".lead").textContent = `${texts.join(", ")}${folded}.`;
@@ -140,7 +139,7 @@ class TimelineView {
     const add = (model, index, named) => {
       const tracks = model.tracks[index], top = y;
       for (const track of tracks) {
-        const busy = model.timeline.actions[model.timeline.action[track.first]];
+        const busy = model.timeline.actions[model.timeline.action[track.lanes[0].first]];
         const talks = busy?.group !== undefined, high = talks ? Math.max(4, Math.round(tall * 0.62)) : tall;
         for (const lane of track.lanes) {
           this.rows.push({ model, track, lane, y, height: high, talks });
@@ -174,14 +173,15 @@ class TimelineView {
     this.content = y + 4;
   }
 
-  resize() {
+  /* redraw: even if the size is what it was. */
+  resize(redraw = true) {
     this.space.style.height = `${this.content}px`;
     this.width = this.scroll.clientWidth;
     const most = parseFloat(getComputedStyle(this.scroll).maxHeight) || 700;
     this.height = Math.min(this.content, most - 2);
     const size = [this.width, this.height, this.section.clientWidth, window.devicePixelRatio].join();
     if (size === this.size)
-      return this.request();
+      return redraw ? this.request() : undefined;
     this.size = size;
     for (const [canvas, height] of [[this.canvas, this.height], [this.overview, 34]]) {
       const ratio = window.devicePixelRatio || 1, width = canvas === this.overview ? this.section.clientWidth : this.width;
@@ -196,17 +196,22 @@ class TimelineView {
 
   /* A canvas does not resolve CSS variables: done once per theme. */
   colours() {
-    const probe = element("i");
-    document.body.append(probe);
-    const resolve = name => {
-      probe.style.color = `var(${name})`;
-      return getComputedStyle(probe).color;
-    };
-    this.paint = CLASSES.map(c => resolve(c.colour));
-    /* Black or white, whichever has more contrast: they have the same at a luminance of 0.18. */
-    this.ink = this.paint.map(colour => luminance(colour) > 0.18 ? "rgb(0,0,0)" : "rgb(255,255,255)");
-    this.tone = Object.fromEntries(["ink", "muted", "line", "band", "panel", "accent", "ground"].map(name => [name, resolve(`--${name}`)]));
-    probe.remove();
+    const theme = `${document.documentElement.dataset.theme} ${matchMedia("(prefers-color-scheme: dark)").matches}`;
+    if (!palettes.has(theme)) {
+      const probe = element("i");
+      document.body.append(probe);
+      const resolve = name => {
+        probe.style.color = `var(${name})`;
+        return getComputedStyle(probe).color;
+      };
+      const paint = CLASSES.map(c => resolve(c.colour));
+      /* Black or white, whichever has more contrast: they have the same at a luminance of 0.18. */
+      const ink = paint.map(colour => luminance(colour) > 0.18 ? "rgb(0,0,0)" : "rgb(255,255,255)");
+      const tone = Object.fromEntries(["ink", "muted", "line", "band", "panel", "accent", "ground"].map(name => [name, resolve(`--${name}`)]));
+      palettes.set(theme, { paint, ink, tone });
+      probe.remove();
+    }
+    Object.assign(this, palettes.get(theme));
   }
 
   /* The visible window, in seconds from each model's origin. */
@@ -229,6 +234,32 @@ class TimelineView {
     }
     this.t0 = t0;
     this.t1 = t1;
+    this.request();
+    this.askForDetail();
+  }
+
+  /* Where the visible part was merged for a coarser view, asks `refine(from, to, pixels)` for it,
+   * with some of its surroundings, once the user has stopped moving. */
+  askForDetail() {
+    const [model] = this.models, { detail } = model.timeline;
+    clearTimeout(this.asking);
+    if (!this.refine || !detail)
+      return;
+    const from = Math.max(0, this.t0 + model.origin), to = Math.min(model.end, this.t1 + model.origin), ratio = window.devicePixelRatio || 1;
+    const here = from >= detail.from && to <= detail.to ? detail.inside : detail.outside;
+    if (to > from && here * this.plot * ratio > 2.1 * (this.t1 - this.t0)) {
+      const length = to - from, wide = [Math.max(0, from - length / 2), Math.min(model.end, to + length / 2)];
+      this.asking = setTimeout(() => this.refine(...wide, Math.ceil((wide[1] - wide[0]) / (this.t1 - this.t0) * this.plot * ratio)), 60);
+    }
+  }
+
+  /* The same timeline in another detail: what is visible stays. */
+  replace(timeline) {
+    const model = new Model(timeline);
+    model.chosen = this.models[0].chosen;
+    this.models[0] = model;
+    this.tip(null);
+    this.layout();
     this.request();
   }
 
@@ -361,13 +392,13 @@ class TimelineView {
     g.textBaseline = "middle";
     lane.visit(this.t0 + origin, this.t1 + origin, 1.4 / scale, (i, begin, end) => {
       const from = Math.max(GUTTER - 2, left + (begin - origin) * scale), to = Math.min(this.width, left + (end - origin) * scale);
-      const kind = lane.classAt(i), id = action[lane.events[i]];
+      const kind = lane.classAt(i), at = lane.first + i, id = action[at];
       const width = Math.max(1, to - from - (to - from > 4 ? 0.7 : 0));
-      const picked = pick && pick.name === actions[id].name && pick.microbatch === (microbatch?.[lane.events[i]] ?? -1);
+      const picked = pick && pick.name === actions[id].name && pick.microbatch === (microbatch?.[at] ?? -1);
       g.fillStyle = this.paint[kind];
       g.globalAlpha = pick && !picked ? 0.38 : 1;
       g.fillRect(from, y, width, row.height);
-      const text = width > 11 && row.height >= 12 ? labelsOf(model, lane.events[i]).find(label => this.textWidth(g, label) <= width - 5) : undefined;
+      const text = width > 11 && row.height >= 12 ? labelsOf(model, at).find(label => this.textWidth(g, label) <= width - 5) : undefined;
       if (text) {
         g.fillStyle = this.ink[kind];
         g.fillText(text, from + 3, y + row.height / 2 + 0.5);
@@ -403,22 +434,24 @@ class TimelineView {
   /* Fades the parts of a rank's computation in which it waits; parts narrower than a pixel are not
    * visible. */
   drawWaits(g, row, y) {
-    const list = row.model.waits?.[row.track.rank], origin = row.model.origin, scale = this.plot / (this.t1 - this.t0);
-    if (!list || row.talks)
+    const origin = row.model.origin, scale = this.plot / (this.t1 - this.t0);
+    if (!row.model.waits || row.talks)
       return;
-    let low = 0, high = list.length / 2;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (list[2 * middle + 1] < this.t0 + origin)
-        low = middle + 1;
-      else
-        high = middle;
-    }
     g.fillStyle = this.tone.panel;
     g.globalAlpha = 0.66;
-    for (let i = low, drawn = 0; 2 * i < list.length && list[2 * i] < this.t1 + origin && drawn < 4 * this.plot; i++, drawn++)
-      if ((list[2 * i + 1] - list[2 * i]) * scale >= 0.7)
-        g.fillRect(this.x(list[2 * i] - origin), y + row.height * 0.72, (list[2 * i + 1] - list[2 * i]) * scale, row.height * 0.28);
+    for (const list of row.model.waits[row.track.rank]) {
+      let low = 0, high = list.length / 2;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (list[2 * middle + 1] < this.t0 + origin)
+          low = middle + 1;
+        else
+          high = middle;
+      }
+      for (let i = low, drawn = 0; 2 * i < list.length && list[2 * i] < this.t1 + origin && drawn < 4 * this.plot; i++, drawn++)
+        if ((list[2 * i + 1] - list[2 * i]) * scale >= 0.7)
+          g.fillRect(this.x(list[2 * i] - origin), y + row.height * 0.72, (list[2 * i + 1] - list[2 * i]) * scale, row.height * 0.28);
+    }
     g.globalAlpha = 1;
   }
 
@@ -522,7 +555,7 @@ class TimelineView {
     const box = this.canvas.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top + this.scroll.scrollTop;
     const row = x > GUTTER && y - this.scroll.scrollTop > AXIS ? this.rows.find(r => y >= r.y - 1 && y < r.y + r.height + 1) : undefined;
     const i = row ? row.lane.find(this.time(x) + row.model.origin, 3 * (this.t1 - this.t0) / this.plot) : -1;
-    this.tip(i >= 0 ? { row, id: row.lane.events[i] } : null, event);
+    this.tip(i >= 0 ? { row, id: row.lane.first + i } : null, event);
   }
 
   tip(found, event) {
@@ -552,24 +585,26 @@ function luminance(colour) {
 /* Tooltip of an action. */
 function eventText(model, track, id) {
   const t = model.timeline, action = t.actions[t.action[id]], rank = t.ranks[track.rank], seconds = t.seconds[id], step = t.steps[t.step[id]];
+  const merged = t.merged?.[id] ?? 1;
   const rows = [
     ["rank", [rank.label, rank.place, rank.stands_for > 1 ? `represents ${rank.stands_for.toLocaleString("en-US")}` : ""].filter(Boolean).join(", ")],
     ["stream", t.streams[track.stream]],
     ["step", `${step.step}, ${secondsText(Math.max(0, t.begin[id] - step.begin))} after it began`],
     ["micro-batch", t.microbatch?.[id] >= 0 ? t.microbatch[id] : undefined],
-    ["took", secondsText(seconds)],
+    [merged > 1 ? "take" : "took", merged > 1 ? `${secondsText(seconds * t.share[id])} of ${secondsText(seconds)}` : secondsText(seconds)],
     ["waited for", t.waited?.[id] > 0 ? secondsText(t.waited[id]) : undefined],
     ["axes", action.group],
-    ["sent", action.bytes && action.group !== undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
-    ["exchanged", action.bytes && action.group === undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
-    ["computed", action.flops ? `${countText(action.flops)}FLOP, ${countText(action.flops / seconds)}FLOP/s` : undefined],
+    ["sent", merged === 1 && action.bytes && action.group !== undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
+    ["exchanged", merged === 1 && action.bytes && action.group === undefined ? `${bytesText(action.bytes / t.world)} per rank` : undefined],
+    ["computed", merged === 1 && action.flops ? `${countText(action.flops)}FLOP, ${countText(action.flops / seconds)}FLOP/s` : undefined],
   ];
   const body = element("tbody");
   for (const [name, value] of rows)
     if (value !== undefined && value !== null && value !== "")
       body.append(element("tr", {}, element("td", {}, name), element("td", {}, String(value))));
   const key = element("i", { class: "key", style: `background: var(${CLASSES[model.classes[t.action[id]]].colour})` });
-  return [element("strong", {}, key, action.name, document.createTextNode(t.name === "measured" ? "" : ` (${t.name})`)), element("table", {}, body)];
+  const name = merged > 1 ? `${merged} short actions, mostly ${action.kind.replaceAll("_", "-")}` : action.name;
+  return [element("strong", {}, key, name, document.createTextNode(t.name === "measured" ? "" : ` (${t.name})`)), element("table", {}, body)];
 }
 
 /* As much of a text as fits. */
