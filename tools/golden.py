@@ -124,6 +124,9 @@ def rope_frequencies(c, local=False):
         longer = max(c["seq"] / s["original_max_seq"], 1.0)
         base, s = base * (s["factor"] * longer - (s["factor"] - 1)) ** (dims / (dims - 2)), None
     freq = [base ** (-i / half) for i in range(half)]
+    if s and s["type"] == "longrope":
+        divisors = s["long_factor" if c["seq"] > s["original_max_seq"] else "short_factor"]
+        return torch.tensor([f / d for f, d in zip(freq, divisors, strict=True)], dtype=torch.float64)
     if s is None or s["type"] == "linear":
         return torch.tensor(freq, dtype=torch.float64) / (s["factor"] if s else 1.0)
     if s["type"] == "yarn":
@@ -151,8 +154,10 @@ def rope_frequencies(c, local=False):
 
 
 def rope_scale(c):
-    """YaRN multiplies rotated queries and keys by its attention factor."""
+    """YaRN and LongRoPE multiply rotated queries and keys by their attention factor."""
     s = c["rope_scaling"]
+    if s and s["type"] == "longrope":
+        return s.get("attention_factor") or math.sqrt(1 + math.log(s["factor"]) / math.log(s["original_max_seq"]))
     if not s or s["type"] != "yarn":
         return 1.0
     length = lambda mscale: 0.1 * mscale * math.log(s["factor"]) + 1.0
@@ -575,6 +580,9 @@ def hf_model(c):
         rope.update({"rope_type": "yarn", "original_max_position_embeddings": s["original_max_seq"],
                      **{key: s[key] for key in ("factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale",
                                                 "mscale_all_dim") if key in s}})
+    elif s and s["type"] == "longrope":
+        rope.update({"rope_type": "longrope", "original_max_position_embeddings": s["original_max_seq"],
+                     **{key: s[key] for key in ("factor", "short_factor", "long_factor", "attention_factor") if key in s}})
     elif s:
         rope.update(rope_type="llama3", factor=s["factor"], low_freq_factor=s["low_freq_factor"],
                     high_freq_factor=s["high_freq_factor"], original_max_position_embeddings=s["original_max_seq"])
@@ -629,6 +637,7 @@ def hf_model(c):
         options.update(attention_bias=c["out_bias"], mlp_bias=c["mlp_bias"])
     if kind == "Phi3":
         rope["partial_rotary_factor"] = c.get("rope_fraction", 1.0)
+        options["original_max_position_embeddings"] = rope.get("original_max_position_embeddings", 4096)
     if kind == "DeepseekV3":
         del options["head_dim"]
         options.update({"q_lora_rank": None, **c["mla"]}, first_k_dense_replace=c.get("dense_layers", c["layers"]), num_mtp_layers=0)

@@ -109,6 +109,13 @@ CASES = {
     "qwen2-moe-windows": {**QWEN2, **dims(3, 16, 2, 1, 10, 24, 307, 19, 24), "tied": True, "window": 5, "full_every": 2,
                           **experts(4, 2, 12, shared=12, dense=1)},
     "phi3-partial": {**LLAMA, **dims(2, 24, 3, 1, 8, 32, 307, 17, 17), "tied": True, "hf_type": "phi3", "rope_fraction": 0.75, "window": 5},
+    # Sequences longer than the original ones, and as long.
+    "phi3-longrope": {**LLAMA, **dims(2, 24, 3, 1, 8, 32, 307, 17, 33), "tied": True, "hf_type": "phi3", "rope_fraction": 0.75,
+                      "rope_base": 100.0, "rope_scaling": {"type": "longrope", "factor": 3.0, "original_max_seq": 11,
+                                                           "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.05, 1.9, 4.2]}},
+    "llama-longrope": {**LLAMA, **dims(2, 24, 4, 2, 10, 32, 307, 17, 17), "tied": False, "rope_base": 100.0, "window": 0,
+                       "rope_scaling": {"type": "longrope", "factor": 2.0, "original_max_seq": 17, "attention_factor": 1.3,
+                                        "short_factor": [1.0, 1.2, 0.9, 1.6, 2.5], "long_factor": [3.0, 1.0, 2.0, 5.0, 7.0]}},
     # Limits that many gates exceed.
     "gpt-oss": {**GPT_OSS, **dims(3, 22, 4, 2, 10, 12, 307, 22, 72), "tied": False, **experts(5, 3, 12), "window": 5, "full_every": 2,
                 "rope_base": 100.0, "rope_scaling": {**YARN, "truncate": False, "beta_fast": 3.0, "beta_slow": 0.5},

@@ -116,6 +116,10 @@ MODELS = {
              False),
     "phi3-partial": (Phi3ForCausalLM, Phi3Config(**{**ONE_KEY, "hidden_size": 32}, pad_token_id=None, partial_rotary_factor=0.75),
                      torch.float32, None, False),
+    "phi3-longrope": (Phi3ForCausalLM, Phi3Config(**{**ONE_KEY, "hidden_size": 32, "max_position_embeddings": 64}, pad_token_id=None,
+                                                  original_max_position_embeddings=9, partial_rotary_factor=0.75, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.05, 1.9, 4.2]}),
+                      torch.float32, None, False),
     "gemma2": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_hidden_layers": 3}, query_pre_attn_scalar=9, sliding_window=5,
                                                attn_logit_softcapping=1.5, final_logit_softcapping=2.0), torch.float32, None, False),
     "gemma2-full": (Gemma2ForCausalLM, Gemma2Config(**{**GEMMA, "num_key_value_heads": 1}, query_pre_attn_scalar=6, attention_bias=True,
@@ -166,7 +170,7 @@ MODELS = {
 DENSE = ("mistral-short-window", "qwen2-windows", "qwen3-windows", "qwen2", "qwen2-tied", "qwen2-yarn", "mistral", "mistral-window",
          "qwen3-attention-bias", "llama-linear", "llama-mlp-bias", "gemma2", "gemma2-full", "olmo", "olmo-clipped", "olmo2", "olmo2-one-key",
          "gemma3", "gemma3-capped", "olmo3", "olmo3-one-key", "smollm3", "smollm3-windows", "phi3",
-         "phi3-partial")
+         "phi3-partial", "phi3-longrope")
 WITH_GRADIENTS = ("mixtral", "mixtral-window", "qwen3", "qwen3-moe", "qwen3-moe-mixed", "qwen3-moe-balanced",
                   "qwen3-moe-attention-bias", "olmoe", "olmoe-one-key", "qwen2-moe", "qwen2-moe-windows", "gpt-oss", "gpt-oss-odd",
                   "deepseek-v3", "deepseek-v3-whole-queries", "deepseek-v2", "deepseek-v2-whole-queries", *DENSE)

@@ -68,6 +68,12 @@ MODELS = {
     "Phi-3": ["model.preset=phi3-tiny"],
     "Phi-3, tied, partial, window": ["model.preset=phi3-tiny", "model.tied=true", "model.rope_fraction=0.75", "model.window=9",
                                      "model.kv_heads=1", "model.vocab=400"],
+    # Prompt and continuation are shorter and longer than the original sequences.
+    "Phi-3, longrope": ["model.preset=phi3-tiny", "model.hidden=24", "model.head_dim=6", "model.rope_scaling=longrope", "model.rope_factor=4",
+                        "model.rope_original_seq=24", "model.rope_short_factor=1,1.2,1.5", "model.rope_long_factor=1.1,2.5,4"],
+    "Llama, longrope, short": ["model.layers=2", "model.hidden=24", "model.heads=4", "model.rope_scaling=longrope",
+                               "model.rope_attention_factor=1.2", "model.rope_original_seq=96", "model.rope_short_factor=1,1.2,1.5",
+                               "model.rope_long_factor=1.1,2.5,4"],
     "Qwen2-MoE": ["model.preset=qwen2-moe-tiny"],
     "Qwen2-MoE, tied, dense first, windows": ["model.preset=qwen2-moe-tiny", "model.tied=true", "model.first_dense=1", "model.window=9",
                                               "model.full_every=2", "model.kv_heads=1", "model.qkv_bias=false",

@@ -133,6 +133,13 @@ GPT_OSS = {"activation": "swiglu_clamped", "swiglu_alpha": 1.702, "swiglu_limit"
            "mlp_bias": True, "router_logit_bias": True, "window": 128, "full_every": 2, "rope_base": 150000.0, "max_seq": 131072,
            "rope_scaling": {"type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_seq": 4096}}
 
+# Sequences of up to 4,096 tokens are not scaled.
+PHI4_LONGROPE = {"type": "longrope", "factor": 32.0, "original_max_seq": 4096, "short_factor": [1.0] * 48, "long_factor": [
+    1.0, 1.118320672, 1.250641126, 1.398617824, 1.564103225, 1.74916897, 1.956131817, 2.187582649, 2.446418898, 2.735880826,
+    3.059592084, 3.421605075, 3.826451687, 4.279200023, 4.785517845, 5.351743533, 5.984965424, 6.693110555, 7.485043894, 8.370679318,
+    9.36110372, 10.4687158, 11.70738129, 13.09260651, 14.64173252, 16.37415215, 18.31155283, 20.47818807, 22.90118105, 25.61086418,
+    28.64115884, 32.03, 32.1, 32.13, 32.23, 32.6, 32.61, 32.64, 32.66, 32.7, 32.71, 32.93, 32.97, 33.28, 33.49, 33.5, 44.16, 47.77]}
+
 # The vocabulary is raw bytes; a tokenizer has its own.
 OWN = [
     own("llama-tiny", "llama", "For tests and first steps: seconds on a laptop.", layers=4, hidden=128, heads=4,
@@ -203,6 +210,9 @@ OWN = [
     {**own("phi4-14b", "llama", "", layers=40, hidden=5120, heads=40, kv_heads=10, head_dim=128, ffn=17920, vocab=100352),
      "family": "phi3", "hf_type": "phi3", "max_seq": 16384, "rope_base": 250000.0,
      "sources": ["https://huggingface.co/microsoft/phi-4/blob/main/config.json"]},
+    {**own("phi4-mini", "llama", "", layers=32, hidden=3072, heads=24, kv_heads=8, head_dim=128, ffn=8192, vocab=200064),
+     "family": "phi3", "hf_type": "phi3", "max_seq": 131072, "window": 262144, "rope_fraction": 0.75, "rope_scaling": PHI4_LONGROPE,
+     "tied": True, "sources": ["https://huggingface.co/microsoft/Phi-4-mini-instruct/blob/main/config.json"]},
     {**own("gemma3-tiny", "gemma3", "For tests: Gemma 3 style, with two rotary bases.", layers=6, hidden=128, heads=4, kv_heads=2, head_dim=32,
            ffn=352, vocab=256), **GEMMA3, "window": 32, "rope_scaling": {"type": "linear", "factor": 2.0}},
     gemma3("gemma3-270m", "gemma-3-270m", 18, 640, 4, 1, 256, 2048, 262144, 512, 32768),

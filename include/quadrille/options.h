@@ -27,7 +27,8 @@ typedef enum qd_option_type {
     QD_OPTION_BOOL,    /* true false yes no on off 1 0; `--flag` alone is true */
     QD_OPTION_STRING,  /* any text without control characters other than tab and newline */
     QD_OPTION_ENUM,    /* one of choices */
-    QD_OPTION_INT_LIST /* YAML [1, 2, 3] or 1,2,3; may be empty */
+    QD_OPTION_INT_LIST, /* YAML [1, 2, 3] or 1,2,3; may be empty */
+    QD_OPTION_FLOAT_LIST /* the same of numbers: [1, 1.5] or 1,1.5 */
 } qd_option_type;
 
 typedef struct qd_option {
@@ -94,6 +95,7 @@ QD_API const char *qd_options_string(const qd_options *options, const char *key)
 QD_API int qd_options_enum(const qd_options *options, const char *key);
 /* Returns the number of items; *values is owned by `options`. */
 QD_API int qd_options_int_list(const qd_options *options, const char *key, const int64_t **values);
+QD_API int qd_options_float_list(const qd_options *options, const char *key, const double **values);
 
 /* Whether the user set the key, in a file or on the command line. */
 QD_API bool qd_options_is_set(const qd_options *options, const char *key);

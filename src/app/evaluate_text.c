@@ -73,6 +73,7 @@ static qd_status write_rows(const logit_rows *r)
     float *logits = r->logits;
     int64_t vocab = qd_generator_vocab(g), seq = r->seq;
     uint64_t hash;
+    qd_generator_expect(g, seq);
     for (int64_t t = 0; t < seq; t++) {
         QD_TRY(qd_generator_feed(g, tokens + t, 1));
         memcpy(logits + t * vocab, qd_generator_logits(g), (size_t)vocab * sizeof *logits);

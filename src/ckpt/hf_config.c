@@ -229,13 +229,14 @@ static double needed(reader *s, const char *where, const char *key, const char *
     return number(s, key, option_of(ours)->least, ours);
 }
 
-static void read_original(reader *r, reader *s, const char *where, int64_t positions, qd_rope *rope)
+static void read_original(reader *r, reader *s, const char *where, const qd_hf_family *f, int64_t positions, qd_rope *rope)
 {
     static const char original[] = "original_max_position_embeddings", ours[] = "model.rope_original_seq";
-    /* transformers uses the model's positions if the original training length is not given. */
-    int64_t outside = size_of(r, original, positions, ours);
+    /* transformers uses the model's positions if the original training length is not given, but in
+     * Phi-3 the value outside of the rotary parameters, whose default is 4096. */
+    int64_t outside = size_of(r, original, f->partial ? 4096 : positions, ours);
     rope->original_seq = size_of(s, original, outside, ours);
-    if (given(r, original) && rope->original_seq != outside)
+    if ((given(r, original) || f->partial) && rope->original_seq != outside)
         REFUSE(s, QD_USAGE, "%s: '%s' is %lld, and %lld inside '%s': keep the correct one", FILE_OF(r), original,
                (long long)outside, (long long)rope->original_seq, where);
 }
@@ -277,19 +278,53 @@ static void read_yarn(reader *s, bool latent, qd_rope *rope)
     }
 }
 
+/* A list of numbers with the limits of the option `ours`. */
+static void read_numbers(reader *s, const char *where, const char *key, const char *ours, qd_number_list *list)
+{
+    const qd_json_node *node = collection(s, key, QD_JSON_LIST);
+    const qd_option *o = option_of(ours);
+    const size_t count = node ? qd_json_count(node) : 0;
+    if (count == 0 || count > QD_NUMBERS_MOST)
+        REFUSE(s, QD_USAGE, "%s: '%s' needs '%s', a list with one number for each pair of rotated elements of a head", FILE_OF(s), where,
+               key);
+    for (size_t i = 0; s->status == QD_OK && i < count; i++) {
+        double *value = &list->at[list->count++];
+        if (!qd_json_as_double(qd_json_item(node, i), value) || !(*value >= o->least && *value <= o->most))
+            REFUSE(s, QD_USAGE, "%s: number %zu of '%s' must be from %g to %g (%s)", FILE_OF(s), i + 1, key, o->least, o->most, ours);
+    }
+}
+
+static void read_longrope(reader *r, reader *s, const char *where, const qd_hf_family *f, int64_t positions, qd_rope *rope)
+{
+    rope->scaling = QD_ROPE_LONG;
+    read_numbers(s, where, "short_factor", "model.rope_short_factor", &rope->short_factor);
+    read_numbers(s, where, "long_factor", "model.rope_long_factor", &rope->long_factor);
+    read_original(r, s, where, f, positions, rope);
+    rope->factor = rope->original_seq > 0 ? fmax(1.0, (double)positions / (double)rope->original_seq) : 1.0;
+    if (member(s, "factor"))
+        rope->factor = number(s, "factor", 1.0, "model.rope_factor");
+    if (member(s, "attention_factor"))
+        rope->attention_factor = number(s, "attention_factor", 0.0, "model.rope_attention_factor");
+    if (member(s, "attention_factor") && !(rope->attention_factor > 0.0))
+        REFUSE(s, QD_USAGE, "%s: 'attention_factor' is %g: it must be above 0", FILE_OF(s), rope->attention_factor);
+}
+
 /* Kind and scaling of an object of rotary parameters, which may be missing. */
-static void read_scaling(reader *r, reader *s, const char *where, int64_t positions, bool latent, qd_rope *rope)
+static void read_scaling(reader *r, reader *s, const char *where, const qd_hf_family *f, int64_t positions, qd_rope *rope)
 {
     const char *kind = rope_kind(s, where);
+    const bool latent = f->arch == QD_ARCH_DEEPSEEK;
+    if (f->partial && (strcmp(kind, "su") == 0 || strcmp(kind, "yarn") == 0))
+        kind = "longrope"; /* its name in older folders of Phi-3 */
     double outside = other_number(r, "partial_rotary_factor", 1.0), part = other_number(s, "partial_rotary_factor", outside);
     rope->fraction = part; /* the caller knows whether the family rotates parts */
     const bool llama3 = strcmp(kind, "llama3") == 0, yarn = strcmp(kind, "yarn") == 0, linear = strcmp(kind, "linear") == 0,
-               dynamic = strcmp(kind, "dynamic") == 0;
+               dynamic = strcmp(kind, "dynamic") == 0, longrope = strcmp(kind, "longrope") == 0;
     if (llama3 || yarn || linear || dynamic)
         rope->factor = needed(s, where, "factor", "model.rope_factor");
-    else if (strcmp(kind, "default") != 0)
-        REFUSE(s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'dynamic', 'llama3' and 'yarn' can be imported",
-               FILE_OF(r), where, kind);
+    else if (strcmp(kind, "default") != 0 && !longrope)
+        REFUSE(s, QD_UNSUPPORTED, "%s: '%s' is of the kind '%s': only 'default', 'linear', 'dynamic', 'llama3', 'yarn' and 'longrope' can "
+                                  "be imported", FILE_OF(r), where, kind);
     if (linear)
         rope->scaling = QD_ROPE_LINEAR;
     if (dynamic) { /* scales from the model's positions on, whatever the original length */
@@ -304,7 +339,9 @@ static void read_scaling(reader *r, reader *s, const char *where, int64_t positi
         REFUSE(s, QD_UNSUPPORTED, "%s: '%s' has 'mscale_all_dim' and is of the kind '%s': it can be imported with 'yarn' only", FILE_OF(r),
                where, kind);
     if (llama3 || yarn)
-        read_original(r, s, where, positions, rope);
+        read_original(r, s, where, f, positions, rope);
+    if (longrope)
+        read_longrope(r, s, where, f, positions, rope);
     if (r->status == QD_OK)
         r->status = s->status;
 }
@@ -328,14 +365,14 @@ static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_no
     double base = f->defaults.rope.base, local_base = f->defaults.rope.local_base;
     qd_model local = *m;
     m->rope.base = in_either(r, &full, "rope_theta", base, "model.rope_base");
-    read_scaling(r, &full, parameters ? types[0] : "rope_scaling", positions, false, &m->rope);
+    read_scaling(r, &full, parameters ? types[0] : "rope_scaling", f, positions, &m->rope);
     /* Without an object for them, versions of transformers disagree about layers with windows. */
     if (base == local_base && m->rope.base != base && m->window > 0 && !given(&sliding, "rope_theta"))
         REFUSE(r, QD_USAGE, "%s: 'rope_theta' is %g for layers without windows only: set 'rope_parameters', with 'full_attention' and "
                             "'sliding_attention'", FILE_OF(r), m->rope.base);
     local_base = number(r, "rope_local_base_freq", local_base, "model.rope_local_base");
     local.rope.base = number(&sliding, "rope_theta", local_base, "model.rope_base");
-    read_scaling(r, &sliding, types[1], positions, false, &local.rope);
+    read_scaling(r, &sliding, types[1], f, positions, &local.rope);
     if (local.rope.fraction != 1.0)
         m->rope.fraction = local.rope.fraction; /* the caller refuses it */
     if (m->window == 0 || qd_model_equal(m, &local))
@@ -378,7 +415,7 @@ static void read_rope_parameters(reader *r, const qd_hf_family *f, int64_t posit
                 REFUSE(&s, QD_UNSUPPORTED, "%s: '%s' has separate parameters for '%s': layers that differ cannot be imported",
                        FILE_OF(r), where, key);
     m->rope.base = in_either(r, &s, "rope_theta", f->defaults.rope.base, "model.rope_base");
-    read_scaling(r, &s, where, positions, qd_model_is_latent(m), &m->rope);
+    read_scaling(r, &s, where, f, positions, &m->rope);
 }
 
 static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_model *m)
@@ -390,9 +427,14 @@ static void read_rope(reader *r, const qd_hf_family *f, int64_t positions, qd_mo
     if (m->rope.fraction != 1.0 && !f->partial)
         REFUSE(r, QD_UNSUPPORTED, "%s: 'partial_rotary_factor' is %g: %s of transformers rotates whole heads, others cannot be imported",
                FILE_OF(r), m->rope.fraction, f->kind);
-    if (f->partial && m->rope.scaling != QD_ROPE_NONE)
-        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' with scaled rotary embeddings cannot be imported, only with those of the kind 'default'",
-               FILE_OF(r), f->kind);
+    if (f->partial && m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LONG)
+        REFUSE(r, QD_UNSUPPORTED, "%s: '%s' with rotary embeddings that are scaled in this way cannot be imported, only with those of the "
+                                  "kinds 'default' and 'longrope'", FILE_OF(r), f->kind);
+    const qd_number_list *lists[] = {&m->rope.short_factor, &m->rope.long_factor};
+    for (int i = 0; i < 2 && r->status == QD_OK && m->rope.scaling == QD_ROPE_LONG; i++)
+        if (lists[i]->count != qd_rope_dims(m) / 2)
+            REFUSE(r, QD_USAGE, "%s: '%s' has %lld numbers: it must have %d, one for each pair of rotated elements of a head", FILE_OF(r),
+                   i ? "long_factor" : "short_factor", (long long)lists[i]->count, qd_rope_dims(m) / 2);
 }
 
 /* Whether layer_types gives a layer a window. */

@@ -130,8 +130,8 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
     if (m->position == QD_POSITION_ROPE && unlike)
         return cannot("its Llama, Mistral and Qwen rotate whole heads, alike in all layers (model.rope_fraction, nope_every, "
                       "rope_local_base)");
-    if (f->partial && m->rope.scaling != QD_ROPE_NONE)
-        return cannot("rotary embeddings of its Phi-3 are not scaled, or in another way (model.rope_scaling)");
+    if (f->partial && m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LONG)
+        return cannot("rotary embeddings of its Phi-3 are not scaled, or by longrope (model.rope_scaling)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");
@@ -242,11 +242,19 @@ static void put_gemma(qd_json_writer *w, const qd_model *m)
     put_softcap(w, "final_logit_softcapping", m->logit_softcap);
 }
 
+static void put_numbers(qd_json_writer *w, const char *key, const qd_number_list *list)
+{
+    qd_json_list_begin(w, key);
+    for (int64_t i = 0; i < list->count; i++)
+        qd_json_put_real(w, NULL, list->at[i]);
+    qd_json_end(w);
+}
+
 /* Kind and scaling, into an object that has been begun. */
 static void put_scaling(qd_json_writer *w, const qd_rope *rope)
 {
     static const char *const types[] = {[QD_ROPE_NONE] = "default", [QD_ROPE_LLAMA3] = "llama3", [QD_ROPE_LINEAR] = "linear",
-                                        [QD_ROPE_YARN] = "yarn", [QD_ROPE_DYNAMIC] = "dynamic"};
+                                        [QD_ROPE_YARN] = "yarn", [QD_ROPE_DYNAMIC] = "dynamic", [QD_ROPE_LONG] = "longrope"};
     qd_json_put_string(w, "rope_type", types[rope->scaling]);
     if (rope->scaling == QD_ROPE_NONE)
         return;
@@ -258,14 +266,18 @@ static void put_scaling(qd_json_writer *w, const qd_rope *rope)
         qd_json_put_real(w, "beta_fast", rope->beta_fast);
         qd_json_put_real(w, "beta_slow", rope->beta_slow);
         qd_json_put_bool(w, "truncate", rope->truncate);
-        if (rope->attention_factor > 0.0)
-            qd_json_put_real(w, "attention_factor", rope->attention_factor);
         if (rope->mscale > 0.0)
             qd_json_put_real(w, "mscale", rope->mscale);
         if (rope->mscale_all_dim > 0.0)
             qd_json_put_real(w, "mscale_all_dim", rope->mscale_all_dim);
     }
-    if (rope->scaling == QD_ROPE_LLAMA3 || rope->scaling == QD_ROPE_YARN)
+    if (rope->scaling == QD_ROPE_LONG) {
+        put_numbers(w, "short_factor", &rope->short_factor);
+        put_numbers(w, "long_factor", &rope->long_factor);
+    }
+    if ((rope->scaling == QD_ROPE_YARN || rope->scaling == QD_ROPE_LONG) && rope->attention_factor > 0.0)
+        qd_json_put_real(w, "attention_factor", rope->attention_factor);
+    if (rope->scaling == QD_ROPE_LLAMA3 || rope->scaling == QD_ROPE_YARN || rope->scaling == QD_ROPE_LONG)
         qd_json_put_int(w, "original_max_position_embeddings", rope->original_seq);
 }
 
@@ -299,6 +311,8 @@ static void put_rope(qd_json_writer *w, const qd_hf_family *f, const qd_model *m
     }
     if (m->rope.scaling == QD_ROPE_NONE)
         return;
+    if (f->partial) /* Phi-3 reads it here only, as 4096 if it is missing */
+        qd_json_put_int(w, "original_max_position_embeddings", m->rope.original_seq);
     qd_json_object_begin(w, "rope_scaling");
     put_scaling(w, &m->rope);
     qd_json_end(w);

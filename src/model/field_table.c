@@ -9,6 +9,7 @@
 #define KIND_INT QD_FIELD_INT
 #define KIND_SIZE QD_FIELD_SIZE
 #define KIND_REAL QD_FIELD_REAL
+#define KIND_LIST QD_FIELD_LIST
 #define KIND_FLAG QD_FIELD_FLAG
 #define KIND_AUTO QD_FIELD_FLAG
 #define KIND_ENUM(type) QD_FIELD_ENUM
@@ -73,6 +74,8 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_SCALED: return m->rope.scaling != QD_ROPE_NONE;
     case QD_WHEN_LLAMA3: return m->rope.scaling == QD_ROPE_LLAMA3;
     case QD_WHEN_YARN: return m->rope.scaling == QD_ROPE_YARN;
+    case QD_WHEN_LONGROPE: return m->rope.scaling == QD_ROPE_LONG;
+    case QD_WHEN_LENGTHS: return m->rope.scaling == QD_ROPE_YARN || m->rope.scaling == QD_ROPE_LONG;
     case QD_WHEN_ORIGINAL: return m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LINEAR;
     case QD_WHEN_WINDOW: return m->window > 0;
     case QD_WHEN_EXPERTS: return m->moe.experts > 0;
@@ -95,6 +98,11 @@ double qd_field_real(const qd_model_field *f, const qd_model *m)
     return *(const double *)(const void *)((const char *)m + f->offset);
 }
 
+const qd_number_list *qd_field_list(const qd_model_field *f, const qd_model *m)
+{
+    return (const qd_number_list *)(const void *)((const char *)m + f->offset);
+}
+
 void qd_field_set_whole(const qd_model_field *f, int64_t value, qd_model *m)
 {
     void *at = (char *)m + f->offset;
@@ -109,6 +117,17 @@ void qd_field_set_whole(const qd_model_field *f, int64_t value, qd_model *m)
 void qd_field_set_real(const qd_model_field *f, double value, qd_model *m)
 {
     *(double *)(void *)((char *)m + f->offset) = value;
+}
+
+bool qd_field_set_list(const qd_model_field *f, const double *values, size_t count, qd_model *m)
+{
+    qd_number_list list = {0};
+    if (count > QD_NUMBERS_MOST)
+        return false;
+    for (; (size_t)list.count < count; list.count++)
+        list.at[list.count] = values[list.count];
+    *(qd_number_list *)(void *)((char *)m + f->offset) = list;
+    return true;
 }
 
 /* The words of an enum, without auto. */
@@ -130,10 +149,39 @@ static int word_index(const char *words, const char *text)
     }
 }
 
+static void list_text(const qd_number_list *list, char text[QD_FIELD_TEXT])
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (int64_t i = 0; i < list->count; i++) {
+        if (i > 0)
+            text[used++] = ',';
+        qd_double_shortest(list->at[i], text + used);
+        used += strlen(text + used);
+    }
+}
+
+/* The reverse; false: it is not a list of numbers, or too long. */
+static bool set_list_text(const qd_model_field *f, const char *text, qd_model *m)
+{
+    double values[QD_NUMBERS_MOST];
+    size_t count = 0;
+    for (char *end; *text; text = end + (*end == ',')) {
+        if (count == QD_NUMBERS_MOST)
+            return false;
+        values[count++] = qd_double_parse(text, &end);
+        if (end == text || (*end != '\0' && *end != ',') || (*end == ',' && end[1] == '\0'))
+            return false;
+    }
+    return qd_field_set_list(f, values, count, m);
+}
+
 void qd_field_text(const qd_model_field *f, const qd_model *m, char text[QD_FIELD_TEXT])
 {
-    int64_t value = f->kind == QD_FIELD_REAL ? 0 : qd_field_whole(f, m);
-    if (f->kind == QD_FIELD_REAL) {
+    int64_t value = f->kind == QD_FIELD_REAL || f->kind == QD_FIELD_LIST ? 0 : qd_field_whole(f, m);
+    if (f->kind == QD_FIELD_LIST) {
+        list_text(qd_field_list(f, m), text);
+    } else if (f->kind == QD_FIELD_REAL) {
         qd_double_shortest(qd_field_real(f, m), text);
     } else if (f->kind == QD_FIELD_FLAG) {
         snprintf(text, QD_FIELD_TEXT, "%s", value ? "true" : "false");
@@ -153,6 +201,8 @@ bool qd_field_set_text(const qd_model_field *f, const char *text, qd_model *m)
     int64_t value = 0;
     if (strcmp(text, "auto") == 0)
         return true;
+    if (f->kind == QD_FIELD_LIST)
+        return set_list_text(f, text, m);
     if (f->kind == QD_FIELD_REAL) {
         double real = strtod(text, &end);
         bool number = end != text && *end == '\0';
@@ -193,6 +243,15 @@ static qd_status take_synonyms(const qd_options *o, qd_model *m)
     return QD_OK;
 }
 
+static qd_status take_list(const qd_options *o, const qd_model_field *f, qd_model *m)
+{
+    const double *values;
+    int count = qd_options_float_list(o, f->option.key, &values);
+    return qd_field_set_list(f, values, (size_t)count, m)
+               ? QD_OK
+               : QD_FAIL(QD_USAGE, "%s has %d numbers: there can be at most %d", f->option.key, count, QD_NUMBERS_MOST);
+}
+
 qd_status qd_model_take(const qd_options *o, bool always, qd_model *m)
 {
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
@@ -203,6 +262,8 @@ qd_status qd_model_take(const qd_options *o, bool always, qd_model *m)
             qd_field_set_whole(f, qd_options_int(o, key), m);
         else if (f->option.type == QD_OPTION_FLOAT)
             qd_field_set_real(f, qd_options_float(o, key), m);
+        else if (f->option.type == QD_OPTION_FLOAT_LIST)
+            QD_TRY(take_list(o, f, m));
         else if (f->option.type == QD_OPTION_BOOL)
             qd_field_set_whole(f, qd_options_bool(o, key), m);
         else
@@ -230,6 +291,20 @@ qd_status qd_model_put(const qd_model *m, qd_options *o)
     return QD_OK;
 }
 
+static qd_status read_list(const qd_json *d, const qd_json_node *object, const qd_model_field *f, const char *key, qd_model *m)
+{
+    const qd_json_node *list;
+    double values[QD_NUMBERS_MOST];
+    QD_TRY(qd_json_get_node(d, object, key, QD_JSON_LIST, &list));
+    size_t count = qd_json_count(list), i = 0;
+    while (i < count && i < QD_NUMBERS_MOST && qd_json_as_double(qd_json_item(list, i), &values[i]))
+        i++;
+    if (i < count)
+        return QD_FAIL(QD_USAGE, "%s: '%s' must be a list of at most %d numbers", qd_json_name(d), key, QD_NUMBERS_MOST);
+    qd_field_set_list(f, values, count, m);
+    return QD_OK;
+}
+
 static qd_status read_field(const qd_json *d, const qd_json_node *object, const qd_model_field *f, const char *key, qd_model *m)
 {
     const qd_json_node *node = qd_json_member(object, key);
@@ -239,6 +314,8 @@ static qd_status read_field(const qd_json *d, const qd_json_node *object, const 
     const char *word = NULL;
     if (!node || qd_json_kind_of(node) == QD_JSON_NULL)
         return QD_OK;
+    if (f->kind == QD_FIELD_LIST)
+        return read_list(d, object, f, key, m);
     if (f->kind == QD_FIELD_REAL) {
         QD_TRY(qd_json_get_double(d, object, key, &real));
         qd_field_set_real(f, real, m);
@@ -282,12 +359,25 @@ qd_status qd_model_read(const qd_json *d, const qd_json_node *object, qd_model *
     return QD_OK;
 }
 
+static bool same_value(const qd_model_field *f, const qd_model *a, const qd_model *b)
+{
+    if (f->kind == QD_FIELD_REAL)
+        return qd_field_real(f, a) == qd_field_real(f, b);
+    if (f->kind != QD_FIELD_LIST)
+        return qd_field_whole(f, a) == qd_field_whole(f, b);
+    const qd_number_list *one = qd_field_list(f, a), *other = qd_field_list(f, b);
+    bool same = one->count == other->count;
+    for (int64_t i = 0; same && i < one->count; i++)
+        same = one->at[i] == other->at[i];
+    return same;
+}
+
 bool qd_model_equal(const qd_model *a, const qd_model *b)
 {
     for (const qd_model_field *f = fields; f < fields + FIELDS; f++) {
         if (!qd_field_counts(f, a) && !qd_field_counts(f, b))
             continue;
-        if (f->kind == QD_FIELD_REAL ? qd_field_real(f, a) != qd_field_real(f, b) : qd_field_whole(f, a) != qd_field_whole(f, b))
+        if (!same_value(f, a, b))
             return false;
     }
     return true;

@@ -9,10 +9,10 @@
 
 #include <quadrille/options.h>
 
-typedef enum qd_field_kind { QD_FIELD_INT, QD_FIELD_SIZE, QD_FIELD_REAL, QD_FIELD_FLAG, QD_FIELD_ENUM } qd_field_kind;
+typedef enum qd_field_kind { QD_FIELD_INT, QD_FIELD_SIZE, QD_FIELD_REAL, QD_FIELD_FLAG, QD_FIELD_ENUM, QD_FIELD_LIST } qd_field_kind;
 typedef enum qd_field_when {
     QD_WHEN_ALWAYS, QD_WHEN_SCALED, QD_WHEN_LLAMA3, QD_WHEN_YARN, QD_WHEN_ORIGINAL, QD_WHEN_WINDOW, QD_WHEN_EXPERTS,
-    QD_WHEN_QK_NORM, QD_WHEN_SHARED, QD_WHEN_CLAMPED, QD_WHEN_LATENT
+    QD_WHEN_QK_NORM, QD_WHEN_SHARED, QD_WHEN_CLAMPED, QD_WHEN_LATENT, QD_WHEN_LONGROPE, QD_WHEN_LENGTHS
 } qd_field_when;
 
 typedef struct qd_model_field {
@@ -33,14 +33,17 @@ const char *qd_field_preset(const qd_model_field *field);
 /* Whether the field applies to the model. */
 bool qd_field_counts(const qd_model_field *field, const qd_model *model);
 
-/* Access to values: `whole` for all kinds but REAL, `real` for REAL. */
+/* Access to values: `list` for LIST, `real` for REAL, `whole` for all other kinds. */
 int64_t qd_field_whole(const qd_model_field *field, const qd_model *model);
 double qd_field_real(const qd_model_field *field, const qd_model *model);
+const qd_number_list *qd_field_list(const qd_model_field *field, const qd_model *model);
 void qd_field_set_whole(const qd_model_field *field, int64_t value, qd_model *model);
 void qd_field_set_real(const qd_model_field *field, double value, qd_model *model);
-/* The value as a user writes it: 12, 1e-05, true, swiglu. Setting returns false for an invalid
- * value; auto changes nothing. */
-enum { QD_FIELD_TEXT = QD_DOUBLE_TEXT > 32 ? QD_DOUBLE_TEXT : 32 };
+/* False: there are more than QD_NUMBERS_MOST. */
+bool qd_field_set_list(const qd_model_field *field, const double *values, size_t count, qd_model *model);
+/* The value as a user writes it: 12, 1e-05, true, swiglu, 1,1.5. Setting returns false for an
+ * invalid value; auto changes nothing. */
+enum { QD_FIELD_TEXT = QD_NUMBERS_MOST * (QD_DOUBLE_TEXT + 1) };
 void qd_field_text(const qd_model_field *field, const qd_model *model, char text[QD_FIELD_TEXT]);
 bool qd_field_set_text(const qd_model_field *field, const char *text, qd_model *model);
 

@@ -7,8 +7,9 @@
  * F(kind, member, key, default, limits, preset, hf, when, help): a field with the option
  * model.<key>. I(kind, member, words, preset): a field that the architecture implies, without an
  * option.
- *   kind     INT, SIZE (64 bits), REAL, FLAG, AUTO (a flag with the option auto|true|false),
- *            ENUM(type), whose values are the words of `limits` in their order
+ *   kind     INT, SIZE (64 bits), REAL, LIST (of numbers, each within `limits`), FLAG, AUTO (a
+ *            flag with the option auto|true|false), ENUM(type), whose values are the words of
+ *            `limits` in their order
  *   default  as a user would write it; auto: the value of the architecture or the preset
  *   limits   QD_RANGE(least, most), QD_WORDS("a|b"), QD_AUTO or QD_ANY
  *   preset   key in data/models.json, a.b inside an object; NULL: the same as `key`
@@ -56,33 +57,41 @@
  * frequencies that turn fewer than beta_slow times in original_seq tokens are divided by `factor`,
  * those that turn more than beta_fast times are kept, those in between are blended by their index;
  * rotated queries and keys are multiplied by attention_factor. dynamic: sequences longer than
- * original_seq have a larger base, shorter ones are not scaled. */
+ * original_seq have a larger base, shorter ones are not scaled. longrope: each frequency has a
+ * divisor of its own, from long_factor in sequences longer than original_seq, else from
+ * short_factor; rotated queries and keys are multiplied by attention_factor in both. */
 #define QD_ROPE_FIELDS(F, I) \
     F(REAL, base, "rope_base", "10000", QD_RANGE(1.000001, 1e12), NULL, NULL, ALWAYS, "base of the rotary embedding") \
-    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3|linear|yarn|dynamic"), "rope_scaling.type", NULL, \
-      ALWAYS, \
-      "scaling of the rotary embedding for long contexts") \
+    F(ENUM(qd_rope_scaling), scaling, "rope_scaling", "none", QD_WORDS("none|llama3|linear|yarn|dynamic|longrope"), \
+      "rope_scaling.type", NULL, ALWAYS, "scaling of the rotary embedding for long contexts") \
     F(REAL, factor, "rope_factor", "8", QD_RANGE(1, 1e6), "rope_scaling.factor", NULL, SCALED, \
-      "scaling: divisor of the frequencies; llama3, yarn: of the low ones; dynamic: how fast the base grows with the sequence") \
+      "scaling: divisor of the frequencies; llama3, yarn: of the low ones; dynamic: how fast the base grows with the sequence; " \
+      "longrope: gives rope_attention_factor") \
     F(REAL, low_factor, "rope_low_factor", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.low_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: lower bound of the blend") \
     F(REAL, high_factor, "rope_high_factor", "4", QD_RANGE(1e-6, 1e6), "rope_scaling.high_freq_factor", NULL, LLAMA3, \
       "llama3 scaling: upper bound of the blend") \
     F(SIZE, original_seq, "rope_original_seq", "8192", QD_RANGE(1, 1e9), "rope_scaling.original_max_seq", NULL, ORIGINAL, \
-      "llama3 and yarn scaling: context length of the original training; dynamic: length from which on it scales") \
+      "llama3 and yarn scaling: context length of the original training; dynamic: length from which on it scales; longrope: longest " \
+      "sequence with rope_short_factor") \
     F(REAL, beta_fast, "rope_beta_fast", "32", QD_RANGE(1e-6, 1e6), "rope_scaling.beta_fast", NULL, YARN, \
       "yarn scaling: turns from which on frequencies are kept") \
     F(REAL, beta_slow, "rope_beta_slow", "1", QD_RANGE(1e-6, 1e6), "rope_scaling.beta_slow", NULL, YARN, \
       "yarn scaling: turns up to which frequencies are divided") \
     F(FLAG, truncate, "rope_truncate", "true", QD_ANY, "rope_scaling.truncate", NULL, YARN, \
       "yarn scaling: the bounds of the blend are whole indices") \
-    F(REAL, attention_factor, "rope_attention_factor", "0", QD_RANGE(0, 1e3), "rope_scaling.attention_factor", NULL, YARN, \
-      "yarn scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1, or by rope_mscale") \
+    F(REAL, attention_factor, "rope_attention_factor", "0", QD_RANGE(0, 1e3), "rope_scaling.attention_factor", NULL, LENGTHS, \
+      "yarn and longrope scaling: factor on rotated queries and keys; 0: 0.1 ln(rope_factor) + 1, or by rope_mscale (yarn), " \
+      "sqrt(1 + ln(rope_factor) / ln(rope_original_seq)) (longrope)") \
     F(REAL, mscale, "rope_mscale", "0", QD_RANGE(0, 1e3), "rope_scaling.mscale", NULL, YARN, \
       "yarn scaling (DeepSeek): rotated queries and keys are multiplied by (0.1 rope_mscale ln(rope_factor) + 1), divided by the " \
       "same of rope_mscale_all_dim; 0: by rope_attention_factor") \
     F(REAL, mscale_all_dim, "rope_mscale_all_dim", "0", QD_RANGE(0, 1e3), "rope_scaling.mscale_all_dim", NULL, YARN, \
       "yarn scaling (DeepSeek): scores are multiplied by (0.1 rope_mscale_all_dim ln(rope_factor) + 1)^2; 0: they are not") \
+    F(LIST, short_factor, "rope_short_factor", "", QD_RANGE(1e-6, 1e6), "rope_scaling.short_factor", NULL, LONGROPE, \
+      "longrope scaling: divisors of the frequencies, one for each pair of rotated elements, in sequences of up to rope_original_seq") \
+    F(LIST, long_factor, "rope_long_factor", "", QD_RANGE(1e-6, 1e6), "rope_scaling.long_factor", NULL, LONGROPE, \
+      "longrope scaling: the same in longer sequences") \
     F(REAL, local_base, "rope_local_base", "0", QD_RANGE(0, 1e12), NULL, NULL, WINDOW, \
       "window: base of the rotary embedding of layers that have it, without scaling (Gemma 3); 0: that of the others") \
     F(REAL, fraction, "rope_fraction", "1", QD_RANGE(0, 1), NULL, NULL, ALWAYS, \
@@ -213,6 +222,7 @@
 #define QD_FIELD_TYPE_INT int
 #define QD_FIELD_TYPE_SIZE int64_t
 #define QD_FIELD_TYPE_REAL double
+#define QD_FIELD_TYPE_LIST qd_number_list
 #define QD_FIELD_TYPE_FLAG bool
 #define QD_FIELD_TYPE_AUTO bool
 #define QD_FIELD_TYPE_ENUM(type) type
@@ -220,6 +230,7 @@
 #define QD_FIELD_OPTION_INT QD_OPTION_INT
 #define QD_FIELD_OPTION_SIZE QD_OPTION_INT
 #define QD_FIELD_OPTION_REAL QD_OPTION_FLOAT
+#define QD_FIELD_OPTION_LIST QD_OPTION_FLOAT_LIST
 #define QD_FIELD_OPTION_FLAG QD_OPTION_BOOL
 #define QD_FIELD_OPTION_AUTO QD_OPTION_ENUM
 #define QD_FIELD_OPTION_ENUM(type) QD_OPTION_ENUM

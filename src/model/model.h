@@ -17,11 +17,18 @@ typedef enum qd_arch { QD_ARCHS(QD_ARCH_ENUMERATOR) QD_ARCH_COUNT } qd_arch;
 typedef enum qd_norm_kind { QD_NORM_LAYER, QD_NORM_RMS, QD_NORM_PLAIN, QD_NORM_RMS_ONE } qd_norm_kind;
 typedef enum qd_qk_over { QD_QK_HEAD, QD_QK_WIDTH } qd_qk_over;
 typedef enum qd_position_kind { QD_POSITION_LEARNED, QD_POSITION_ROPE } qd_position_kind;
-typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN, QD_ROPE_DYNAMIC } qd_rope_scaling;
+typedef enum qd_rope_scaling { QD_ROPE_NONE, QD_ROPE_LLAMA3, QD_ROPE_LINEAR, QD_ROPE_YARN, QD_ROPE_DYNAMIC, QD_ROPE_LONG } qd_rope_scaling;
 typedef enum qd_hf_type { QD_HF_DERIVED, QD_HF_MISTRAL, QD_HF_PHI3 } qd_hf_type;
 typedef enum qd_router_kind { QD_ROUTER_SOFTMAX, QD_ROUTER_SIGMOID } qd_router_kind;
 typedef enum qd_balance { QD_BALANCE_SEQUENCE, QD_BALANCE_BATCH } qd_balance;
 typedef enum qd_drop { QD_DROP_LAST, QD_DROP_LEAST } qd_drop;
+
+/* A list of at most as many numbers as a head has pairs of elements. */
+enum { QD_NUMBERS_MOST = 128 };
+typedef struct qd_number_list {
+    int64_t count;
+    double at[QD_NUMBERS_MOST]; /* 0 beyond count */
+} qd_number_list;
 
 /* The members and their meaning are in fields.h. */
 typedef struct qd_rope {
@@ -147,9 +154,12 @@ double qd_rope_mscale(double factor, double mscale); /* 0.1 · mscale · ln(fact
 bool qd_rope_is_local(const qd_model *model);      /* layers with windows have a table of their own */
 /* Number of tables, (seq, qd_rope_dims) each: none, one, or a second one of layers with windows. */
 int qd_rope_tables(const qd_model *model);
-/* Angles: table (seq, qd_rope_dims / 2, 2) = cosine, sine, times the attention factor of yarn.
- * local: of the layers with windows. */
-void qd_rope_table(const qd_model *model, int64_t seq, bool local, float *table);
+/* Angles: table (seq, qd_rope_dims / 2, 2) = cosine, sine, times the attention factor of yarn or
+ * longrope. length: that of the sequences, by which dynamic and longrope scale; at most seq. local:
+ * of the layers with windows. */
+void qd_rope_table(const qd_model *model, int64_t seq, int64_t length, bool local, float *table);
+/* Whether sequences of two lengths have different angles at the same positions, with longrope. */
+bool qd_rope_switches(const qd_model *model, int64_t length, int64_t other);
 
 /* Compares all fields that apply to either model; the name is ignored. */
 bool qd_model_equal(const qd_model *a, const qd_model *b);

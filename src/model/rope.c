@@ -5,6 +5,27 @@
 
 #define TWO_PI 6.283185307179586
 
+static qd_status validate_longrope(const qd_model *m)
+{
+    const qd_rope *r = &m->rope;
+    const struct {
+        const char *key;
+        const qd_number_list *list;
+    } lists[] = {{"short", &r->short_factor}, {"long", &r->long_factor}};
+    if (r->original_seq < 2)
+        return QD_FAIL(QD_USAGE, "model.rope_original_seq is %lld: model.rope_scaling=longrope needs at least 2",
+                       (long long)r->original_seq);
+    for (int i = 0; i < 2; i++) {
+        if (lists[i].list->count != qd_rope_dims(m) / 2)
+            return QD_FAIL(QD_USAGE, "model.rope_%s_factor has %lld numbers: model.rope_scaling=longrope needs %d, one for each pair of "
+                                     "rotated elements of a head", lists[i].key, (long long)lists[i].list->count, qd_rope_dims(m) / 2);
+        for (int64_t j = 0; j < lists[i].list->count; j++)
+            if (!(lists[i].list->at[j] > 0.0))
+                return QD_FAIL(QD_USAGE, "model.rope_%s_factor has %g: its numbers must be above 0", lists[i].key, lists[i].list->at[j]);
+    }
+    return QD_OK;
+}
+
 qd_status qd_rope_validate(const qd_model *m)
 {
     const qd_rope *r = &m->rope;
@@ -26,6 +47,8 @@ qd_status qd_rope_validate(const qd_model *m)
                        r->fraction, qd_rope_dims(m), m->head_dim);
     if (r->scaling == QD_ROPE_DYNAMIC && (qd_rope_dims(m) < 4 || r->original_seq < 1))
         return QD_FAIL(QD_USAGE, "model.rope_scaling=dynamic needs heads with at least 4 rotated elements, and rope_original_seq >= 1");
+    if (r->scaling == QD_ROPE_LONG)
+        QD_TRY(validate_longrope(m));
     if (r->nope_every < 0 || r->nope_every == 1)
         return QD_FAIL(QD_USAGE, "model.nope_every is %d: it must be 0 or at least 2, so that some layers have positions", r->nope_every);
     if (m->window > 0 && r->local_base != 0.0 && !(r->local_base > 1.0))
@@ -100,14 +123,30 @@ static double dynamic_base(const qd_model *m, int64_t seq)
     return r->base * pow(r->factor * longer - (r->factor - 1.0), dims / (dims - 2.0));
 }
 
-void qd_rope_table(const qd_model *m, int64_t seq, bool local, float *table)
+static double longrope_length(const qd_rope *r)
+{
+    if (r->attention_factor > 0.0)
+        return r->attention_factor;
+    return r->factor > 1.0 ? sqrt(1.0 + log(r->factor) / log((double)r->original_seq)) : 1.0;
+}
+
+bool qd_rope_switches(const qd_model *m, int64_t length, int64_t other)
+{
+    return m->position == QD_POSITION_ROPE && m->rope.scaling == QD_ROPE_LONG &&
+           (length > m->rope.original_seq) != (other > m->rope.original_seq);
+}
+
+void qd_rope_table(const qd_model *m, int64_t seq, int64_t length, bool local, float *table)
 {
     const qd_rope *r = &m->rope;
     const qd_rope_scaling scaling = local ? QD_ROPE_NONE : r->scaling;
-    double scale = 1.0, base = local ? r->local_base : scaling == QD_ROPE_DYNAMIC ? dynamic_base(m, seq) : r->base;
+    double scale = 1.0, base = local ? r->local_base : scaling == QD_ROPE_DYNAMIC ? dynamic_base(m, length) : r->base;
+    const qd_number_list *divisors = length > r->original_seq ? &r->long_factor : &r->short_factor;
     int half = qd_rope_dims(m) / 2;
     if (scaling == QD_ROPE_YARN)
         scale = yarn_length(r);
+    else if (scaling == QD_ROPE_LONG)
+        scale = longrope_length(r);
     for (int i = 0; i < half; i++) {
         double frequency = pow(base, -2.0 * i / qd_rope_dims(m));
         if (scaling == QD_ROPE_LINEAR)
@@ -116,6 +155,8 @@ void qd_rope_table(const qd_model *m, int64_t seq, bool local, float *table)
             frequency = llama3_frequency(r, frequency);
         else if (scaling == QD_ROPE_YARN)
             frequency = yarn_frequency(m, i, frequency);
+        else if (scaling == QD_ROPE_LONG)
+            frequency /= divisors->at[i];
         for (int64_t t = 0; t < seq; t++) {
             double angle = (double)t * frequency;
             table[(t * half + i) * 2 + 0] = (float)(scale * cos(angle));

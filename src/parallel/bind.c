@@ -70,10 +70,16 @@ static qd_status make_groups(qd_bound *b, const qd_bound *share, qd_comm *data)
     return status;
 }
 
-static void *shared_buffer(const qd_bound *share, const qd_buffer *buffer)
+/* With longrope, generation changes its rotary table with the length of the text. */
+static bool keeps_table(const qd_program *p)
+{
+    return p->strategy.context > 0 && p->ledger->model.rope.scaling == QD_ROPE_LONG;
+}
+
+static void *shared_buffer(const qd_bound *share, const qd_program *program, const qd_buffer *buffer)
 {
     int other = share->program->persistent[buffer->kind];
-    if (other < 0)
+    if (other < 0 || (buffer->kind == QD_BUFFER_TABLE && keeps_table(program) != keeps_table(share->program)))
         return NULL;
     int64_t there = share->program->buffers[other].bytes;
     return there == buffer->bytes || (buffer->kind == QD_BUFFER_SCRATCH && there > buffer->bytes) ? share->persistent[other] : NULL;
@@ -158,7 +164,7 @@ static qd_status allocate(qd_bound *b, const qd_bound *share)
         if (!p->buffers[i].persistent)
             continue;
         b->alive[i] = true;
-        b->persistent[i] = share ? shared_buffer(share, &p->buffers[i]) : NULL;
+        b->persistent[i] = share ? shared_buffer(share, p, &p->buffers[i]) : NULL;
         b->borrowed[i] = b->persistent[i] != NULL;
         if (b->borrowed[i])
             continue;

@@ -170,6 +170,41 @@ static void cache_equals_forward(void **state)
     }
 }
 
+/* With longrope, the keys of a text that outgrows the original length are rotated anew: the logits
+ * after each token are those of the text in one pass, and of another table than before. */
+static void longrope_depends_on_the_length(void **state)
+{
+    (void)state;
+    enum { ORIGINAL = 40, N = 60 };
+    int32_t text[N];
+    for (int i = 0; i < N; i++)
+        text[i] = (i * i + 3 * i) % 53;
+    train_and_save(LLAMA "model.rope_scaling=longrope model.rope_original_seq=40 model.rope_factor=2 model.init_std=0.3 "
+                         "model.rope_short_factor=1,1.5,2,3 model.rope_long_factor=1,4,6,9 ", 2);
+    qd_model_generator single, whole;
+    ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &single));
+    ok(qd_model_generator_open(&(qd_model_source){.path = scratch_folder()}, 0, NULL, 1, &whole));
+    for (int length = 1; length <= N; length++) {
+        ok(qd_generator_feed(single.generator, text + length - 1, 1));
+        assert_int_equal(qd_generator_position(single.generator), length);
+        qd_generator_forget(whole.generator, 0);
+        ok(qd_generator_feed(whole.generator, text, length));
+        for (int i = 0; i < 53; i++)
+            assert_true(fabsf(qd_generator_logits(single.generator)[i] - qd_generator_logits(whole.generator)[i]) < 1e-4f);
+    }
+    /* The loss of the first tokens, in a text that is short and in one that is long. */
+    qd_evaluation part, all;
+    ok(qd_evaluate_tokens(scratch_folder(), text, ORIGINAL + 1, &(qd_evaluate_passes){.seq = ORIGINAL, .threads = 1}, &part));
+    ok(qd_evaluate_tokens(scratch_folder(), text, ORIGINAL + 2, &(qd_evaluate_passes){.seq = ORIGINAL + 1, .threads = 1}, &all));
+    qd_generator_forget(whole.generator, 0);
+    ok(qd_generator_feed(whole.generator, text, ORIGINAL + 1));
+    double last = loss_of(qd_generator_logits(whole.generator), 53, text[ORIGINAL + 1]);
+    double change = all.loss * (ORIGINAL + 1) - last - part.loss * ORIGINAL;
+    assert_true(fabs(change) > 1e-3); /* else the table would be the same */
+    qd_model_generator_close(&whole);
+    qd_model_generator_close(&single);
+}
+
 /* Steps after which the models below have learnt to count. With a sanitizer they train too few
  * steps, and their output is not checked. */
 enum { LEARNT = !QD_TEST_SANITIZED, LEARNING = LEARNT ? 150 : 4 };
@@ -382,6 +417,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(cache_equals_forward, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(longrope_depends_on_the_length, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(continues_what_it_learnt, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(passes_are_windows, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(the_last_pass_is_as_long_as_it_needs, scratch_setup, scratch_teardown),

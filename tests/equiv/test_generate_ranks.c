@@ -144,6 +144,10 @@ static written write_with(qd_model_ranks ranks)
     "model.arch=deepseek model.layers=2 model.kv_lora_rank=20 model.qk_nope_head_dim=10 model.qk_rope_head_dim=6 " \
     "model.v_head_dim=12 " COMMON
 
+/* The text grows beyond the original length; sequences in training are longer. */
+#define LONGROPE \
+    "model.rope_scaling=longrope model.rope_original_seq=20 model.rope_short_factor=1,1.5,2,3 model.rope_long_factor=1,4,6,9 "
+
 static void ranks_write_the_same(void **state)
 {
     (void)state;
@@ -154,6 +158,7 @@ static void ranks_write_the_same(void **state)
         {GPT2, {{.tp = 2}, {.pp = 2}, {.tp = 4}, {.tp = 2, .pp = 3}}},
         {LLAMA "model.tied=true model.window=9 model.full_every=2 ", {{.tp = 2}, {.pp = 2}, {.tp = 4, .pp = 2}, {.pp = 5}}},
         {LLAMA "train.precision=bf16 model.logit_softcap=5 ", {{.tp = 2}, {.pp = 2}}},
+        {LLAMA LONGROPE, {{.tp = 2}, {.pp = 2}}},
         {LATENT, {{.tp = 2}, {.pp = 2}, {.tp = 4}}},
         {EXPERTS "model.shared_experts=1 ", {{.ep = 2}, {.tp = 2}, {.pp = 2, .ep = 2}, {.tp = 2, .ep = 4}, {.tp = 2, .ep = 2}}},
     };
@@ -180,6 +185,7 @@ static void a_layout_that_trains_writes_too(void **state)
         LLAMA "parallel.ranks=4 parallel.tp=2 parallel.cp=2 parallel.zero=1 ",
         LLAMA "parallel.ranks=2 parallel.pp=2 parallel.schedule=interleaved train.micro_batch=1 model.tied=true ",
         LLAMA "parallel.ranks=2 parallel.pp=2 parallel.schedule=dualpipe_v train.micro_batch=1 ",
+        LLAMA LONGROPE "parallel.ranks=2 parallel.zero=3 ",
         EXPERTS "parallel.ranks=4 parallel.tp=2 parallel.ep=4 parallel.zero=3 model.dropout=0.1 ",
         LLAMA "parallel.ranks=4 parallel.cp=4 parallel.cp_mode=ulysses parallel.zero=3 model.kv_heads=4 ",
     };

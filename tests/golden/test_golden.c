@@ -21,7 +21,8 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "olmo2-tied-bias", "olmo-clipped", "olmo-tied-bias", "gemma2-tied", "gemma2-untied",
                                      "gemma3-tied", "gemma3-untied-bias", "olmo3-untied", "olmo3-tied-bias",
                                      "mixtral-window", "qwen3-moe-mixed", "olmoe-clipped", "qwen2-moe-untied",
-                                     "qwen2-moe-windows", "phi3-partial", "gpt-oss", "gpt-oss-tied", "deepseek-dense", "deepseek-experts"};
+                                     "qwen2-moe-windows", "phi3-partial", "phi3-longrope", "llama-longrope",
+                                     "gpt-oss", "gpt-oss-tied", "deepseek-dense", "deepseek-experts"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",

@@ -16,6 +16,9 @@
 
 #include "support/ok.h"
 
+#define PAIRS "\"hidden_size\": 24, \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"intermediate_size\": 32, "
+#define FACTORS "\"short_factor\": [1, 1.25, 1.5], \"long_factor\": [2, 4.5, 9]"
+
 static qd_status read_config(void **state, const char *kind, const char *members, qd_strbuf *notes, qd_hf_config *c)
 {
     char text[1024];
@@ -272,6 +275,11 @@ static void test_types(void **state)
         {"qwen3_moe", "\"attention_bias\": true"},
         {"phi3", ""},
         {"phi3", "\"partial_rotary_factor\": 0.75, \"sliding_window\": 2047, \"num_key_value_heads\": 8"},
+        {"phi3", PAIRS "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS "}, \"max_position_embeddings\": 131072"},
+        {"phi3", PAIRS "\"original_max_position_embeddings\": 64, \"rope_parameters\": {\"rope_type\": \"longrope\", " FACTORS
+                       ", \"attention_factor\": 1.19, \"rope_theta\": 250000.0}"},
+        {"llama", PAIRS "\"rope_parameters\": {\"rope_type\": \"longrope\", " FACTORS ", \"factor\": 32, "
+                        "\"original_max_position_embeddings\": 64}"},
         {"smollm3", ""},
         {"smollm3", "\"no_rope_layers\": [1, 1, 0, 1, 1], \"num_hidden_layers\": 5, \"attention_bias\": true"},
         {"smollm3", "\"no_rope_layer_interval\": 2, \"num_hidden_layers\": 2, \"use_sliding_window\": true, \"sliding_window\": 9, "
@@ -360,6 +368,17 @@ static void test_rope(void **state)
     assert_true(m.rope.original_seq == 32768 && m.rope.attention_factor == 0.0 && m.rope.truncate);
     m = accepted(state, "llama", "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4.0, \"mscale\": 2.0, \"mscale_all_dim\": 0.5}");
     assert_true(fabs(m.rope.attention_factor - (0.2 * log(4.0) + 1.0) / (0.05 * log(4.0) + 1.0)) < 1e-15);
+    /* longrope: the factor is the ratio of the lengths if it is not given; "su" is Phi-3's older
+     * name of it. */
+    m = accepted(state, "phi3", PAIRS "\"max_position_embeddings\": 131072, \"rope_scaling\": {\"type\": \"su\", " FACTORS "}");
+    assert_true(m.rope.scaling == QD_ROPE_LONG && m.rope.factor == 32.0 && m.rope.original_seq == 4096 && m.rope.attention_factor == 0.0);
+    assert_true(m.rope.short_factor.count == 3 && m.rope.short_factor.at[2] == 1.5 && m.rope.long_factor.at[0] == 2.0);
+    m = accepted(state, "phi3", PAIRS "\"original_max_position_embeddings\": 64, \"max_position_embeddings\": 32, "
+                                      "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS "}");
+    assert_true(m.rope.factor == 1.0 && m.rope.original_seq == 64);
+    m = accepted(state, "mistral", PAIRS "\"max_position_embeddings\": 96, \"rope_scaling\": {\"type\": \"longrope\", " FACTORS
+                                         ", \"factor\": 5, \"attention_factor\": 1.5, \"original_max_position_embeddings\": 24}");
+    assert_true(m.rope.factor == 5.0 && m.rope.original_seq == 24 && m.rope.attention_factor == 1.5);
 }
 
 /* A base for layers without windows and one for those with them; only the first may be scaled. */
@@ -477,8 +496,12 @@ static void test_rope_refused(void **state)
         {"\"rope_scaling\": {\"type\": \"linear\"}", "factor"},
         {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}", "factor"},
         {"\"rope_scaling\": {\"type\": \"dynamic\"}", "factor"},
-        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "longrope"},
-        {"\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2.0}", "longrope"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "'short_factor' has 1 numbers"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"factor\": 2.0}", "'rope_scaling' needs 'short_factor'"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0, 0], \"long_factor\": [2.0]}", "number 2 of 'short_factor'"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": 1.0}", "short_factor"},
+        {"\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [\"2\"]}", "number 1 of 'long_factor'"},
+        {"\"rope_scaling\": {\"type\": \"su\", \"factor\": 2.0}", "'su'"},
         {"\"rope_scaling\": {\"type\": \"yarn\"}", "factor"},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 1, \"beta_slow\": 32}", "rope_beta_fast"},
         {"\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"attention_factor\": 0.0}", "attention_factor"},
@@ -527,7 +550,13 @@ static void test_refused(void **state)
         {"mixtral", "\"num_local_experts\": 1000000", "num_local_experts"},
         {"mixtral", "\"router_jitter_noise\": 0.1", "router_jitter_noise"},
         {"qwen3_moe", "\"mlp_only_layers\": 5", "mlp_only_layers"},
-        {"phi3", "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "longrope"},
+        {"phi3", "\"rope_scaling\": {\"type\": \"longrope\", \"short_factor\": [1.0], \"long_factor\": [2.0]}", "must have 48"},
+        {"phi3", PAIRS "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS ", \"original_max_position_embeddings\": 32}",
+         "'original_max_position_embeddings' is 4096, and 32 inside 'rope_scaling'"},
+        {"phi3", PAIRS "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS ", \"attention_factor\": 0}", "attention_factor"},
+        {"phi3", PAIRS "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS ", \"factor\": 0.5}", "factor"},
+        {"phi3", PAIRS "\"original_max_position_embeddings\": 1, \"rope_scaling\": {\"type\": \"longrope\", " FACTORS "}",
+         "rope_original_seq"},
         {"phi3", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "scaled"},
         {"phi3", "\"partial_rotary_factor\": 0.01", "rope_fraction"},
         {"phi3", "\"partial_rotary_factor\": 1.5", "above 0 and at most 1 (model.rope_fraction)"},

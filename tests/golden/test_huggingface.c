@@ -41,7 +41,7 @@ static const char *const names[] = {"gpt2-tied",       "gpt2-untied-sharded", "l
                                     "olmo-clipped",    "gemma2",              "gemma2-full",          "gemma3",
                                     "gemma3-capped",   "olmo3",               "olmo3-one-key",
                                     "smollm3",         "smollm3-windows",
-                                    "phi3",            "phi3-partial"};
+                                    "phi3",            "phi3-partial", "phi3-longrope"};
 enum { NAMES = sizeof names / sizeof *names, CLOSER = 19 }; /* from there on gradients agree to 1e-5 */
 
 /* The model_type of a folder. */
@@ -87,6 +87,7 @@ static void compare(const char *model, const char *name, double tolerance)
     double worst = 0.0, loss = 0.0;
     ok(qd_model_generator_open(&(qd_model_source){.path = model}, count, NULL, 1, &m));
     assert_int_equal(qd_generator_vocab(m.generator), vocab);
+    qd_generator_expect(m.generator, count);
     for (int64_t t = 0; t < count; t++) {
         double most = -1e30, sum = 0.0;
         ok(qd_generator_feed(m.generator, ids + t, 1));

@@ -146,7 +146,7 @@ static qd_status stage_value(load_state *state, const qd_yaml_leaf *leaf)
     option_value *value = &state->staged[index];
     if (leaf->kind == QD_YAML_NULL)
         return QD_FAIL(QD_USAGE, "%s: has no value; write one or remove the line", option->key);
-    if (leaf->kind == QD_YAML_LIST && option->type != QD_OPTION_INT_LIST)
+    if (leaf->kind == QD_YAML_LIST && option->type != QD_OPTION_INT_LIST && option->type != QD_OPTION_FLOAT_LIST)
         return QD_FAIL(QD_USAGE, "%s: is a list; it must be one value", option->key);
     QD_TRY(qd_option_value_parse(option, leaf->text, value));
     value->source = SOURCE_FILE;
@@ -392,6 +392,13 @@ int qd_options_int_list(const qd_options *options, const char *key, const int64_
 {
     const option_value *value = get(options, key, 1u << QD_OPTION_INT_LIST);
     *values = value->items;
+    return value->item_count;
+}
+
+int qd_options_float_list(const qd_options *options, const char *key, const double **values)
+{
+    const option_value *value = get(options, key, 1u << QD_OPTION_FLOAT_LIST);
+    *values = value->reals;
     return value->item_count;
 }
 

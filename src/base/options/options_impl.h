@@ -17,8 +17,9 @@ typedef struct option_value {
     bool truth;
     int choice;
     char *text; /* string, enum */
-    int64_t *items;
-    int item_count;
+    int64_t *items; /* list of integers */
+    double *reals;  /* list of numbers */
+    int item_count; /* of either */
     value_source source;
     bool left_out; /* omitted from saved configurations */
     char *origin; /* "file:line:column"; NULL for the other sources */

@@ -11,11 +11,13 @@ enum { DEFAULT_WIDTH = 100, LEAST_WIDTH = 50, HELP_COLUMN = 36 };
 static const char *const type_words[] = {
     [QD_OPTION_INT] = "integer", [QD_OPTION_FLOAT] = "number",  [QD_OPTION_BOOL] = "true or false",
     [QD_OPTION_STRING] = "text", [QD_OPTION_ENUM] = "one of: ", [QD_OPTION_INT_LIST] = "list of integers",
+    [QD_OPTION_FLOAT_LIST] = "list of numbers",
 };
 
 static const char *const placeholders[] = {
     [QD_OPTION_INT] = "N",       [QD_OPTION_FLOAT] = "X",   [QD_OPTION_BOOL] = "",
     [QD_OPTION_STRING] = "TEXT", [QD_OPTION_ENUM] = "WORD", [QD_OPTION_INT_LIST] = "N,N,…",
+    [QD_OPTION_FLOAT_LIST] = "X,X,…",
 };
 
 typedef struct option_list {

@@ -111,6 +111,12 @@ static bool parse_integer(const char *text, size_t length, int64_t *value)
     return parse_decimal(number, suffix ? 3 * (suffix - suffixes + 1) : 0, value);
 }
 
+static bool parse_number(const char *text, size_t length, double *value)
+{
+    char number[NUMBER_BYTES];
+    return copy_number(text, length, number) && parse_real(number, value);
+}
+
 static bool in_range(const qd_option *option, double value)
 {
     return option->least == option->most || (value >= option->least && value <= option->most);
@@ -218,27 +224,29 @@ static qd_status parse_text(const qd_option *option, const char *text, char **co
     return *copy ? QD_OK : QD_FAIL(QD_NO_MEMORY, "%s: no memory for its value", option->key);
 }
 
-static qd_status parse_list(const qd_option *option, const char *text, int64_t **items, int *count)
+static qd_status parse_list(const qd_option *option, const char *text, option_value *value)
 {
+    const bool whole = option->type == QD_OPTION_INT_LIST;
     int room = 1;
     for (const char *at = text; *at; at++)
         room += *at == ',';
     if (room > MOST_ITEMS)
         return QD_FAIL(QD_USAGE, "%s: has %d items; at most %d are allowed", option->key, room, MOST_ITEMS);
-    int64_t *list = calloc((size_t)room, sizeof *list);
-    if (!list)
+    int64_t *list = whole ? calloc((size_t)room, sizeof *list) : NULL;
+    double *reals = whole ? NULL : calloc((size_t)room, sizeof *reals);
+    if (!list && !reals)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory for %d items", option->key, room);
     int used = 0;
     qd_status status = QD_OK;
     if (text[strspn(text, " \t")] != '\0') {
         for (const char *at = text;; at++) {
             size_t length = strcspn(at, ",");
-            if (!parse_integer(at, length, &list[used])) {
-                status = QD_FAIL(QD_USAGE, "%s: '%.*s' is not a list of integers (for example 1,2,4)", option->key,
-                                 shown(text), text);
+            if (!(whole ? parse_integer(at, length, &list[used]) : parse_number(at, length, &reals[used]))) {
+                status = QD_FAIL(QD_USAGE, "%s: '%.*s' is not a list of %s", option->key, shown(text), text,
+                                 whole ? "integers (for example 1,2,4)" : "numbers (for example 1,1.5,4)");
                 break;
             }
-            if (!in_range(option, (double)list[used])) {
+            if (!in_range(option, whole ? (double)list[used] : reals[used])) {
                 status = out_of_range(option, text);
                 break;
             }
@@ -250,10 +258,12 @@ static qd_status parse_list(const qd_option *option, const char *text, int64_t *
     }
     if (status != QD_OK) {
         free(list);
+        free(reals);
         return status;
     }
-    *items = list;
-    *count = used;
+    value->items = list;
+    value->reals = reals;
+    value->item_count = used;
     return QD_OK;
 }
 
@@ -276,7 +286,6 @@ static bool parse_truth(const char *text, bool *value)
 qd_status qd_option_value_parse(const qd_option *option, const char *text, option_value *value)
 {
     option_value parsed = {.present = true};
-    char number[NUMBER_BYTES];
     switch (option->type) {
     case QD_OPTION_INT:
         if (!parse_integer(text, strlen(text), &parsed.integer))
@@ -286,7 +295,7 @@ qd_status qd_option_value_parse(const qd_option *option, const char *text, optio
             return out_of_range(option, text);
         break;
     case QD_OPTION_FLOAT:
-        if (!copy_number(text, strlen(text), number) || !parse_real(number, &parsed.real))
+        if (!parse_number(text, strlen(text), &parsed.real))
             return QD_FAIL(QD_USAGE, "%s: '%.*s' is not a number (for example 0.1 or 3e-3)", option->key, shown(text),
                            text);
         if (!in_range(option, parsed.real))
@@ -305,7 +314,8 @@ qd_status qd_option_value_parse(const qd_option *option, const char *text, optio
         QD_TRY(parse_text(option, text, &parsed.text));
         break;
     case QD_OPTION_INT_LIST:
-        QD_TRY(parse_list(option, text, &parsed.items, &parsed.item_count));
+    case QD_OPTION_FLOAT_LIST:
+        QD_TRY(parse_list(option, text, &parsed));
         break;
     }
     qd_option_value_free(value);
@@ -317,6 +327,7 @@ void qd_option_value_free(option_value *value)
 {
     free(value->text);
     free(value->items);
+    free(value->reals);
     free(value->origin);
     *value = (option_value){0};
 }
@@ -324,16 +335,20 @@ void qd_option_value_free(option_value *value)
 qd_status qd_option_value_copy(const option_value *from, option_value *to)
 {
     option_value copy = *from;
+    _Static_assert(sizeof *from->items == sizeof *from->reals, "one size for items of both kinds");
     size_t bytes = (size_t)(from->item_count > 0 ? from->item_count : 1) * sizeof *from->items;
     copy.text = from->text ? strdup(from->text) : NULL;
     copy.origin = from->origin ? strdup(from->origin) : NULL;
     copy.items = from->items ? malloc(bytes) : NULL;
-    if ((from->text && !copy.text) || (from->origin && !copy.origin) || (from->items && !copy.items)) {
+    copy.reals = from->reals ? malloc(bytes) : NULL;
+    if ((from->text && !copy.text) || (from->origin && !copy.origin) || (from->items && !copy.items) || (from->reals && !copy.reals)) {
         qd_option_value_free(&copy);
         return QD_FAIL(QD_NO_MEMORY, "no memory for a copy of the options");
     }
     if (copy.items)
         memcpy(copy.items, from->items, bytes);
+    if (copy.reals)
+        memcpy(copy.reals, from->reals, bytes);
     *to = copy;
     return QD_OK;
 }
@@ -383,9 +398,17 @@ void qd_option_value_print(const qd_option *option, const option_value *value, q
         print_text(value->text, out);
         break;
     case QD_OPTION_INT_LIST:
+    case QD_OPTION_FLOAT_LIST:
         qd_strbuf_puts(out, "[");
-        for (int i = 0; i < value->item_count; i++)
-            qd_strbuf_printf(out, "%s%" PRId64, i > 0 ? ", " : "", value->items[i]);
+        for (int i = 0; i < value->item_count; i++) {
+            qd_strbuf_puts(out, i > 0 ? ", " : "");
+            if (value->items) {
+                qd_strbuf_printf(out, "%" PRId64, value->items[i]);
+            } else {
+                qd_double_shortest(value->reals[i], number);
+                qd_strbuf_puts(out, number);
+            }
+        }
         qd_strbuf_puts(out, "]");
         break;
     }

@@ -163,7 +163,7 @@ static qd_status store_initial(void *context, int param, int64_t first, int64_t 
     return store_param(context, param, first, count, values);
 }
 
-qd_status qd_rope_fill(const qd_bound *bound)
+qd_status qd_rope_fill(const qd_bound *bound, int64_t length)
 {
     const qd_model *m = &bound->program->ledger->model;
     const qd_strategy *s = &bound->program->strategy;
@@ -175,7 +175,7 @@ qd_status qd_rope_fill(const qd_bound *bound)
     if (!table)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rotary table");
     for (int i = 0; i < qd_rope_tables(m); i++)
-        qd_rope_table(m, seq, i == 1, table + i * size);
+        qd_rope_table(m, seq, length > 0 ? length : seq, i == 1, table + i * size);
     qd_stream *stream = qd_device_compute_stream(bound->device);
     qd_status status = qd_copy(stream, qd_bound_kind(bound, QD_BUFFER_TABLE), table, bytes);
     if (status == QD_OK)
@@ -300,7 +300,7 @@ static qd_status build(qd_trainer *t, bool drawn)
     QD_TRY(take_memory(t));
     QD_TRY(qd_interpreter_create(t->bound, &t->interpreter));
     QD_TRY(build_evaluator(t));
-    QD_TRY(qd_rope_fill(t->bound));
+    QD_TRY(qd_rope_fill(t->bound, 0));
     if (drawn)
         QD_TRY(qd_initial_values(t->program, t->config.seed, device.threads, t->ahead, store_initial, t));
     else if (t->config.model.lora.rank > 0 && t->config.strategy.training)

@@ -65,8 +65,9 @@ qd_dispatched qd_trainer_dispatched(const qd_trainer *trainer);
 /* The sum over all ranks. Collective over `comm`, which contains all ranks. */
 qd_status qd_trainer_dispatched_all(const qd_trainer *trainer, qd_comm *comm, qd_dispatched *sum);
 uint64_t qd_trainer_seed(const qd_trainer *trainer);
-/* Fills the rotary table of a bound program; the model may have none. */
-qd_status qd_rope_fill(const qd_bound *bound);
+/* Fills the rotary table of a bound program, for sequences of this length; 0: those of the program.
+ * The model may have none. */
+qd_status qd_rope_fill(const qd_bound *bound, int64_t length);
 /* For tests: the program that the trainer interprets, to be changed before the first step. */
 qd_program *qd_trainer_program_mutable(qd_trainer *trainer);
 #endif

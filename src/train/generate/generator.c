@@ -27,6 +27,9 @@ struct qd_generator {
     const int32_t *next; /* tokens about to be fed */
     int64_t base; /* index in the sequence of the first token in the cache */
     int64_t past, context, vocab;
+    int64_t length; /* of the sequences that the rotary table, and the keys in the cache, are for */
+    int64_t least;  /* see qd_generator_expect */
+    int32_t *fed;   /* (context) rank 0: the tokens in the cache, if its keys may have to be rotated anew */
     float *logits; /* (vocab) */
     float *part;   /* those of this rank's tokens; logits itself if there is one rank */
     int64_t part_count;
@@ -152,12 +155,17 @@ static qd_status build(qd_generator *g, int64_t context)
 {
     const qd_config *c = qd_trainer_config(g->trainer);
     QD_TRY(qd_generation_context(c, &context));
-    g->context = context;
+    g->context = g->length = context;
     g->vocab = c->model.vocab;
     g->source = (qd_batch_source){.fill = fill, .context = g};
     QD_TRY(add_single(g));
     if (g->context >= PIECE)
         QD_TRY(add_pieces(g));
+    if (qd_rope_switches(&c->model, 1, context)) {
+        g->fed = malloc((size_t)context * sizeof *g->fed);
+        if (!g->fed)
+            return QD_FAIL(QD_NO_MEMORY, "no memory for %lld tokens", (long long)context);
+    }
     return share_logits(g);
 }
 
@@ -186,6 +194,7 @@ void qd_generator_destroy(qd_generator *g)
     if (g->part != g->logits)
         free(g->part);
     free(g->logits);
+    free(g->fed);
     free(g->segments);
     free(g->lists);
     free(g);
@@ -209,6 +218,11 @@ int64_t qd_generator_context(const qd_generator *g)
 int64_t qd_generator_position(const qd_generator *g)
 {
     return g->base + g->past;
+}
+
+void qd_generator_expect(qd_generator *g, int64_t length)
+{
+    g->least = length;
 }
 
 void qd_generator_forget(qd_generator *g, int64_t position)
@@ -237,6 +251,17 @@ static qd_status fetch_logits(qd_generator *g)
     return g->part == g->logits ? QD_OK : qd_comm_all_gather_v(world, g->part, g->logits, g->lists, QD_F32, NULL);
 }
 
+/* Sets the rotary tables for a sequence of this length. With longrope its frequencies depend on
+ * it. */
+static qd_status turn(qd_generator *g, int64_t length)
+{
+    if (!qd_rope_switches(&qd_trainer_config(g->trainer)->model, g->length, length))
+        return QD_OK;
+    g->length = length;
+    QD_TRY(qd_side_program_turn(g->bound, length));
+    return g->pieces.bound ? qd_side_program_turn(g->pieces.bound, length) : QD_OK;
+}
+
 /* Collective: the same tokens on all ranks, one piece of them or a single one. */
 static qd_status run_pass(qd_generator *g, const int32_t *tokens, int64_t count)
 {
@@ -251,14 +276,14 @@ static qd_status run_pass(qd_generator *g, const int32_t *tokens, int64_t count)
 }
 
 /* What rank 0 tells the others: how many tokens to feed (0: the end), how many are in the cache,
- * and which. */
-enum { COUNT, PAST, TOKENS, ORDER = TOKENS + PIECE };
+ * how many there will be after the last piece, and which. */
+enum { COUNT, PAST, LENGTH, TOKENS, ORDER = TOKENS + PIECE };
 
 /* Rank 0 announces a pass. */
 static qd_status announce(qd_generator *g, const int32_t *tokens, int64_t count)
 {
     qd_comm *world = qd_trainer_world(g->trainer);
-    int64_t order[ORDER] = {[COUNT] = count, [PAST] = g->past};
+    int64_t order[ORDER] = {[COUNT] = count, [PAST] = g->past, [LENGTH] = g->length};
     if (qd_comm_size(world) == 1)
         return QD_OK;
     for (int64_t i = 0; i < count; i++)
@@ -271,6 +296,17 @@ qd_status qd_generator_feed(qd_generator *g, const int32_t *tokens, int64_t coun
     if (count > qd_generator_room(g))
         return QD_FAIL(QD_USAGE, "%lld tokens do not fit: %lld of the context of %lld are used", (long long)count,
                        (long long)g->past, (long long)g->context);
+    if (g->fed) {
+        const int64_t all = g->past + count, length = all > g->least ? all : g->least;
+        memcpy(g->fed + g->past, tokens, (size_t)count * sizeof *tokens);
+        tokens = g->fed + g->past;
+        if (qd_rope_switches(&qd_trainer_config(g->trainer)->model, g->length, length)) {
+            tokens = g->fed; /* the keys in the cache have been rotated for the other length */
+            count = all;
+            g->past = 0;
+        }
+        QD_TRY(turn(g, length));
+    }
     for (int64_t done = 0; done < count;) {
         int64_t rows = g->piece.interpreter && count - done >= PIECE ? PIECE : 1;
         QD_TRY(announce(g, tokens + done, rows));
@@ -290,6 +326,7 @@ static qd_status follow(qd_generator *g)
         if (order[COUNT] == 0)
             return QD_OK;
         g->past = order[PAST];
+        QD_TRY(turn(g, order[LENGTH]));
         for (int64_t i = 0; i < order[COUNT]; i++)
             tokens[i] = (int32_t)order[TOKENS + i];
         QD_TRY(run_pass(g, tokens, order[COUNT]));

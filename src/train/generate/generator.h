@@ -37,6 +37,10 @@ qd_status qd_generator_lead(qd_generator *generator, qd_status (*work)(void *con
  * QD_NOT_FINITE if the logits after the last one are not finite: there is nothing to sample
  * from. */
 qd_status qd_generator_feed(qd_generator *generator, const int32_t *tokens, int64_t count);
+/* On rank 0: the sequence counts as at least this long, where results depend on its length
+ * (longrope): logits of its first tokens are then those of a pass over all of it. 0: as long as it
+ * is. */
+void qd_generator_expect(qd_generator *generator, int64_t length);
 /* Clears the context. The token that is fed next has index `position` in the sequence. */
 void qd_generator_forget(qd_generator *generator, int64_t position);
 /* Rank 0: logits (vocab) after the last token that was fed; valid until the next call. */

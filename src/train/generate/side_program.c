@@ -4,10 +4,10 @@
 #include <string.h>
 
 /* Where the programs have another number of positions, the rotary table is not shared. */
-static qd_status fill_own_table(const qd_bound *bound)
+qd_status qd_side_program_turn(const qd_bound *bound, int64_t length)
 {
     int table = bound->program->persistent[QD_BUFFER_TABLE];
-    return table >= 0 && !bound->borrowed[table] ? qd_rope_fill(bound) : QD_OK;
+    return table >= 0 && !bound->borrowed[table] ? qd_rope_fill(bound, length) : QD_OK;
 }
 
 qd_status qd_side_program_open(qd_trainer *trainer, const qd_bound *share, const qd_config *config, qd_side_program *side)
@@ -17,7 +17,7 @@ qd_status qd_side_program_open(qd_trainer *trainer, const qd_bound *share, const
     QD_TRY(qd_arena_create(&side->arena));
     QD_TRY(qd_config_build(config, qd_comm_rank(world), side->arena, &side->program));
     QD_TRY(qd_bind(side->program, qd_trainer_device(trainer), world, qd_trainer_data(trainer), share, &side->bound));
-    QD_TRY(fill_own_table(side->bound));
+    QD_TRY(qd_side_program_turn(side->bound, 0));
     return qd_interpreter_create(side->bound, &side->interpreter);
 }
 

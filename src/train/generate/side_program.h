@@ -17,4 +17,7 @@ typedef struct qd_side_program {
  * also if opening it failed. */
 qd_status qd_side_program_open(qd_trainer *trainer, const qd_bound *share, const qd_config *config, qd_side_program *side);
 void qd_side_program_close(qd_side_program *side);
+/* Fills the rotary table for sequences of this length (qd_rope_fill), unless it is shared: then the
+ * other program's is the one to fill. */
+qd_status qd_side_program_turn(const qd_bound *bound, int64_t length);
 #endif

@@ -19,6 +19,17 @@ static void put_list(const qd_options *options, const char *key, qd_strbuf *text
         qd_strbuf_printf(text, "%s%lld", i ? "," : "", (long long)values[i]);
 }
 
+static void put_real_list(const qd_options *options, const char *key, qd_strbuf *text)
+{
+    char number[QD_DOUBLE_TEXT];
+    const double *values;
+    int count = qd_options_float_list(options, key, &values);
+    for (int i = 0; i < count; i++) {
+        qd_double_shortest(values[i], number);
+        qd_strbuf_printf(text, "%s%s", i ? "," : "", number);
+    }
+}
+
 static void put_value(const qd_options *options, const qd_option *option, qd_strbuf *text)
 {
     char number[QD_DOUBLE_TEXT];
@@ -32,6 +43,7 @@ static void put_value(const qd_options *options, const qd_option *option, qd_str
     case QD_OPTION_STRING:
     case QD_OPTION_ENUM: qd_strbuf_puts(text, qd_options_string(options, option->key)); break;
     case QD_OPTION_INT_LIST: put_list(options, option->key, text); break;
+    case QD_OPTION_FLOAT_LIST: put_real_list(options, option->key, text); break;
     }
 }
 

@@ -136,7 +136,7 @@ static void rope(evaluation *e, const qd_decl_op *op, const double *x, double *y
     int64_t cols = width(e, op->x);
     int half = qd_rope_dims(m) / 2;
     float *table = calloc((size_t)(e->r->seq * m->head_dim), sizeof *table);
-    qd_rope_table(m, e->r->seq, op->local, table);
+    qd_rope_table(m, e->r->seq, e->r->seq, op->local, table);
     memcpy(y, x, (size_t)(e->rows * cols) * sizeof *y);
     for (int64_t t = 0; t < e->rows; t++)
         for (int h = 0; h < m->heads + m->kv_heads; h++)
@@ -166,7 +166,7 @@ static void latent_qkv(evaluation *e, const qd_decl_op *op, const double *x, dou
     const double *kv = e->value[op->y], *k_rope = e->value[op->z];
     int64_t cols = width(e, op->out), q = width(e, op->x), nope = m->qk_nope_head_dim, pair = nope + m->v_head_dim;
     float *table = calloc((size_t)(e->r->seq * m->qk_rope_head_dim), sizeof *table);
-    qd_rope_table(m, e->r->seq, false, table);
+    qd_rope_table(m, e->r->seq, e->r->seq, false, table);
     for (int64_t t = 0; t < e->rows; t++)
         for (int64_t h = 0; h < m->heads; h++) {
             double *query = y + t * cols + h * m->head_dim, *key = query + q, *value = y + t * cols + 2 * q + h * m->v_head_dim;

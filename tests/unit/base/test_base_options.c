@@ -55,6 +55,7 @@ static const qd_option config[] = {
      .choices = "none|selective|full",
      .help = "what is recomputed in the backward pass"},
     {.key = "parallel.layers", .type = QD_OPTION_INT_LIST, .least = 1, .most = 1000, .help = "layers of each stage"},
+    {.key = "model.factors", .type = QD_OPTION_FLOAT_LIST, .least = 0.5, .most = 64, .help = "a factor for each pair"},
     {.key = "model.layers", .type = QD_OPTION_INT, .fallback = "2", .least = 1, .most = 1000, .help = "blocks"},
 };
 static const qd_option command[] = {
@@ -123,7 +124,8 @@ static void reads_yaml(void **state)
                                    "parallel:\n"
                                    "  sp: yes\n"
                                    "  recompute: 'full'\n"
-                                   "  layers: [1, 20, 3]\n"),
+                                   "  layers: [1, 20, 3]\n"
+                                   "model.factors: [1, 1.5e0, 0.7]\n"),
                      QD_OK);
     assert_string_equal(qd_options_string(options, "model.preset"), "llama-tiny");
     assert_true(qd_options_float(options, "model.rope.base") == 5e5);
@@ -133,6 +135,13 @@ static void reads_yaml(void **state)
     assert_int_equal(qd_options_enum(options, "parallel.recompute"), 2);
     assert_int_equal(qd_options_int_list(options, "parallel.layers", &layers), 3);
     assert_int_equal(layers[1], 20);
+    const double *factors;
+    assert_int_equal(qd_options_float_list(options, "model.factors", &factors), 3);
+    assert_true(factors[0] == 1.0 && factors[1] == 1.5 && factors[2] == 0.7);
+    assert_int_equal(qd_options_set(options, "model.factors", "1,0.4"), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "model.factors"));
+    assert_int_equal(qd_options_set(options, "model.factors", "1,two"), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "is not a list of numbers"));
     assert_true(qd_options_is_set(options, "train.lr"));
     assert_string_equal(qd_options_origin(options, "train.lr"), "run.yaml:4:7");
     qd_options_destroy(options);
@@ -401,6 +410,7 @@ static void saves_and_reads_back(void **state)
         assert_int_equal(qd_options_set(options, "model.preset", texts[i]), QD_OK);
         assert_int_equal(qd_options_set(options, "train.lr", rate), QD_OK);
         assert_int_equal(qd_options_set(options, "parallel.layers", i % 2 ? "1,2,3" : ""), QD_OK);
+        assert_int_equal(qd_options_set(options, "model.factors", i % 2 ? "" : "0.7,1e1"), QD_OK);
         assert_int_equal(qd_options_set(options, "parallel.recompute", "selective"), QD_OK);
         assert_int_equal(qd_options_set(options, "json", "true"), QD_OK);
         assert_int_equal(qd_options_save(options, path), QD_OK);
@@ -408,7 +418,10 @@ static void saves_and_reads_back(void **state)
         assert_string_equal(qd_options_string(again, "model.preset"), texts[i]);
         assert_true(qd_options_float(again, "train.lr") == strtod(rate, NULL));
         const int64_t *layers;
+        const double *factors;
         assert_int_equal(qd_options_int_list(again, "parallel.layers", &layers), i % 2 ? 3 : 0);
+        assert_int_equal(qd_options_float_list(again, "model.factors", &factors), i % 2 ? 0 : 2);
+        assert_true(i % 2 || (factors[0] == 0.7 && factors[1] == 10.0));
         assert_false(qd_options_bool(again, "json")); /* belongs to the command */
         char *first, *second;
         assert_int_equal(qd_options_to_yaml(options, &first), QD_OK);
@@ -422,7 +435,7 @@ static void saves_and_reads_back(void **state)
     qd_options *options = fresh();
     char *text;
     assert_int_equal(qd_options_to_yaml(options, &text), QD_OK);
-    assert_string_equal(text, "model:\n  preset: \"\"\n  rope:\n    base: 10000\n  layers: 2\n"
+    assert_string_equal(text, "model:\n  preset: \"\"\n  rope:\n    base: 10000\n  factors: []\n  layers: 2\n"
                               "train:\n  steps: 100\n  lr: 0.003\n"
                               "parallel:\n  tp: 1\n  dp: -1\n  sp: false\n  recompute: none\n  layers: []\n");
     free(text);

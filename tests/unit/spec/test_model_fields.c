@@ -21,7 +21,10 @@
 
 static size_t size_of(const qd_model_field *f)
 {
-    return f->kind == QD_FIELD_FLAG ? sizeof(bool) : f->kind == QD_FIELD_INT || f->kind == QD_FIELD_ENUM ? sizeof(int) : 8;
+    return f->kind == QD_FIELD_FLAG                                   ? sizeof(bool)
+           : f->kind == QD_FIELD_INT || f->kind == QD_FIELD_ENUM ? sizeof(int)
+           : f->kind == QD_FIELD_LIST                            ? sizeof(qd_number_list)
+                                                                 : 8;
 }
 
 static size_t group_length(const qd_model_field *f)
@@ -44,7 +47,7 @@ static void rows_cover_the_model(void **state)
         if (group_length(f) != group)
             at = aligned(at, 8);
         group = group_length(f);
-        at = aligned(at, size_of(f));
+        at = aligned(at, size_of(f) > 8 ? 8 : size_of(f));
         if (f->offset != at)
             fail_msg("%s is at %zu, but what the table has before it ends at %zu", f->member, f->offset, at);
         at += size_of(f);
@@ -58,7 +61,9 @@ static qd_model full(const qd_model_field *f)
     qd_model m = qd_model_default(QD_ARCH_LLAMA);
     m.moe.experts = 8;
     m.window = 16;
-    m.rope.scaling = f->when == QD_WHEN_YARN ? QD_ROPE_YARN : QD_ROPE_LLAMA3;
+    m.rope.scaling = f->when == QD_WHEN_YARN                                      ? QD_ROPE_YARN
+                     : f->when == QD_WHEN_LONGROPE || f->when == QD_WHEN_LENGTHS ? QD_ROPE_LONG
+                                                                                  : QD_ROPE_LLAMA3;
     m.qk_norm = f->when == QD_WHEN_QK_NORM;
     m.moe.shared = 1;
     m.activation = f->when == QD_WHEN_CLAMPED ? QD_ACT_SWIGLU_CLAMPED : m.activation;
@@ -69,7 +74,10 @@ static qd_model full(const qd_model_field *f)
 /* Another value, within the limits of the option if there is one. */
 static void change(const qd_model_field *f, qd_model *m)
 {
-    if (f->kind == QD_FIELD_REAL)
+    static const double numbers[] = {1.0, 1e-6, 0.1};
+    if (f->kind == QD_FIELD_LIST)
+        assert_true(qd_field_set_list(f, numbers, qd_field_list(f, m)->count == 3 ? 2 : 3, m));
+    else if (f->kind == QD_FIELD_REAL)
         qd_field_set_real(f, qd_field_real(f, m) == f->option.least ? f->option.most : f->option.least, m);
     else if (f->kind == QD_FIELD_INT || f->kind == QD_FIELD_SIZE)
         qd_field_set_whole(f, qd_field_whole(f, m) == (int64_t)f->option.most ? (int64_t)f->option.least : (int64_t)f->option.most, m);
@@ -114,14 +122,15 @@ static void presets_state_every_field(void **state)
     EACH_FIELD(f) {
         qd_model m = full(f), other = m;
         const char *key = qd_field_preset(f), *point = strchr(key, '.');
-        const char *quote = f->kind == QD_FIELD_ENUM ? "\"" : "";
-        char value[QD_FIELD_TEXT], text[256], outer[64] = "";
+        const bool list = f->kind == QD_FIELD_LIST;
+        const char *quote = f->kind == QD_FIELD_ENUM ? "\"" : "", *open = list ? "[" : quote, *close = list ? "]" : quote;
+        char value[QD_FIELD_TEXT], text[QD_FIELD_TEXT + 256], outer[64] = "";
         qd_json *document;
         change(f, &m);
         qd_field_text(f, &m, value);
         if (point)
             snprintf(outer, sizeof outer, "\"%.*s\": {", (int)(point - key), key);
-        snprintf(text, sizeof text, "{%s\"%s\": %s%s%s%s}", outer, point ? point + 1 : key, quote, value, quote, point ? "}" : "");
+        snprintf(text, sizeof text, "{%s\"%s\": %s%s%s%s}", outer, point ? point + 1 : key, open, value, close, point ? "}" : "");
         ok(qd_json_load_text("preset", text, strlen(text), &document));
         ok(qd_model_read(document, qd_json_root(document), &other));
         qd_json_destroy(document);
@@ -166,7 +175,7 @@ static bool option_counts(const qd_model_field *f, const char *words)
 {
     static const char *const values[] = {"true", "false", "1",      "2",       "3",     "8",     "64",       "0.5",    "1024",
                                          "gpt2", "llama3", "sigmoid", "batch", "least", "gelu_tanh", "linear", "mistral",
-                                         "width"};
+                                         "width", "1,2.5,3"};
     qd_options *before = layout_options(words);
     qd_model plain = resolved(before);
     bool found = false;
@@ -199,8 +208,43 @@ static void options_go_through_the_saved_configuration(void **state)
         if (f->option.key && !option_counts(f, "model.qkv_bias=false") && !option_counts(f, experts) &&
             !option_counts(f, "model.rope_scaling=yarn model.window=16") && !option_counts(f, "model.qk_norm=true") &&
             !option_counts(f, "model.experts=16 model.shared_experts=2") && !option_counts(f, "model.activation=swiglu_clamped") &&
-            !option_counts(f, "model.arch=deepseek"))
+            !option_counts(f, "model.arch=deepseek") &&
+            !option_counts(f, "model.rope_scaling=longrope model.head_dim=6 model.rope_short_factor=2,2,2 model.rope_long_factor=1,1,1"))
             fail_msg("%s changes no model", f->option.key);
+}
+
+/* Lists that do not fit the model are refused by name. */
+static void lists_have_limits(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"model.rope_scaling=longrope", "model.rope_short_factor has 0 numbers"},
+        {"model.rope_scaling=longrope model.head_dim=6 model.rope_short_factor=1,2,3", "model.rope_long_factor has 0 numbers"},
+        {"model.rope_scaling=longrope model.head_dim=8 model.rope_fraction=0.75 model.rope_short_factor=1,2,3,4",
+         "needs 3, one for each pair of rotated elements"},
+        {"model.rope_scaling=longrope model.head_dim=2 model.rope_short_factor=1 model.rope_long_factor=1 model.rope_original_seq=1",
+         "model.rope_original_seq is 1"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qd_options *options = layout_options(rows[i][0]);
+        qd_config config;
+        assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
+        if (!strstr(qd_error_message(), rows[i][1]))
+            fail_msg("%s: %s", rows[i][0], qd_error_message());
+        qd_options_destroy(options);
+    }
+    qd_options *options = layout_options("");
+    qd_config config;
+    char text[2 * (QD_NUMBERS_MOST + 1)] = "1";
+    for (int i = 0; i < QD_NUMBERS_MOST; i++)
+        memcpy(text + 1 + 2 * i, ",1", 3);
+    ok(qd_options_set(options, "model.rope_long_factor", text));
+    assert_int_equal(qd_config_resolve(options, 0, &config), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "model.rope_long_factor has 129 numbers"));
+    assert_int_equal(qd_options_set(options, "model.rope_long_factor", "1,,2"), QD_USAGE);
+    assert_int_equal(qd_options_set(options, "model.rope_long_factor", "1,2e9"), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "from 1e-06 to 1e+06"));
+    qd_options_destroy(options);
 }
 
 /* The configuration that an earlier version wrote for deepseek-tiny is read as the same model, and
@@ -352,6 +396,7 @@ int main(void)
         cmocka_unit_test(texts_are_read_back),
         cmocka_unit_test(presets_state_every_field),
         cmocka_unit_test(options_go_through_the_saved_configuration),
+        cmocka_unit_test(lists_have_limits),
         cmocka_unit_test(older_folders_are_read),
         cmocka_unit_test(linear_bias_sets_both),
         cmocka_unit_test(biases_are_counted),
