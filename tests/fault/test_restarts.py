@@ -139,7 +139,48 @@ class Restarts(program.ProgramTest):
     @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
     def test_refused_under_mpirun(self):
         result = self.run_program(*self.small("--restarts", "2", "run.dir=run"), launcher=[program.MPIRUN, "--oversubscribe", "-n", "2"])
-        self.assertIn("run.restarts restarts local ranks, and mpirun started these", result.stderr)
+        self.assertIn("run.restarts is for the process that starts the ranks, and mpirun started these", result.stderr)
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_ranks_of_a_command(self):
+        """run.launcher: mpirun ends all ranks when one is killed; the run goes on by itself."""
+        run = ["train.global_batch=6", "train.steps=60", "run.save_every=10"]
+        command = f"run.launcher={program.MPIRUN} --oversubscribe -n 3"
+        self.ok(self.run_program(*self.small(*run, "run.dir=whole", "parallel.ranks=3")))
+        with open(self.path("output"), "w", encoding="utf-8") as output, subprocess.Popen(
+                [program.PROGRAM, *self.small(*run, "run.dir=run", "--restarts", "3", command)], cwd=self.folder,
+                stdout=output, stderr=subprocess.PIPE, text=True) as supervisor:
+            self.addCleanup(supervisor.kill)
+            self.assertTrue(program.wait_until(lambda: self.steps_done("run") >= 15 or supervisor.poll() is not None, 60))
+            ranks = [pid for pid in program.processes(self.corpus) if program.is_mpi_rank(pid)]
+            self.assertEqual(len(ranks), 3)
+            os.kill(ranks[1], signal.SIGKILL)
+            errors = supervisor.communicate(timeout=90)[1]
+        self.assertEqual(supervisor.returncode, 0, errors)
+        self.assertEqual(self.numbers("run"), self.numbers("whole"))
+        self.assertEqual(self.weights("run"), self.weights("whole"))
+        events = [(line["event"], line.get("resumes")) for line in self.journal("run")]
+        self.assertEqual(events, [("failure", None), ("restart", True)])
+        self.assertEqual(program.processes(self.corpus), [])
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_command_that_is_stopped_or_refused(self):
+        mpirun = f"run.launcher={program.MPIRUN} --oversubscribe -n 2"
+        with subprocess.Popen([program.PROGRAM, *self.small("train.steps=100M", "run.dir=run", "--restarts", "5", mpirun)],
+                              cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            self.addCleanup(run.kill)
+            self.assertTrue(program.wait_until(lambda: self.steps_done("run") > 2, 60))
+            run.send_signal(signal.SIGTERM)
+            errors = run.communicate(timeout=60)[1]
+        self.assertEqual(run.returncode, 75, errors)
+        self.assertFalse(os.path.exists(self.path("run/restarts.jsonl")))
+        # What no restart can help is not tried again.
+        result = self.run_program(*self.small("train.steps=5", "run.dir=other", "--restarts", "5", mpirun, "parallel.tp=5"))
+        self.assertEqual(result.returncode, 2, result.stderr)
+        result = self.run_program(*self.small("run.dir=other", "--restarts", "5", "run.launcher=no-such-command"))
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("run.launcher: 'no-such-command' cannot be run\n", result.stderr)
+        self.one_line(self.run_program(*self.small("run.dir=other", mpirun)), 2, "run.restarts")
 
 
 if __name__ == "__main__":

@@ -112,16 +112,27 @@ def processes(mark):
     return found
 
 
-def rank_of(pid):
-    """Rank of a local rank's process; None for a launcher or a process that has exited."""
+def variable_of(pid, name):
+    """A variable in the environment of a process; None: it is not set, or the process has exited."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             for item in file.read().split(b"\0"):
-                if item.startswith(b"QUADRILLE_RANK="):
-                    return int(item.split(b"=")[1])
+                if item.startswith(name.encode() + b"="):
+                    return item.split(b"=", 1)[1].decode()
     except OSError:
         pass
     return None
+
+
+def rank_of(pid):
+    """Rank of a local rank's process; None for a launcher or a process that has exited."""
+    rank = variable_of(pid, "QUADRILLE_RANK")
+    return None if rank is None else int(rank)
+
+
+def is_mpi_rank(pid):
+    """Whether mpirun started the process."""
+    return variable_of(pid, "OMPI_COMM_WORLD_RANK") is not None or variable_of(pid, "PMI_RANK") is not None
 
 
 def shared_files():

@@ -253,8 +253,12 @@ static const qd_option options_table[] = {
      "if replicas differ, stop: the run ends and names the rank; heal: of three or more, the rank that the majority contradicts gets "
      "the tensors of the others",
      NULL},
+    {"run.launcher", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run.restarts: the command that starts the ranks on several machines, such as 'mpirun -n 16 --host a:8,b:8' or 'srun --mpi=pmix'; "
+     "the program and its arguments follow it",
+     NULL},
     {"run.restarts", QD_OPTION_INT, "0", 0, 1e6, NULL,
-     "how often local ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
+     "how often ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
      "journal",
      "restarts"},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
@@ -589,6 +593,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->restarts = qd_options_int(o, "run.restarts");
     if (c->restarts > 0 && !c->save)
         return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
+    c->launcher = qd_options_string(o, "run.launcher");
+    if (c->launcher[0] != '\0' && c->restarts == 0)
+        return QD_FAIL(QD_USAGE, "run.launcher is for runs that restart: set run.restarts, or call '%s quadrille train ...'", c->launcher);
     c->weights = qd_options_string(o, "run.weights");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     QD_TRY(qd_spikes_resolve(o, c));

@@ -80,7 +80,8 @@ typedef struct qd_config {
     bool resume;
     int64_t check_replicas; /* steps between comparisons of replicas; 0: none */
     bool heal;           /* replicas that differ are repaired from the majority */
-    int64_t restarts;    /* of local ranks after a failure */
+    int64_t restarts;    /* of ranks after a failure */
+    const char *launcher; /* the command that starts them; "": they are local */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
     qd_spike_config spikes;

@@ -265,9 +265,9 @@ static qd_status check_world(const place *p, bool mpi, int64_t restarts)
                        p->starter, p->size, p->size);
     if (restarts > 0)
         return QD_FAIL(QD_USAGE,
-                       "run.restarts restarts local ranks, and %s started these: leave it out and start the command again with --resume "
-                       "(docs/operations.md)",
-                       p->starter);
+                       "run.restarts is for the process that starts the ranks, and %s started these: call quadrille train once, with "
+                       "run.launcher='%s ...' (docs/operations.md)",
+                       p->starter, p->starter);
     if (!qd_mpi_built())
         return QD_FAIL(QD_UNSUPPORTED,
                        "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library "
@@ -428,6 +428,11 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summary, const qd_train_observer *observer)
 {
+    if (qd_options_string(run->options, "run.launcher")[0] != '\0') {
+        QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
+        QD_TRY(qd_run_resume_check(&run->config));
+        return qd_launch_restarting(run, argv, observer); /* rank 0 shows the run */
+    }
     QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1, supervised = c->restarts > 0;
@@ -455,7 +460,7 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     qd_train_observer own;
     qd_status status;
     QD_TRY(take_observer(observer, &own));
-    bool mpi = p.role != ROLE_LOCAL_RANK &&
+    bool mpi = p.role != ROLE_LOCAL_RANK && qd_options_string(options, "run.launcher")[0] == '\0' &&
                (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&train_called, 1);
     atomic_store(&failure_told, 0);

@@ -58,6 +58,10 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped
 /* The same, and starts the ranks again after a failure, up to run.restarts times. Changes the
  * configuration of `run`. */
 qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer);
+/* Starts the ranks with run.launcher, which ends when all have ended. *stopped: as above. */
+qd_status qd_launch_command(const qd_run *run, char *const *argv, int *stopped);
+/* The last step in metrics.jsonl; -1: none. */
+int64_t qd_launch_last_step(const qd_config *config);
 /* Ranks as threads of this process; with one rank, this thread. */
 qd_status qd_launch_threads(const qd_run *run);
 #endif

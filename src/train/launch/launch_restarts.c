@@ -1,4 +1,4 @@
-/* Restarts local ranks after a failure (run.restarts): decides from the status whether a restart
+/* Restarts ranks after a failure (run.restarts): decides from the status whether a restart
  * can help, continues from the newest intact checkpoint, and keeps a journal in the run folder.
  *
  * The launcher stays, so that signals, output and the observer are those of one run; only the ranks
@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/text/json_writer.h"
+#include "data/files.h"
 #include "train/run/run_state.h"
 
 #include <stdio.h>
@@ -80,7 +81,8 @@ static void end_line(keeper *k, qd_json_writer *w)
     qd_json_end(w);
     qd_json_newline(w);
     qd_error_keep(&record);
-    if (k->journal.failed || qd_run_path(&k->run->config, QD_JOURNAL_FILE, path) != QD_OK ||
+    if (k->journal.failed || qd_folder_make(k->run->config.run_dir) != QD_OK ||
+        qd_run_path(&k->run->config, QD_JOURNAL_FILE, path) != QD_OK ||
         qd_file_replace(path, k->journal.data, k->journal.length) != QD_OK) {
         if (k->observer->on_note)
             k->observer->on_note(k->observer->context, qd_error_message());
@@ -215,12 +217,14 @@ static qd_status prepare_again(keeper *k, qd_options **options, bool *complete)
 {
     qd_options *next = NULL;
     qd_run_summary summary = {0};
+    const bool command = k->run->config.launcher[0] != '\0';
     QD_TRY(next_options(k, &next));
     *complete = !next;
     if (*complete)
         return QD_OK;
     k->run->options = next;
-    qd_status status = qd_run_prepare_local(k->run, NULL, &summary);
+    qd_status status = command ? qd_run_prepare(next, 0, k->run->stop, &k->run->config, &summary)
+                               : qd_run_prepare_local(k->run, NULL, &summary);
     qd_options_destroy(*options);
     *options = next;
     if (status != QD_OK)
@@ -243,7 +247,10 @@ static qd_status run_attempts(keeper *k, char *const *argv, qd_options **options
         if (status != QD_OK || complete)
             return status;
         k->run->observer = &k->passed;
-        status = qd_launch_processes(k->run, argv, &stopped);
+        const bool command = k->run->config.launcher[0] != '\0';
+        status = (command ? qd_launch_command : qd_launch_processes)(k->run, argv, &stopped);
+        if (command)
+            k->step = qd_launch_last_step(&k->run->config);
         if (status == QD_OK || stopped != 0 || qd_ended_in_order(status))
             return status;
         record_failure(k, status);
