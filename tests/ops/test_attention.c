@@ -12,10 +12,11 @@ typedef struct attention_case {
     int heads, kv_heads, head_dim;
     qd_dtype dtype;
     bool documents;
-    bool fused;     /* q, k, v are views of one buffer (rows, (heads + 2 * kv_heads) * head_dim) */
+    bool fused;     /* q, k, v are views of one buffer with rows of their heads side by side */
     double spread;  /* of queries and keys: large values make the softmax sharp; 0 means 1 */
     int64_t window; /* 0: none */
     double softcap, scale; /* 0: none; 1 / sqrt(head_dim) */
+    int v_dim;             /* of values; 0: head_dim */
 } attention_case;
 
 /* Forward and backward share the layout; the forward pass omits the last tensors. With `fused`, Q
@@ -31,20 +32,28 @@ static void describe(const void *p, char *text, size_t size)
     size_t used = strlen(text);
     if (c->window || c->softcap > 0 || c->scale > 0)
         snprintf(text + used, size - used, " W%lld cap %g scale %g", (long long)c->window, c->softcap, c->scale);
+    used = strlen(text);
+    if (c->v_dim)
+        snprintf(text + used, size - used, " V%d", c->v_dim);
 }
 
 typedef struct layout {
-    int64_t rows, q, kv, q_stride, kv_stride, k_at, v_at; /* widths, strides, offsets of k and v when fused */
+    int64_t rows, q, k, v, o, q_stride, k_stride, v_stride, k_at, v_at; /* widths, strides, offsets of k and v when fused */
+    int v_dim;
     float scale;
 } layout;
 
 static layout layout_of(const attention_case *c)
 {
-    layout l = {.rows = c->batch * c->seq, .q = c->heads * c->head_dim, .kv = c->kv_heads * c->head_dim};
-    l.q_stride = c->fused ? l.q + 2 * l.kv : l.q;
-    l.kv_stride = c->fused ? l.q_stride : l.kv;
+    layout l = {.rows = c->batch * c->seq, .q = c->heads * c->head_dim, .k = c->kv_heads * c->head_dim};
+    l.v_dim = qd_attention_v_dim(c->head_dim, c->v_dim);
+    l.v = c->kv_heads * l.v_dim;
+    l.o = c->heads * l.v_dim;
+    l.q_stride = c->fused ? l.q + l.k + l.v : l.q;
+    l.k_stride = c->fused ? l.q_stride : l.k;
+    l.v_stride = c->fused ? l.q_stride : l.v;
     l.k_at = c->fused ? l.q : 0;
-    l.v_at = c->fused ? l.q + l.kv : 0;
+    l.v_at = c->fused ? l.q + l.k : 0;
     l.scale = (float)(c->scale > 0 ? c->scale : 1 / sqrt(c->head_dim));
     return l;
 }
@@ -56,15 +65,15 @@ static int list(const attention_case *c, ops_tensor *t, bool backward)
     ops_role gradient = backward ? OPS_OUT : OPS_ABSENT;
     double spread = c->spread > 0 ? c->spread : 1, floor = 0.1; /* dq and dk of the first row are 0 except for rounding */
     t[Q] = (ops_tensor){"q", OPS_IN, c->dtype, l.rows, l.q_stride, 0, spread, 0, 0, false, 0, 0};
-    t[K] = (ops_tensor){"k", apart, c->dtype, l.rows, l.kv, 0, spread, 0, 0, false, 0, 0};
-    t[V] = (ops_tensor){"v", apart, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
-    t[O] = (ops_tensor){"o", given, c->dtype, l.rows, l.q, 0, 0, 0, 0, false, 0, 0};
+    t[K] = (ops_tensor){"k", apart, c->dtype, l.rows, l.k, 0, spread, 0, 0, false, 0, 0};
+    t[V] = (ops_tensor){"v", apart, c->dtype, l.rows, l.v, 0, 0, 0, 0, false, 0, 0};
+    t[O] = (ops_tensor){"o", given, c->dtype, l.rows, l.o, 0, 0, 0, 0, false, 0, 0};
     t[LSE] = (ops_tensor){"lse", given, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0.1};
     t[DOC] = (ops_tensor){"doc_start", c->documents ? OPS_IN : OPS_ABSENT, QD_I32, 1, l.rows, 0, 0, 0, 0, false, 0, 0};
-    t[DO] = (ops_tensor){"d_o", backward ? OPS_IN : OPS_ABSENT, c->dtype, l.rows, l.q, 0, 0, 0, 0, false, 0, 0};
+    t[DO] = (ops_tensor){"d_o", backward ? OPS_IN : OPS_ABSENT, c->dtype, l.rows, l.o, 0, 0, 0, 0, false, 0, 0};
     t[DQ] = (ops_tensor){"dq", gradient, c->dtype, l.rows, l.q_stride, 0, 0, 0, 0, false, 0, floor};
-    t[DK] = (ops_tensor){"dk", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, floor};
-    t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.kv, 0, 0, 0, 0, false, 0, 0};
+    t[DK] = (ops_tensor){"dk", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.k, 0, 0, 0, 0, false, 0, floor};
+    t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.v, 0, 0, 0, 0, false, 0, 0};
     ops_role scratch = backward ? OPS_SCRATCH : OPS_ABSENT;
     t[DELTA] = (ops_tensor){"delta", scratch, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0};
     if (c->dtype == QD_BF16) /* the kernel reads the rounded o */
@@ -97,7 +106,7 @@ static int64_t first_of(const attention_case *c, double *const *v, int64_t b, in
     return (int64_t)(c->window > 0 ? fmax(first, (double)(t - c->window + 1)) : first);
 }
 
-/* o (rows, heads * head_dim), lse, and p (seq) of one row for the caller. */
+/* o (rows, heads * v_dim), lse, and p (seq) of one row for the caller. */
 static void attend_row(const attention_case *c, double *const *v, int64_t b, int h, int64_t t, double *p, double *o,
                        double *lse)
 {
@@ -113,7 +122,7 @@ static void attend_row(const attention_case *c, double *const *v, int64_t b, int
         if (j >= first && j <= t) {
             double dot = 0;
             for (int i = 0; i < hd; i++)
-                dot += q[i] * k[(b * c->seq + j) * l.kv_stride + kv * hd + i];
+                dot += q[i] * k[(b * c->seq + j) * l.k_stride + kv * hd + i];
             p[j] = c->softcap > 0 ? c->softcap * tanh(dot * l.scale / c->softcap) : dot * l.scale;
             most = fmax(most, p[j]);
         }
@@ -121,12 +130,12 @@ static void attend_row(const attention_case *c, double *const *v, int64_t b, int
     for (int64_t j = first; j <= t; j++)
         total += exp(p[j] - most);
     *lse = most + log(total);
-    for (int i = 0; i < hd; i++)
+    for (int i = 0; i < l.v_dim; i++)
         o[i] = 0;
     for (int64_t j = 0; j < c->seq; j++) {
         p[j] = exp(p[j] - *lse);
-        for (int i = 0; p[j] > 0 && i < hd; i++)
-            o[i] += p[j] * values[(b * c->seq + j) * l.kv_stride + kv * hd + i];
+        for (int i = 0; p[j] > 0 && i < l.v_dim; i++)
+            o[i] += p[j] * values[(b * c->seq + j) * l.v_stride + kv * l.v_dim + i];
     }
 }
 
@@ -138,7 +147,7 @@ static void reference_forward(const void *case_, double *const *v)
     for (int64_t b = 0; b < c->batch; b++)
         for (int h = 0; h < c->heads; h++)
             for (int64_t t = 0; t < c->seq; t++)
-                attend_row(c, v, b, h, t, p, v[O] + (b * c->seq + t) * l.q + h * c->head_dim,
+                attend_row(c, v, b, h, t, p, v[O] + (b * c->seq + t) * l.o + h * l.v_dim,
                            &v[LSE][(b * c->heads + h) * c->seq + t]);
     free(p);
 }
@@ -173,30 +182,33 @@ static void reference_backward(const void *case_, double *const *v)
     for (int64_t r = 0; r < l.rows; r++) {
         for (int64_t i = 0; i < l.q_stride; i++)
             v[DQ][r * l.q_stride + i] = 0;
-        for (int64_t i = 0; i < l.kv; i++)
-            dk[r * l.kv_stride + i] = dv[r * l.kv_stride + i] = 0;
+        for (int64_t i = 0; i < l.k; i++)
+            dk[r * l.k_stride + i] = 0;
+        for (int64_t i = 0; i < l.v; i++)
+            dv[r * l.v_stride + i] = 0;
     }
     for (int64_t b = 0; b < c->batch; b++) {
         for (int h = 0; h < c->heads; h++) {
             int kv = h / (c->heads / c->kv_heads);
             for (int64_t t = 0; t < c->seq; t++) {
                 int64_t row = b * c->seq + t;
-                const double *q = v[Q] + row * l.q_stride + h * hd, *d_o = v[DO] + row * l.q + h * hd;
+                const double *q = v[Q] + row * l.q_stride + h * hd, *d_o = v[DO] + row * l.o + h * l.v_dim;
                 attend_row(c, v, b, h, t, p, o, &lse);
                 double delta = 0;
-                for (int i = 0; i < hd; i++)
+                for (int i = 0; i < l.v_dim; i++)
                     delta += d_o[i] * o[i];
                 v[DELTA][(b * c->heads + h) * c->seq + t] = delta;
                 for (int64_t j = 0; j <= t; j++) {
-                    int64_t at = (b * c->seq + j) * l.kv_stride + kv * hd;
+                    int64_t at = (b * c->seq + j) * l.k_stride + kv * hd, v_at = (b * c->seq + j) * l.v_stride + kv * l.v_dim;
                     double dp = 0;
-                    for (int i = 0; i < hd; i++)
-                        dp += d_o[i] * values[at + i];
+                    for (int i = 0; i < l.v_dim; i++)
+                        dp += d_o[i] * values[v_at + i];
                     double ds = p[j] * (dp - delta) * l.scale;
                     if (c->softcap > 0 && p[j] > 0) /* p = exp(capped score - lse) */
                         ds *= 1 - pow((log(p[j]) + lse) / c->softcap, 2);
+                    for (int i = 0; p[j] > 0 && i < l.v_dim; i++)
+                        dv[v_at + i] += p[j] * d_o[i];
                     for (int i = 0; p[j] > 0 && i < hd; i++) {
-                        dv[at + i] += p[j] * d_o[i];
                         dk[at + i] += ds * q[i];
                         v[DQ][row * l.q_stride + h * hd + i] += ds * k[at + i];
                     }
@@ -216,8 +228,8 @@ static double loss(const void *case_, double *const *v)
         for (int h = 0; h < c->heads; h++) {
             for (int64_t t = 0; t < c->seq; t++) {
                 attend_row(c, v, b, h, t, p, o, &lse);
-                for (int i = 0; i < c->head_dim; i++)
-                    sum += o[i] * v[DO][(b * c->seq + t) * l.q + h * c->head_dim + i];
+                for (int i = 0; i < l.v_dim; i++)
+                    sum += o[i] * v[DO][(b * c->seq + t) * l.o + h * l.v_dim + i];
             }
         }
     }
@@ -234,8 +246,9 @@ static qd_attention_args arguments(const attention_case *c, void *const *p)
         .q = q, .k = c->fused ? q + (size_t)l.k_at * size : p[K], .v = c->fused ? q + (size_t)l.v_at * size : p[V],
         .o = p[O], .lse = p[LSE], .doc_start = p[DOC],
         .batch = c->batch, .seq = c->seq,
-        .q_stride = l.q_stride, .k_stride = l.kv_stride, .v_stride = l.kv_stride, .o_stride = l.q,
-        .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .scale = l.scale, .dtype = c->dtype,
+        .q_stride = l.q_stride, .k_stride = l.k_stride, .v_stride = l.v_stride, .o_stride = l.o,
+        .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .v_dim = c->v_dim, .scale = l.scale,
+        .dtype = c->dtype,
         .window = c->window, .softcap = (float)c->softcap,
         .d_o = p[DO], .dq = dq, .dk = dq && c->fused ? dq + (size_t)l.k_at * size : p[DK],
         .dv = dq && c->fused ? dq + (size_t)l.v_at * size : p[DV], .delta = p[DELTA],
@@ -253,93 +266,114 @@ static qd_status run_backward(const qd_kernels *k, qd_stream *stream, const void
     return k->attention_backward(stream, &a);
 }
 
-/* GEMMs over the lower triangle, or the window: two in the forward pass, five in the backward
- * pass. */
-static double triangle(const void *p)
+/* GEMMs over the lower triangle, or the window, with rows of `dim` elements. */
+static double triangle(const void *p, double dim)
 {
     const attention_case *c = p;
     double outside = c->window > 0 ? fmax(0, (double)(c->seq - c->window)) : 0, n = (double)c->seq;
-    return 2.0 * (double)c->batch * c->heads * c->head_dim * (n * (n + 1) - outside * (outside + 1)) / 2;
+    return 2.0 * (double)c->batch * c->heads * dim * (n * (n + 1) - outside * (outside + 1)) / 2;
 }
 static double flops_forward(const void *p)
 {
-    return 2 * triangle(p);
+    const attention_case *c = p;
+    return triangle(p, c->head_dim + qd_attention_v_dim(c->head_dim, c->v_dim));
 }
+/* Scores, dq and dk; dv and the gradients of the weights. */
 static double flops_backward(const void *p)
 {
-    return 5 * triangle(p);
+    const attention_case *c = p;
+    return triangle(p, 3.0 * c->head_dim + 2.0 * qd_attention_v_dim(c->head_dim, c->v_dim));
 }
 
 static const attention_case cases[] = {
-    {1, 1, 1, 1, 2, QD_F32, false, false, 0, 0, 0, 0},
-    {2, 3, 2, 1, 6, QD_F32, false, false, 0, 0, 0, 0},
-    {1, 17, 3, 3, 16, QD_F32, false, true, 0, 0, 0, 0},
-    {2, 33, 4, 2, 18, QD_F32, true, false, 0, 0, 0, 0},
-    {1, 96, 2, 2, 64, QD_F32, false, true, 0, 0, 0, 0},
-    {1, 97, 2, 1, 64, QD_F32, true, true, 0, 0, 0, 0},
-    {1, 203, 2, 2, 32, QD_F32, false, false, 6, 0, 0, 0}, /* several blocks, sharp */
-    {1, 300, 2, 1, 20, QD_F32, true, false, 0, 0, 0, 0},
-    {1, 50, 1, 1, 256, QD_F32, false, false, 0, 0, 0, 0},
-    {1, 41, 2, 1, 130, QD_F32, false, false, 0, 0, 0, 0},
-    {2, 40, 4, 1, 80, QD_F32, true, true, 0, 0, 0, 0},
-    {1, 130, 2, 2, 64, QD_BF16, false, true, 0, 0, 0, 0},
-    {1, 101, 4, 2, 22, QD_BF16, true, false, 0, 0, 0, 0},
+    {1, 1, 1, 1, 2, QD_F32, false, false, 0, 0, 0, 0, 0},
+    {2, 3, 2, 1, 6, QD_F32, false, false, 0, 0, 0, 0, 0},
+    {1, 17, 3, 3, 16, QD_F32, false, true, 0, 0, 0, 0, 0},
+    {2, 33, 4, 2, 18, QD_F32, true, false, 0, 0, 0, 0, 0},
+    {1, 96, 2, 2, 64, QD_F32, false, true, 0, 0, 0, 0, 0},
+    {1, 97, 2, 1, 64, QD_F32, true, true, 0, 0, 0, 0, 0},
+    {1, 203, 2, 2, 32, QD_F32, false, false, 6, 0, 0, 0, 0}, /* several blocks, sharp */
+    {1, 300, 2, 1, 20, QD_F32, true, false, 0, 0, 0, 0, 0},
+    {1, 50, 1, 1, 256, QD_F32, false, false, 0, 0, 0, 0, 0},
+    {1, 41, 2, 1, 130, QD_F32, false, false, 0, 0, 0, 0, 0},
+    {2, 40, 4, 1, 80, QD_F32, true, true, 0, 0, 0, 0, 0},
+    {1, 130, 2, 2, 64, QD_BF16, false, true, 0, 0, 0, 0, 0},
+    {1, 101, 4, 2, 22, QD_BF16, true, false, 0, 0, 0, 0, 0},
 };
 /* Without numerical gradients, which would take too long. */
 static const attention_case long_cases[] = {
-    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 0, 0, 0}, /* dq does not fit into the CPU's workspace: two passes */
-    {1, 200, 8, 1, 128, QD_BF16, true, false, 0, 0, 0, 0}, /* dq fits, but not together with the packed queries */
-    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 0, 0, 0},  /* neither fits */
-    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0}, /* results that the CPU writes with non-temporal stores */
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 0, 0, 0, 0}, /* dq does not fit into the CPU's workspace: two passes */
+    {1, 200, 8, 1, 128, QD_BF16, true, false, 0, 0, 0, 0, 0}, /* dq fits, but not together with the packed queries */
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 0, 0, 0, 0},  /* neither fits */
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0, 0}, /* results that the CPU writes with non-temporal stores */
     /* shapes of models, around the tiles of the accelerator's kernels */
-    {2, 192, 4, 4, 64, QD_BF16, false, true, 0, 0, 0, 0},
-    {2, 256, 4, 2, 128, QD_BF16, false, true, 0, 0, 0, 0},
-    {1, 200, 4, 2, 128, QD_BF16, true, true, 0, 0, 0, 0},
-    {2, 150, 2, 1, 96, QD_BF16, true, false, 0, 0, 0, 0},
-    {1, 129, 3, 1, 96, QD_BF16, false, false, 0, 0, 0, 0},
-    {1, 77, 2, 2, 40, QD_BF16, true, true, 0, 0, 0, 0},
-    {1, 65, 2, 2, 160, QD_BF16, true, true, 0, 0, 0, 0},
-    {2, 130, 4, 2, 128, QD_F32, true, true, 0, 0, 0, 0},
+    {2, 192, 4, 4, 64, QD_BF16, false, true, 0, 0, 0, 0, 0},
+    {2, 256, 4, 2, 128, QD_BF16, false, true, 0, 0, 0, 0, 0},
+    {1, 200, 4, 2, 128, QD_BF16, true, true, 0, 0, 0, 0, 0},
+    {2, 150, 2, 1, 96, QD_BF16, true, false, 0, 0, 0, 0, 0},
+    {1, 129, 3, 1, 96, QD_BF16, false, false, 0, 0, 0, 0, 0},
+    {1, 77, 2, 2, 40, QD_BF16, true, true, 0, 0, 0, 0, 0},
+    {1, 65, 2, 2, 160, QD_BF16, true, true, 0, 0, 0, 0, 0},
+    {2, 130, 4, 2, 128, QD_F32, true, true, 0, 0, 0, 0, 0},
+};
+/* Values of another size than queries and keys: latent attention. */
+static const attention_case value_cases[] = {
+    {2, 9, 2, 1, 6, QD_F32, false, false, 0, 0, 0, 0, 3},
+    {1, 40, 3, 1, 24, QD_F32, true, true, 0, 0, 0, 0, 16},
+    {1, 37, 2, 1, 18, QD_F32, false, true, 0, 9, 4, 0.3, 33},
+    {1, 51, 2, 2, 16, QD_BF16, true, true, 0, 0, 0, 0.1, 7},
+};
+static const attention_case long_value_cases[] = {
+    {1, 130, 2, 2, 192, QD_F32, true, true, 0, 0, 0, 0, 128},
+    {1, 200, 2, 2, 16, QD_F32, false, false, 0, 0, 0, 0, 150},
+    {2, 256, 4, 4, 192, QD_BF16, false, true, 0, 0, 0, 0.1, 128},
+    {1, 300, 2, 2, 192, QD_BF16, true, true, 0, 0, 0, 0, 128},
+    {2, 150, 4, 2, 192, QD_BF16, true, true, 0, 70, 5, 0, 128},
+    {1, 129, 4, 4, 48, QD_BF16, false, true, 0, 0, 0, 0, 32},
+    {1, 100, 2, 1, 24, QD_BF16, true, false, 0, 0, 0, 0, 80},
+    {1, 90, 2, 2, 176, QD_BF16, true, true, 0, 0, 0, 0, 136},
 };
 /* Windows, soft-caps and scales; the last ones without numerical gradients. Windows of one key,
  * within a block, across blocks, and longer than the sequence. */
 static const attention_case score_cases[] = {
-    {1, 9, 1, 1, 2, QD_F32, false, false, 0, 1, 0, 0},
-    {2, 40, 2, 1, 6, QD_F32, false, false, 0, 7, 0, 0},
-    {1, 67, 4, 2, 18, QD_F32, true, true, 0, 13, 3, 0.2},
-    {1, 110, 2, 1, 20, QD_F32, true, false, 0, 100, 0, 0.3},
-    {1, 33, 2, 2, 16, QD_F32, false, true, 3, 0, 5, 0},
-    {1, 25, 3, 1, 10, QD_F32, true, false, 0, 64, 2, 0},
-    {1, 90, 2, 2, 24, QD_BF16, true, true, 0, 11, 4, 0},
+    {1, 9, 1, 1, 2, QD_F32, false, false, 0, 1, 0, 0, 0},
+    {2, 40, 2, 1, 6, QD_F32, false, false, 0, 7, 0, 0, 0},
+    {1, 67, 4, 2, 18, QD_F32, true, true, 0, 13, 3, 0.2, 0},
+    {1, 110, 2, 1, 20, QD_F32, true, false, 0, 100, 0, 0.3, 0},
+    {1, 33, 2, 2, 16, QD_F32, false, true, 3, 0, 5, 0, 0},
+    {1, 25, 3, 1, 10, QD_F32, true, false, 0, 64, 2, 0, 0},
+    {1, 90, 2, 2, 24, QD_BF16, true, true, 0, 11, 4, 0, 0},
 };
 static const attention_case long_score_cases[] = {
-    {1, 500, 2, 1, 32, QD_F32, false, false, 0, 96, 0, 0},
-    {2, 431, 4, 2, 64, QD_F32, true, true, 0, 37, 0, 0},
-    {1, 700, 2, 2, 34, QD_F32, false, true, 2, 300, 10, 0.5},
-    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 50, 20, 0},
-    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 120, 0, 0},
-    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0},
+    {1, 500, 2, 1, 32, QD_F32, false, false, 0, 96, 0, 0, 0},
+    {2, 431, 4, 2, 64, QD_F32, true, true, 0, 37, 0, 0, 0},
+    {1, 700, 2, 2, 34, QD_F32, false, true, 2, 300, 10, 0.5, 0},
+    {1, 420, 20, 1, 64, QD_BF16, true, false, 0, 50, 20, 0, 0},
+    {1, 200, 8, 1, 256, QD_F32, true, false, 0, 120, 0, 0, 0},
+    {2, 192, 12, 12, 64, QD_F32, false, true, 0, 20, 0, 0, 0},
     /* shapes of models, around the tiles of the accelerator's kernels; some with documents */
-    {2, 384, 4, 2, 128, QD_BF16, false, true, 0, 100, 0, 0},
-    {1, 320, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0},
-    {1, 500, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},
-    {1, 512, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1},
-    {2, 256, 2, 1, 256, QD_BF16, false, false, 0, 0, 0, 0},
-    {1, 256, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0},
-    {1, 384, 2, 1, 128, QD_BF16, false, true, 0, 200, 10, 0},
-    {1, 300, 4, 2, 256, QD_BF16, true, true, 0, 70, 8, 0.1},
-    {1, 200, 2, 1, 192, QD_BF16, true, false, 0, 0, 0, 0},
-    {1, 333, 2, 1, 96, QD_BF16, true, true, 0, 33, 0, 0.2},
+    {2, 384, 4, 2, 128, QD_BF16, false, true, 0, 100, 0, 0, 0},
+    {1, 320, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0, 0},
+    {1, 500, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1, 0},
+    {1, 512, 4, 2, 256, QD_BF16, false, true, 0, 130, 8, 0.1, 0},
+    {2, 256, 2, 1, 256, QD_BF16, false, false, 0, 0, 0, 0, 0},
+    {1, 256, 2, 2, 64, QD_BF16, false, true, 0, 0, 5, 0, 0},
+    {1, 384, 2, 1, 128, QD_BF16, false, true, 0, 200, 10, 0, 0},
+    {1, 300, 4, 2, 256, QD_BF16, true, true, 0, 70, 8, 0.1, 0},
+    {1, 200, 2, 1, 192, QD_BF16, true, false, 0, 0, 0, 0, 0},
+    {1, 333, 2, 1, 96, QD_BF16, true, true, 0, 33, 0, 0.2, 0},
 };
 static const attention_case speed_cases[] = {
-    {4, 1024, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0},
-    {4, 1024, 12, 12, 64, QD_BF16, false, true, 0, 0, 0, 0},
-    {1, 2048, 16, 4, 128, QD_F32, false, true, 0, 0, 0, 0},
-    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 0, 0},
-    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 512, 0, 0},
-    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 50, 0},
-    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 0, 0, 0},
-    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 1024, 50, 0},
+    {4, 1024, 12, 12, 64, QD_F32, false, true, 0, 0, 0, 0, 0},
+    {4, 1024, 12, 12, 64, QD_BF16, false, true, 0, 0, 0, 0, 0},
+    {1, 2048, 16, 4, 128, QD_F32, false, true, 0, 0, 0, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 0, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 512, 0, 0, 0},
+    {1, 4096, 8, 2, 64, QD_F32, false, true, 0, 0, 50, 0, 0},
+    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 0, 0, 0, 0},
+    {1, 4096, 8, 4, 256, QD_BF16, false, true, 0, 1024, 50, 0, 0},
+    {4, 4096, 16, 16, 192, QD_BF16, false, true, 0, 0, 0, 0, 128},
+    {4, 4096, 16, 16, 192, QD_BF16, true, true, 0, 0, 0, 0, 128},
 };
 
 /* A score beyond the largest number must show in the result, so that divergence is detected. */
@@ -418,6 +452,11 @@ static const ops_op ops[] = {
      .speed_count = COUNT_OF(speed_cases), .loss = loss, .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
     {FORWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
     {BACKWARD, .cases = long_cases, .case_count = COUNT_OF(long_cases)},
+    {FORWARD, .cases = value_cases, .case_count = COUNT_OF(value_cases)},
+    {BACKWARD, .cases = value_cases, .case_count = COUNT_OF(value_cases), .loss = loss,
+     .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},
+    {FORWARD, .cases = long_value_cases, .case_count = COUNT_OF(long_value_cases)},
+    {BACKWARD, .cases = long_value_cases, .case_count = COUNT_OF(long_value_cases)},
     {FORWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases)},
     {BACKWARD, .cases = score_cases, .case_count = COUNT_OF(score_cases), .loss = loss,
      .gradients = {{Q, DQ}, {K, DK}, {V, DV}}, .gradient_count = 3},

@@ -19,14 +19,14 @@ static qd_status check(const char *kernel, const qd_attention_args *a)
     if (a->heads < 1 || a->kv_heads < 1 || a->heads % a->kv_heads)
         return QD_FAIL(QD_USAGE, "%s: %d heads and %d kv_heads; heads must be a multiple of kv_heads", kernel, a->heads,
                        a->kv_heads);
-    int64_t q_width = (int64_t)a->heads * a->head_dim, kv_width = (int64_t)a->kv_heads * a->head_dim;
-    if (a->q_stride < q_width || a->o_stride < q_width || a->k_stride < kv_width || a->v_stride < kv_width)
+    const int v_dim = qd_attention_v_dim(a->head_dim, a->v_dim);
+    if (v_dim > QD_CUDA_HEAD_MOST)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: v_dim %d; sizes up to %d are supported", kernel, v_dim, QD_CUDA_HEAD_MOST);
+    if (a->q_stride < (int64_t)a->heads * a->head_dim || a->o_stride < (int64_t)a->heads * v_dim ||
+        a->k_stride < (int64_t)a->kv_heads * a->head_dim || a->v_stride < (int64_t)a->kv_heads * v_dim)
         return QD_FAIL(QD_USAGE, "%s: strides q %lld, k %lld, v %lld, o %lld are shorter than rows of %d and %d heads", kernel,
                        (long long)a->q_stride, (long long)a->k_stride, (long long)a->v_stride, (long long)a->o_stride,
                        a->heads, a->kv_heads);
-    if (qd_attention_v_dim(a->head_dim, a->v_dim) != a->head_dim)
-        return QD_FAIL(QD_UNSUPPORTED, "%s: heads of values of %d elements next to keys of %d are not implemented on this device", kernel,
-                       a->v_dim, a->head_dim);
     return qd_check_scores(kernel, a->window, a->softcap);
 }
 
@@ -41,7 +41,7 @@ static bool can_use_tensor_cores(const qd_cuda_attention_job *j)
     for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
         if (strides[i] % 8)
             return false;
-    return j->half && j->head_dim % 8 == 0 && j->head_dim <= QD_CUDA_TENSOR_HEAD_MOST;
+    return j->half && j->head_dim % 8 == 0 && j->v_dim % 8 == 0 && j->head_dim <= QD_CUDA_TENSOR_HEAD_MOST;
 }
 
 static qd_status run_forward(qd_stream *stream, const qd_cuda_attention_job *j)
@@ -69,7 +69,8 @@ static qd_cuda_attention_job whole(const qd_attention_args *a)
         .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride,
         .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
         .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-        .window = window_of(a->window, a->seq), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16,
+        .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .window = window_of(a->window, a->seq), .scale = a->scale,
+        .softcap = a->softcap, .half = a->dtype == QD_BF16,
         .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
     };
 }
@@ -116,7 +117,7 @@ qd_status qd_cuda_attention_backward(qd_stream *stream, const qd_attention_args 
 static qd_status check_part(const char *kernel, const qd_attention_part_args *a)
 {
     QD_TRY(check(kernel, &(qd_attention_args){.dtype = a->dtype, .batch = a->batch, .seq = a->q_seq, .head_dim = a->head_dim,
-                                              .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
+                                              .v_dim = a->v_dim, .heads = a->heads, .kv_heads = a->kv_heads, .q_stride = a->q_stride,
                                               .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
                                               .window = a->window, .softcap = a->softcap}));
     QD_TRY(qd_row_runs_check(kernel, "queries", a->q_runs, a->q_run_count, a->q_seq, MOST_SEQ));
@@ -143,7 +144,8 @@ static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd
         .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
         .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride, .dk_stride = a->dk_stride,
         .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-        .window = window_of(a->window, MOST_SEQ), .scale = a->scale, .softcap = a->softcap, .half = a->dtype == QD_BF16, .part = true,
+        .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .window = window_of(a->window, MOST_SEQ), .scale = a->scale,
+        .softcap = a->softcap, .half = a->dtype == QD_BF16, .part = true,
     };
     if (a->batch == 0)
         return QD_OK;

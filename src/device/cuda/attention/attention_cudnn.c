@@ -64,7 +64,7 @@ void qd_cuda_attention_describe(const qd_cuda *cuda, qd_strbuf *text)
 static bool same_shape(const qd_attention_shape *x, const qd_attention_shape *y)
 {
     return x->batch == y->batch && x->seq == y->seq && x->heads == y->heads && x->kv_heads == y->kv_heads &&
-           x->head_dim == y->head_dim && x->q_stride == y->q_stride && x->k_stride == y->k_stride &&
+           x->head_dim == y->head_dim && x->v_dim == y->v_dim && x->q_stride == y->q_stride && x->k_stride == y->k_stride &&
            x->v_stride == y->v_stride && x->o_stride == y->o_stride && x->backward == y->backward &&
            x->deterministic == y->deterministic && x->window == y->window && x->capped == y->capped;
 }
@@ -101,11 +101,17 @@ static int most_head_dim(const qd_cuda *cuda)
     return cuda->properties.major == 9 ? 256 : 128;
 }
 
+static bool takes_head_dim(const qd_cuda *cuda, int dim)
+{
+    return dim >= 8 && dim % 8 == 0 && dim <= most_head_dim(cuda);
+}
+
 /* What engines can support at all, checked without asking cuDNN. */
 static bool takes(const qd_cuda *cuda, const qd_attention_args *a, bool backward)
 {
-    if (a->dtype != QD_BF16 || a->doc_start || a->head_dim % 8 || a->head_dim > most_head_dim(cuda) || a->head_dim < 8 ||
-        a->seq < 2 || a->batch < 1 || a->kv_heads < 1 || a->heads % a->kv_heads || cuda->properties.major < 8)
+    if (a->dtype != QD_BF16 || a->doc_start || !takes_head_dim(cuda, a->head_dim) ||
+        !takes_head_dim(cuda, qd_attention_v_dim(a->head_dim, a->v_dim)) || a->seq < 2 || a->batch < 1 || a->kv_heads < 1 ||
+        a->heads % a->kv_heads || cuda->properties.major < 8)
         return false;
     if (a->q_stride % 8 || a->k_stride % 8 || a->v_stride % 8 || a->o_stride % 8)
         return false;
@@ -268,8 +274,8 @@ static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
         choose(stream, e, plans, count, a);
     if (e->usable)
         return;
-    qd_log(QD_LOG_WARN, "device", "attention %s of %lld x %lld rows, %d heads of %d: cuDNN is not used: %s",
-           e->shape.backward ? "backward" : "forward", (long long)a->batch, (long long)a->seq, a->heads, a->head_dim,
+    qd_log(QD_LOG_WARN, "device", "attention %s of %lld x %lld rows, %d heads of %d, values of %d: cuDNN is not used: %s",
+           e->shape.backward ? "backward" : "forward", (long long)a->batch, (long long)a->seq, a->heads, a->head_dim, (int)e->shape.v_dim,
            status == QD_OK ? "no engine supports it" : qd_error_message());
     qd_cudnn_graph_destroy(&e->graph);
     qd_error_clear();
@@ -279,7 +285,8 @@ static qd_attention_shape shape_of(const qd_attention_args *a, bool backward, bo
 {
     return (qd_attention_shape){
         .batch = a->batch, .seq = a->seq, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
-        .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride,
+        .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride,
+        .o_stride = a->o_stride,
         .window = a->window < a->seq ? a->window : 0, .capped = a->softcap != 0, .backward = backward,
         .deterministic = backward && deterministic,
     };
@@ -317,8 +324,8 @@ qd_status qd_cuda_attention_backward_cudnn(qd_stream *stream, const qd_attention
     return run(stream, a, true);
 }
 
-/* attention forward 64 1024 12 12 64 strides 2304 2304 2304 768 window 0 capped 0 us 812.5 engine 2
- * knobs 24=7 */
+/* attention forward 64 1024 12 12 64 64 strides 2304 2304 2304 768 window 0 capped 0 us 812.5
+ * engine 2 knobs 24=7 */
 
 void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text)
 {
@@ -327,27 +334,28 @@ void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text)
         const qd_attention_shape *s = &e->shape;
         const char *name = e->usable ? e->plan.name : e->wanted;
         if (*name && (e->usable || !e->tried))
-            qd_strbuf_printf(text, "attention %s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %d us %.1f %s\n",
+            qd_strbuf_printf(text,
+                             "attention %s %lld %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %d us %.1f %s\n",
                              s->backward ? "backward" : "forward", (long long)s->batch, (long long)s->seq,
-                             (long long)s->heads, (long long)s->kv_heads, (long long)s->head_dim, (long long)s->q_stride,
-                             (long long)s->k_stride, (long long)s->v_stride, (long long)s->o_stride, (long long)s->window, s->capped,
-                             e->seconds * 1e6, name);
+                             (long long)s->heads, (long long)s->kv_heads, (long long)s->head_dim, (long long)s->v_dim,
+                             (long long)s->q_stride, (long long)s->k_stride, (long long)s->v_stride, (long long)s->o_stride,
+                             (long long)s->window, s->capped, e->seconds * 1e6, name);
     }
 }
 
 qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line)
 {
     char pass[16];
-    long long v[11];
+    long long v[12];
     double us;
     int used = 0;
-    if (sscanf(line, "attention %15s %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %lld us %lf %n", pass, &v[0],
-               &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &us, &used) != 13 || !used)
+    if (sscanf(line, "attention %15s %lld %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %lld us %lf %n", pass,
+               &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &v[10], &v[11], &us, &used) != 14 || !used)
         return QD_FAIL(QD_CORRUPT, "tuning text: not a valid attention line: %.80s", line);
     bool backward = strcmp(pass, "backward") == 0;
     qd_attention_shape shape = {
-        .batch = v[0], .seq = v[1], .heads = v[2], .kv_heads = v[3], .head_dim = v[4],
-        .q_stride = v[5], .k_stride = v[6], .v_stride = v[7], .o_stride = v[8], .window = v[9], .capped = v[10] != 0,
+        .batch = v[0], .seq = v[1], .heads = v[2], .kv_heads = v[3], .head_dim = v[4], .v_dim = v[5],
+        .q_stride = v[6], .k_stride = v[7], .v_stride = v[8], .o_stride = v[9], .window = v[10], .capped = v[11] != 0,
         .backward = backward, .deterministic = backward && cuda->deterministic,
     };
     entry *e;

@@ -183,10 +183,10 @@ static void reshape(qd_cudnn_graph *g, descriptor x, descriptor y)
     add_operation(g, d);
 }
 
-/* A view (batch, heads, seq, head_dim) of a buffer with rows of `stride` elements. */
-static layout heads_view(const qd_attention_shape *s, int64_t heads, int64_t stride)
+/* A view (batch, heads, seq, dim) of a buffer with rows of `stride` elements. */
+static layout heads_view(const qd_attention_shape *s, int64_t heads, int64_t dim, int64_t stride)
 {
-    return (layout){{s->batch, heads, s->seq, s->head_dim}, {s->seq * stride, s->head_dim, stride, 1}};
+    return (layout){{s->batch, heads, s->seq, dim}, {s->seq * stride, dim, stride, 1}};
 }
 
 static layout transposed(layout at)
@@ -253,10 +253,10 @@ static descriptor soften(qd_cudnn_graph *g, const qd_attention_shape *s, descrip
 static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
 {
     const cudnnDataType_t half = CUDNN_DATA_BFLOAT16, full = CUDNN_DATA_FLOAT;
-    descriptor q = in_memory(g, QD_CUDNN_Q, half, heads_view(s, s->heads, s->q_stride));
-    descriptor kt = in_memory(g, QD_CUDNN_K, half, transposed(heads_view(s, s->kv_heads, s->k_stride)));
-    descriptor v = in_memory(g, QD_CUDNN_V, half, heads_view(s, s->kv_heads, s->v_stride));
-    descriptor o = in_memory(g, QD_CUDNN_O, half, heads_view(s, s->heads, s->o_stride));
+    descriptor q = in_memory(g, QD_CUDNN_Q, half, heads_view(s, s->heads, s->head_dim, s->q_stride));
+    descriptor kt = in_memory(g, QD_CUDNN_K, half, transposed(heads_view(s, s->kv_heads, s->head_dim, s->k_stride)));
+    descriptor v = in_memory(g, QD_CUDNN_V, half, heads_view(s, s->kv_heads, s->v_dim, s->v_stride));
+    descriptor o = in_memory(g, QD_CUDNN_O, half, heads_view(s, s->heads, s->v_dim, s->o_stride));
     descriptor lse = in_memory(g, QD_CUDNN_LSE, full, packed(s, 1));
 
     descriptor raw = scores(g, s), scaled = scores(g, s);
@@ -276,15 +276,15 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     gemm(g, p, v, o);
 }
 
-/* grad (batch, kv_heads, seq, head_dim) = x (batch, heads, seq, seq) · y (batch, heads, seq,
- * head_dim), summed over the query heads that share a key head */
-static void gemm_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor y, descriptor grad)
+/* grad (batch, kv_heads, seq, dim) = x (batch, heads, seq, seq) · y (batch, heads, seq, dim),
+ * summed over the query heads that share a key head */
+static void gemm_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, descriptor x, descriptor y, int64_t dim, descriptor grad)
 {
     if (s->heads == s->kv_heads) {
         gemm(g, x, y, grad);
         return;
     }
-    descriptor each = inside(g, CUDNN_DATA_BFLOAT16, packed(s, s->head_dim));
+    descriptor each = inside(g, CUDNN_DATA_BFLOAT16, packed(s, dim));
     gemm(g, x, y, each);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, each, grad);
 }
@@ -292,8 +292,8 @@ static void gemm_by_key_head(qd_cudnn_graph *g, const qd_attention_shape *s, des
 static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
 {
     const cudnnDataType_t half = CUDNN_DATA_BFLOAT16, full = CUDNN_DATA_FLOAT;
-    layout q_at = heads_view(s, s->heads, s->q_stride), k_at = heads_view(s, s->kv_heads, s->k_stride);
-    layout v_at = heads_view(s, s->kv_heads, s->v_stride), o_at = heads_view(s, s->heads, s->o_stride);
+    layout q_at = heads_view(s, s->heads, s->head_dim, s->q_stride), k_at = heads_view(s, s->kv_heads, s->head_dim, s->k_stride);
+    layout v_at = heads_view(s, s->kv_heads, s->v_dim, s->v_stride), o_at = heads_view(s, s->heads, s->v_dim, s->o_stride);
     descriptor q = in_memory(g, QD_CUDNN_Q, half, q_at), kt = in_memory(g, QD_CUDNN_K, half, transposed(k_at));
     descriptor vt = in_memory(g, QD_CUDNN_V, half, transposed(v_at)), o = in_memory(g, QD_CUDNN_O, half, o_at);
     descriptor d_o = in_memory(g, QD_CUDNN_D_O, half, o_at), lse = in_memory(g, QD_CUDNN_LSE, full, packed(s, 1));
@@ -306,7 +306,7 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
 
     /* delta = sum of dO · O along the head; the factor 1 replaces the dropout factor of the
      * expected chain */
-    descriptor both = inside(g, full, packed(s, s->head_dim)), sums = inside(g, full, packed(s, 1));
+    descriptor both = inside(g, full, packed(s, s->v_dim)), sums = inside(g, full, packed(s, 1));
     map(g, CUDNN_POINTWISE_MUL, d_o, o, both);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, both, sums);
     map(g, CUDNN_POINTWISE_MUL, sums, scalar(g, QD_CUDNN_ONE), delta);
@@ -321,7 +321,7 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     map(g, CUDNN_POINTWISE_EXP, masked, NULL, p);
     descriptor pt = inside(g, half, across);
     reshape(g, p, pt);
-    gemm_by_key_head(g, s, pt, d_o, dv);
+    gemm_by_key_head(g, s, pt, d_o, s->v_dim, dv);
 
     /* dS, then dK = dSᵀ·Q */
     descriptor dp = scores(g, s), centred = scores(g, s), by_p = scores(g, s), ds = scores(g, s);
@@ -338,7 +338,7 @@ static void build_backward(qd_cudnn_graph *g, const qd_attention_shape *s)
     map(g, CUDNN_POINTWISE_MUL, by_p, scale, ds);
     descriptor dst = inside(g, half, across);
     reshape(g, ds, dst);
-    gemm_by_key_head(g, s, dst, q, dk);
+    gemm_by_key_head(g, s, dst, q, s->head_dim, dk);
 
     /* dQ = dS·K */
     descriptor k = inside(g, half, k_at);

@@ -12,7 +12,7 @@
 
 /* What a plan depends on; addresses and scale are passed when it runs. Strides are in elements. */
 typedef struct qd_attention_shape {
-    int64_t batch, seq, heads, kv_heads, head_dim;
+    int64_t batch, seq, heads, kv_heads, head_dim, v_dim;
     int64_t q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     bool capped;    /* scores have a soft-cap */

@@ -30,6 +30,7 @@ typedef struct qd_cuda_attention_job {
     const int32_t *doc_start;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
     int heads, kv_heads, head_dim;
+    int v_dim;  /* size of a head of v and o */
     int window; /* 0: none */
     float scale, softcap; /* softcap 0: none */
     bool half;  /* q, k, v and d_o are bf16 */
@@ -43,7 +44,7 @@ typedef struct qd_cuda_attention_job {
 qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
 qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const qd_cuda_attention_job *a);
 /* bf16 tensor cores: head sizes that are multiples of 8, rows and addresses aligned to 16 bytes
- * (attention_tensor.cu). */
+ * (attention_tensor.cu); v_dim likewise. */
 qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
 qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
 

@@ -4,7 +4,8 @@
  * 256 threads, 16 x 16, share tiles of B rows of q, k, v and d_o as fp32 in shared memory. Of a B x
  * B tile of scores, thread (y, x) holds elements (y + 16 i, x + 16 j); of a B x D tile of results,
  * elements (y + 16 i, 4 x + 64 j ...), so that all reads of shared memory are 16 bytes wide and
- * free of bank conflicts. Rows and columns beyond the data are 0. */
+ * free of bank conflicts. Rows and columns beyond the data are 0. Shape S is that of queries and
+ * keys, V, with as many rows and at most as many columns, that of values and results. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
 
 #include <math.h>
@@ -177,7 +178,7 @@ static __device__ __forceinline__ float score_of(const job &a, float product, fl
 
 /* Grids: x = tiles of rows (last first, because they attend to the most keys), y = head, z =
  * sequence. */
-template <typename S> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
+template <typename S, typename V> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
     __shared__ int scratch;
@@ -186,7 +187,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq;
     const int64_t q_at = row0 * a.q_stride + (int64_t)head * a.head_dim, k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim;
-    const int64_t v_at = key0 * a.v_stride + (int64_t)kv_head * a.head_dim, o_at = row0 * a.o_stride + (int64_t)head * a.head_dim;
+    const int64_t v_at = key0 * a.v_stride + (int64_t)kv_head * a.v_dim, o_at = row0 * a.o_stride + (int64_t)head * a.v_dim;
     const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
     const result out = {a.o, o_at, a.o_stride, a.half && !a.part, false};
     float *lse = a.lse + (batch * a.heads + head) * a.q_seq + own.row;
@@ -196,8 +197,8 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
         return; /* the running result stays */
     float most[S::M], total[S::M];
     int low[S::M];
-    float4 o[S::M][S::J];
-    clear<S>(o);
+    float4 o[V::M][V::J];
+    clear<V>(o);
 #pragma unroll
     for (int i = 0; i < S::M; i++) {
         const int row = y + SIDE * i;
@@ -206,7 +207,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
         low[i] = first_key(a, batch, own, row);
     }
     if (a.merge)
-        for_elements<S>(out, own, a.head_dim, [&](int i, int j, int e, int64_t at) { element(o[i][j], e) = ((const float *)a.o)[at]; });
+        for_elements<V>(out, own, a.v_dim, [&](int i, int j, int e, int64_t at) { element(o[i][j], e) = ((const float *)a.o)[at]; });
     load_tile<S>(q, a.q, q_at, a.q_stride, own, a.head_dim, a.half);
     for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
         const span k = span_of<S::B>(a.k_runs[now.run], now.at);
@@ -242,13 +243,13 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
             total[i] = total[i] * shrink + sum;
             most[i] = top;
 #pragma unroll
-            for (int j = 0; j < S::J; j++)
+            for (int j = 0; j < V::J; j++)
                 o[i][j].x *= shrink, o[i][j].y *= shrink, o[i][j].z *= shrink, o[i][j].w *= shrink;
         }
         __syncthreads(); /* keys have been read, weights written */
-        load_tile<S>(kv, a.v, v_at, a.v_stride, k, a.head_dim, a.half);
+        load_tile<V>(kv, a.v, v_at, a.v_stride, k, a.v_dim, a.half);
         __syncthreads();
-        add_weighted<S>(o, w, kv);
+        add_weighted<V>(o, w, kv);
     }
     float factor[S::M];
 #pragma unroll
@@ -258,7 +259,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) forward_
         if (x == 0 && row < own.rows)
             lse[row] = most[i] + logf(total[i]);
     }
-    store_rows<S>(out, own, a.head_dim, o, factor);
+    store_rows<V>(out, own, a.v_dim, o, factor);
 }
 
 /* p and ds of a tile of queries (rows) and keys: scores become the weights, dp (d_o · vᵀ) the
@@ -286,15 +287,16 @@ static __device__ __forceinline__ void score_gradients(const job &a, int64_t bat
 }
 
 /* dq of a tile of queries: iterates over all keys that it attends to. */
-template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
+template <typename S, typename V> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
     __shared__ int scratch;
-    float *q = memory, *d_o = q + S::TILE, *k = d_o + S::TILE, *v = k + S::TILE, *w = v + S::TILE;
+    float *q = memory, *d_o = q + S::TILE, *k = d_o + V::TILE, *v = k + S::TILE, *w = v + V::TILE;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
     const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq, q_col = (int64_t)head * a.head_dim;
-    const int64_t k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim, v_at = key0 * a.v_stride + (int64_t)kv_head * a.head_dim;
+    const int64_t o_col = (int64_t)head * a.v_dim;
+    const int64_t k_at = key0 * a.k_stride + (int64_t)kv_head * a.head_dim, v_at = key0 * a.v_stride + (int64_t)kv_head * a.v_dim;
     const span own = tile_of<S::B>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x));
     const int end = own.position + own.rows, least = block_first_key<S>(a, batch, own, &scratch);
     key_walk now = first_keys<S::B>(a, least, end);
@@ -303,16 +305,16 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     float4 dq[S::M][S::J];
     clear<S>(dq);
     load_tile<S>(q, a.q, row0 * a.q_stride + q_col, a.q_stride, own, a.head_dim, a.half);
-    load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, own, a.head_dim, a.half);
+    load_tile<V>(d_o, a.d_o, row0 * a.o_stride + o_col, a.o_stride, own, a.v_dim, a.half);
     for (; has_keys(a, now); now = next_keys<S::B>(a, least, end, now)) {
         const span keys = span_of<S::B>(a.k_runs[now.run], now.at);
         float scores[S::M][S::M], dp[S::M][S::M];
         __syncthreads();
         load_tile<S>(k, a.k, k_at, a.k_stride, keys, a.head_dim, a.half);
-        load_tile<S>(v, a.v, v_at, a.v_stride, keys, a.head_dim, a.half);
+        load_tile<V>(v, a.v, v_at, a.v_stride, keys, a.v_dim, a.half);
         __syncthreads();
         multiply_rows<S>(scores, q, k);
-        multiply_rows<S>(dp, d_o, v);
+        multiply_rows<V>(dp, d_o, v);
         score_gradients<S>(a, batch, head, own, keys, scores, dp);
 #pragma unroll
         for (int i = 0; i < S::M; i++)
@@ -331,20 +333,21 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
 
 /* dk and dv of a tile of keys of one key head: iterates over the queries of all its heads. Weights
  * are stored transposed, (key, query). */
-template <typename S> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
+template <typename S, typename V> static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
     extern __shared__ __align__(16) float memory[];
-    float *k = memory, *v = k + S::TILE, *q = v + S::TILE, *d_o = q + S::TILE, *w = d_o + S::TILE;
+    float *k = memory, *v = k + S::TILE, *q = v + V::TILE, *d_o = q + S::TILE, *w = d_o + V::TILE;
     const int y = threadIdx.x / SIDE, x = threadIdx.x % SIDE;
     const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
     const int64_t batch = blockIdx.z, row0 = batch * a.q_seq, key0 = batch * a.k_seq, k_col = (int64_t)kv_head * a.head_dim;
+    const int64_t v_col = (int64_t)kv_head * a.v_dim;
     const span own = tile_of<S::B>(a.k_runs, (int)blockIdx.x);
-    float4 dk[S::M][S::J], dv[S::M][S::J];
+    float4 dk[S::M][S::J], dv[V::M][V::J];
     bool any = false;
     clear<S>(dk);
-    clear<S>(dv);
+    clear<V>(dv);
     load_tile<S>(k, a.k, key0 * a.k_stride + k_col, a.k_stride, own, a.head_dim, a.half);
-    load_tile<S>(v, a.v, key0 * a.v_stride + k_col, a.v_stride, own, a.head_dim, a.half);
+    load_tile<V>(v, a.v, key0 * a.v_stride + v_col, a.v_stride, own, a.v_dim, a.half);
     query_walk now = settle_queries(a, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
     for (; now.head < end_head; now = settle_queries(a, own, end_head, query_walk{now.head, now.run, now.at + S::B})) {
         const span queries = span_of<S::B>(a.q_runs[now.run], now.at);
@@ -357,10 +360,10 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
         float scores[S::M][S::M], dp[S::M][S::M];
         any = true;
         load_tile<S>(q, a.q, row0 * a.q_stride + q_col, a.q_stride, queries, a.head_dim, a.half);
-        load_tile<S>(d_o, a.d_o, row0 * a.o_stride + q_col, a.o_stride, queries, a.head_dim, a.half);
+        load_tile<V>(d_o, a.d_o, row0 * a.o_stride + (int64_t)now.head * a.v_dim, a.o_stride, queries, a.v_dim, a.half);
         __syncthreads();
         multiply_rows<S>(scores, q, k);
-        multiply_rows<S>(dp, d_o, v);
+        multiply_rows<V>(dp, d_o, v);
         score_gradients<S>(a, batch, now.head, queries, own, scores, dp);
 #pragma unroll
         for (int i = 0; i < S::M; i++)
@@ -368,7 +371,7 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
             for (int j = 0; j < S::M; j++)
                 w[(x + SIDE * j) * S::W_STRIDE + y + SIDE * i] = scores[i][j];
         __syncthreads();
-        add_weighted<S>(dv, w, d_o);
+        add_weighted<V>(dv, w, d_o);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < S::M; i++)
@@ -385,20 +388,20 @@ template <typename S> static __global__ void __launch_bounds__(THREADS) backward
     for (int i = 0; i < S::M; i++)
         factor[i] = 1.0f;
     store_rows<S>(result{a.dk, key0 * a.dk_stride + k_col, a.dk_stride, a.half && !a.part, a.part}, own, a.head_dim, dk, factor);
-    store_rows<S>(result{a.dv, key0 * a.dv_stride + k_col, a.dv_stride, a.half && !a.part, a.part}, own, a.head_dim, dv, factor);
+    store_rows<V>(result{a.dv, key0 * a.dv_stride + v_col, a.dv_stride, a.half && !a.part, a.part}, own, a.v_dim, dv, factor);
 }
 
 /* A warp per (row, head). */
-static __global__ void __launch_bounds__(THREADS) delta_kernel(qd_attention_args a, bool half)
+static __global__ void __launch_bounds__(THREADS) delta_kernel(qd_attention_args a, int v_dim, bool half)
 {
     const int64_t item = (int64_t)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     int64_t row, head;
     split_index(item, a.heads, row, head);
     if (row >= a.batch * a.seq)
         return;
-    const int64_t at = row * a.o_stride + head * a.head_dim;
+    const int64_t at = row * a.o_stride + head * v_dim;
     float sum = 0.0f, o[1], d[1];
-    for (int i = threadIdx.x % 32; i < a.head_dim; i += 32) {
+    for (int i = threadIdx.x % 32; i < v_dim; i += 32) {
         load_as<1>(a.o, at + i, half, o);
         load_as<1>(a.d_o, at + i, half, d);
         sum += o[0] * d[0];
@@ -414,16 +417,17 @@ extern "C" qd_status qd_cuda_attention_delta(qd_stream *stream, const qd_attenti
     QD_TRY(qd_check_float("attention_delta", "o", a->dtype));
     if (items <= 0)
         return QD_OK;
-    delta_kernel<<<(unsigned)divide_up(items, THREADS / 32), THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a, a->dtype == QD_BF16);
+    delta_kernel<<<(unsigned)divide_up(items, THREADS / 32), THREADS, 0, qd_cuda_launch_of(stream).stream>>>(
+        *a, qd_attention_v_dim(a->head_dim, a->v_dim), a->dtype == QD_BF16);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
 
-/* One block per tile of the runs and head. */
+/* One block per tile of the runs and head. floats: shared memory for tiles of rows. */
 template <typename S, typename K>
-static qd_status launch(qd_stream *stream, const job *a, K kernel, int tiles, const qd_cuda_run *runs, int run_count, int heads)
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int floats, const qd_cuda_run *runs, int run_count, int heads)
 {
-    const int bytes = (tiles * S::TILE + S::W_TILE) * (int)sizeof(float);
+    const int bytes = (floats + S::W_TILE) * (int)sizeof(float);
     dim3 grid((unsigned)tile_count(runs, run_count, S::B), (unsigned)heads, (unsigned)a->batch);
     if (grid.x == 0)
         return QD_OK;
@@ -433,29 +437,43 @@ static qd_status launch(qd_stream *stream, const job *a, K kernel, int tiles, co
     return QD_OK;
 }
 
-template <int D, int B> static qd_status forward(qd_stream *stream, const job *a)
-{
-    using S = shape<D, B>;
-    return launch<S>(stream, a, forward_kernel<S>, 2, a->q_runs, a->q_run_count, a->heads);
-}
+/* A pass for heads of up to D elements, values of up to VALUE, in tiles of B rows. */
+template <int D, int VALUE, int B> struct forward {
+    static qd_status run(qd_stream *stream, const job *a)
+    {
+        using S = shape<D, B>;
+        return launch<S>(stream, a, forward_kernel<S, shape<VALUE, B>>, 2 * S::TILE, a->q_runs, a->q_run_count, a->heads);
+    }
+};
 
-template <int D, int B> static qd_status backward(qd_stream *stream, const job *a)
+template <int D, int VALUE, int B> struct backward {
+    static qd_status run(qd_stream *stream, const job *a)
+    {
+        using S = shape<D, B>;
+        using V = shape<VALUE, B>;
+        const int floats = 2 * (S::TILE + V::TILE);
+        QD_TRY((launch<S>(stream, a, backward_dkv_kernel<S, V>, floats, a->k_runs, a->k_run_count, a->kv_heads)));
+        return launch<S>(stream, a, backward_dq_kernel<S, V>, floats, a->q_runs, a->q_run_count, a->heads);
+    }
+};
+
+/* Tiles of 32 rows for the largest heads, so that four of them fit in shared memory. */
+template <template <int, int, int> class PASS> static qd_status run_pass(qd_stream *stream, const job *a)
 {
-    using S = shape<D, B>;
-    QD_TRY(launch<S>(stream, a, backward_dkv_kernel<S>, 4, a->k_runs, a->k_run_count, a->kv_heads));
-    QD_TRY(launch<S>(stream, a, backward_dq_kernel<S>, 4, a->q_runs, a->q_run_count, a->heads));
-    return QD_OK;
+    const int most = a->head_dim > a->v_dim ? a->head_dim : a->v_dim;
+    if (most <= 64)
+        return PASS<64, 64, 64>::run(stream, a);
+    if (most <= 128)
+        return PASS<128, 128, 64>::run(stream, a);
+    return most <= 192 && a->v_dim <= 128 ? PASS<192, 128, 32>::run(stream, a) : PASS<256, 256, 32>::run(stream, a);
 }
 
 extern "C" qd_status qd_cuda_attention_forward_plain(qd_stream *stream, const job *a)
 {
-    return a->head_dim <= 64 ? forward<64, 64>(stream, a) : a->head_dim <= 128 ? forward<128, 64>(stream, a) : forward<256, 32>(stream, a);
+    return run_pass<forward>(stream, a);
 }
 
-/* Tiles of 32 rows for the largest heads, so that four of them fit in shared memory. */
 extern "C" qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const job *a)
 {
-    return a->head_dim <= 64    ? backward<64, 64>(stream, a)
-           : a->head_dim <= 128 ? backward<128, 64>(stream, a)
-                                : backward<256, 32>(stream, a);
+    return run_pass<backward>(stream, a);
 }

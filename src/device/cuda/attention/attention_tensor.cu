@@ -6,7 +6,8 @@
  * 4 floats per lane: rows lane / 4 and lane / 4 + 8, columns 8 n + lane % 4 * 2 and the next. Two
  * such fragments, rounded to bf16, are a left operand of the next GEMM, so scores never leave
  * registers. Rows of a tile are padded by 16 bytes, which keeps ldmatrix free of bank conflicts.
- * Rows and columns beyond the data are 0. */
+ * Rows and columns beyond the data are 0. Kernels have D columns of queries and keys and V of
+ * values and results. */
 #include "device/cuda/attention/attention_runs_impl.cuh"
 #include "device/cuda/tensor_impl.cuh"
 
@@ -204,12 +205,13 @@ struct views {
 static __device__ __forceinline__ views view(const job &a, int64_t batch, int head, int kv_head)
 {
     const int64_t row = batch * a.q_seq, key = batch * a.k_seq, q_col = (int64_t)head * a.head_dim, k_col = (int64_t)kv_head * a.head_dim;
+    const int64_t o_col = (int64_t)head * a.v_dim, v_col = (int64_t)kv_head * a.v_dim;
     const int64_t line = (batch * a.heads + head) * a.q_seq;
     views w;
     w.q = (const bf16 *)a.q + row * a.q_stride + q_col;
     w.k = (const bf16 *)a.k + key * a.k_stride + k_col;
-    w.v = (const bf16 *)a.v + key * a.v_stride + k_col;
-    w.d_o = (const bf16 *)a.d_o + row * a.o_stride + q_col;
+    w.v = (const bf16 *)a.v + key * a.v_stride + v_col;
+    w.d_o = (const bf16 *)a.d_o + row * a.o_stride + o_col;
     w.lse = a.lse + line;
     w.delta = a.delta + line;
     return w;
@@ -217,13 +219,13 @@ static __device__ __forceinline__ views view(const job &a, int64_t batch, int he
 
 /* Grids: x = tiles of rows, y = head, z = sequence. */
 
-template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
+template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREADS) forward_kernel(const __grid_constant__ job a)
 {
-    enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
+    enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE, V_TILE = KEYS * row_of<V>::STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
     bf16 *q = memory, *keys = q + ROWS * STRIDE, *values = keys + 2 * TILE; /* double-buffered keys and values */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
-    const int64_t batch = blockIdx.z, o_at = batch * a.q_seq * a.o_stride + (int64_t)head * a.head_dim;
+    const int64_t batch = blockIdx.z, o_at = batch * a.q_seq * a.o_stride + (int64_t)head * a.v_dim;
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
     const span own = tile_of<ROWS>(a.q_runs, (int)(gridDim.x - 1 - blockIdx.x)); /* longest first */
     const int row = warp * 16 + lane / 4, low0 = first_key(a, batch, own, row), low1 = first_key(a, batch, own, row + 8);
@@ -233,14 +235,14 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
     if (a.merge && !has_keys(a, now))
         return; /* the running result stays */
     int stage = 0;
-    float o[D / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
-    constexpr bool HELD = D <= 128; /* the queries stay in registers */
+    float o[V / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
+    constexpr bool HELD = D <= 192; /* the queries stay in registers */
     uint32_t left[HELD ? D / 16 : 1][4];
 
     auto fetch = [&](key_walk at, int to) {
         const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
         fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
-        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+        fetch_tile<V, KEYS>(values + to * V_TILE, w.v, a.v_stride, k, a.v_dim);
     };
 
     fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
@@ -257,7 +259,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         /* Each lane has a share of the total; the four are added at the end. */
         total0 = lane % 4 == 0 && most0 != -INFINITY ? 1.0f : 0.0f;
         total1 = lane % 4 == 0 && most1 != -INFINITY ? 1.0f : 0.0f;
-        for_pairs<D>(o_at, a.o_stride, own, a.head_dim, [&](int n, int half, int64_t at) {
+        for_pairs<V>(o_at, a.o_stride, own, a.v_dim, [&](int n, int half, int64_t at) {
             const float2 pair = *(const float2 *)((const float *)a.o + at);
             o[n][2 * half] = pair.x;
             o[n][2 * half + 1] = pair.y;
@@ -325,9 +327,9 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
                 total1 += s[n][2 + i];
             }
 #pragma unroll
-        for (int n = 0; n < D / 8; n++)
+        for (int n = 0; n < V / 8; n++)
             o[n][0] *= shrink0, o[n][1] *= shrink0, o[n][2] *= shrink1, o[n][3] *= shrink1;
-        add_weighted<D, N>(o, s, values + stage * TILE);
+        add_weighted<V, N>(o, s, values + stage * V_TILE);
         __syncthreads(); /* the tiles may be overwritten by the fetch after the next */
         now = next;
         stage ^= 1;
@@ -342,15 +344,15 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) for
         w.lse[own.row + row] = (most0 + log2f(total0)) * LN_2;
     if (lane % 4 == 0 && row + 8 < own.rows)
         w.lse[own.row + row + 8] = (most1 + log2f(total1)) * LN_2;
-    store_rows<D>(a.o, o_at, a.o_stride, own, a.head_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0, total1 == 0.0f ? 0.0f : 1.0f / total1,
+    store_rows<V>(a.o, o_at, a.o_stride, own, a.v_dim, o, total0 == 0.0f ? 0.0f : 1.0f / total0, total1 == 0.0f ? 0.0f : 1.0f / total1,
                   a.part, false);
 }
 
-template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
+template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREADS) backward_dq_kernel(const __grid_constant__ job a)
 {
-    enum { STRIDE = row_of<D>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE };
+    enum { STRIDE = row_of<D>::STRIDE, V_STRIDE = row_of<V>::STRIDE, N = KEYS / 8, TILE = KEYS * STRIDE, V_TILE = KEYS * V_STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
-    bf16 *q = memory, *d_o = q + ROWS * STRIDE, *keys = d_o + ROWS * STRIDE, *values = keys + 2 * TILE;
+    bf16 *q = memory, *d_o = q + ROWS * STRIDE, *keys = d_o + ROWS * V_STRIDE, *values = keys + 2 * TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
     const int64_t batch = blockIdx.z;
     const views w = view(a, batch, head, head / (a.heads / a.kv_heads));
@@ -371,11 +373,11 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
     auto fetch = [&](key_walk at, int to) {
         const span k = span_of<KEYS>(a.k_runs[at.run], at.at);
         fetch_tile<D, KEYS>(keys + to * TILE, w.k, a.k_stride, k, a.head_dim);
-        fetch_tile<D, KEYS>(values + to * TILE, w.v, a.v_stride, k, a.head_dim);
+        fetch_tile<V, KEYS>(values + to * V_TILE, w.v, a.v_stride, k, a.v_dim);
     };
 
     fetch_tile<D, ROWS>(q, w.q, a.q_stride, own, a.head_dim);
-    fetch_tile<D, ROWS>(d_o, w.d_o, a.o_stride, own, a.head_dim);
+    fetch_tile<V, ROWS>(d_o, w.d_o, a.o_stride, own, a.v_dim);
     if (has_keys(a, now))
         fetch(now, 0);
     copies_end_group();
@@ -388,7 +390,7 @@ template <int D, int KEYS> static __global__ void __launch_bounds__(THREADS) bac
         __syncthreads();
         float s[N][4], t[N][4];
         multiply_rows<D, N>(s, q + warp * 16 * STRIDE, keys + stage * TILE);
-        multiply_rows<D, N>(t, d_o + warp * 16 * STRIDE, values + stage * TILE);
+        multiply_rows<V, N>(t, d_o + warp * 16 * V_STRIDE, values + stage * V_TILE);
         const span k = span_of<KEYS>(a.k_runs[now.run], now.at);
         const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
 #pragma unroll
@@ -427,23 +429,25 @@ static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t 
 
 /* y = key head times PARTS: a block computes one of PARTS ranges of the columns of dk and dv,
  * because all of them do not fit in the registers of large heads. */
-template <int D, int QUERIES, int PARTS>
+template <int D, int V, int QUERIES, int PARTS>
 static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
-    enum { STRIDE = row_of<D>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE, W = D / PARTS };
+    enum { STRIDE = row_of<D>::STRIDE, V_STRIDE = row_of<V>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE,
+          V_TILE = QUERIES * V_STRIDE };
+    enum { W = D / PARTS, V_W = V / PARTS };
     extern __shared__ __align__(16) bf16 memory[];
     __shared__ float lse[2][QUERIES], delta[2][QUERIES];
     __shared__ int low[2][QUERIES];
-    bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * STRIDE, *d_os = queries + 2 * TILE;
+    bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * V_STRIDE, *d_os = queries + 2 * TILE;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int kv_head = blockIdx.y / PARTS, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
-    const int first_col = blockIdx.y % PARTS * W;
-    const int64_t batch = blockIdx.z, out_col = (int64_t)kv_head * a.head_dim + first_col;
+    const int part = blockIdx.y % PARTS;
+    const int64_t batch = blockIdx.z;
     const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
     const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 positions later */
     const scoring how = scoring_of(a);
     const views w0 = view(a, batch, kv_head * group, kv_head);
-    float dk[W / 8][4], dv[W / 8][4];
+    float dk[W / 8][4], dv[V_W / 8][4];
     clear(dk);
     clear(dv);
 
@@ -451,7 +455,7 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
         const views w = view(a, batch, at.head, kv_head);
         const span rows = span_of<QUERIES>(a.q_runs[at.run], at.at);
         fetch_tile<D, QUERIES>(queries + stage * TILE, w.q, a.q_stride, rows, a.head_dim);
-        fetch_tile<D, QUERIES>(d_os + stage * TILE, w.d_o, a.o_stride, rows, a.head_dim);
+        fetch_tile<V, QUERIES>(d_os + stage * V_TILE, w.d_o, a.o_stride, rows, a.v_dim);
         if (threadIdx.x < QUERIES) {
             const int i = (int)threadIdx.x;
             lse[stage][i] = i < rows.rows ? w.lse[rows.row + i] * LOG2_E : 0.0f;
@@ -465,7 +469,7 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
     if (a.part && at.head >= end_head)
         return; /* nothing to add */
     fetch_tile<D, ROWS>(k, w0.k, a.k_stride, own, a.head_dim);
-    fetch_tile<D, ROWS>(v, w0.v, a.v_stride, own, a.head_dim);
+    fetch_tile<V, ROWS>(v, w0.v, a.v_stride, own, a.v_dim);
     if (at.head < end_head)
         fetch(at, 0);
     copies_end_group();
@@ -476,11 +480,11 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
         copies_end_group();
         copies_wait<1>();
         __syncthreads();
-        const bf16 *q = queries + stage * TILE, *d_o = d_os + stage * TILE;
+        const bf16 *q = queries + stage * TILE, *d_o = d_os + stage * V_TILE;
         const int first = a.q_runs[at.run].position + at.at; /* position of the tile's first query */
         float s[N][4], t[N][4]; /* (keys, queries) */
         multiply_rows<D, N>(s, k + warp * 16 * STRIDE, q);
-        multiply_rows<D, N>(t, v + warp * 16 * STRIDE, d_o);
+        multiply_rows<V, N>(t, v + warp * 16 * V_STRIDE, d_o);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
@@ -497,26 +501,25 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
                 t[n][i] = p0 * (t[n][i] - row_delta) * slope0;
                 t[n][2 + i] = p1 * (t[n][2 + i] - row_delta) * slope1;
             }
-        add_weighted<D, N, W>(dv, s, d_o + first_col);
-        add_weighted<D, N, W>(dk, t, q + first_col);
+        add_weighted<V, N, V_W>(dv, s, d_o + part * V_W);
+        add_weighted<D, N, W>(dk, t, q + part * W);
         __syncthreads();
         stage ^= 1;
         at = next;
     }
     copies_wait<0>();
     const int64_t key0 = batch * a.k_seq;
-    const int cols = a.head_dim - first_col;
-    store_rows<W>(a.dk, key0 * a.dk_stride + out_col, a.dk_stride, own, cols, dk, a.scale, a.scale, a.part, a.part);
-    store_rows<W>(a.dv, key0 * a.dv_stride + out_col, a.dv_stride, own, cols, dv, 1.0f, 1.0f, a.part, a.part);
+    store_rows<W>(a.dk, key0 * a.dk_stride + (int64_t)kv_head * a.head_dim + part * W, a.dk_stride, own, a.head_dim - part * W, dk, a.scale,
+                  a.scale, a.part, a.part);
+    store_rows<V_W>(a.dv, key0 * a.dv_stride + (int64_t)kv_head * a.v_dim + part * V_W, a.dv_stride, own, a.v_dim - part * V_W, dv, 1.0f,
+                    1.0f, a.part, a.part);
 }
 
-/* One block per tile of the runs and head. Shared memory: own_tiles tiles of ROWS rows and two
- * double buffers of `other` rows. */
-template <int D, typename K>
-static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles, int other, const qd_cuda_run *runs, int run_count,
-                        int heads)
+/* One block per tile of the runs and head. elements: shared memory. */
+template <typename K>
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int elements, const qd_cuda_run *runs, int run_count, int heads)
 {
-    const int bytes = (own_tiles * ROWS + 4 * other) * row_of<D>::STRIDE * (int)sizeof(bf16);
+    const int bytes = elements * (int)sizeof(bf16);
     dim3 grid((unsigned)tile_count(runs, run_count, ROWS), (unsigned)heads, (unsigned)a->batch);
     if (grid.x == 0)
         return QD_OK;
@@ -526,35 +529,46 @@ static qd_status launch(qd_stream *stream, const job *a, K kernel, int own_tiles
     return QD_OK;
 }
 
-template <int D> static qd_status forward(qd_stream *stream, const job *a)
-{
-    constexpr int OTHER = D <= 128 ? 64 : 32;
-    return launch<D>(stream, a, forward_kernel<D, OTHER>, 1, OTHER, a->q_runs, a->q_run_count, a->heads);
-}
+/* A pass for heads of up to D elements, values of up to V. Shared memory holds one tile of ROWS
+ * queries, or one of each of two operands, and double buffers of OTHER rows of two. */
+template <int D, int V> struct forward {
+    static qd_status run(qd_stream *stream, const job *a)
+    {
+        enum { OTHER = D <= 192 ? 64 : 32, PAIR = row_of<D>::STRIDE + row_of<V>::STRIDE };
+        return launch(stream, a, forward_kernel<D, V, OTHER>, ROWS * row_of<D>::STRIDE + 2 * OTHER * PAIR, a->q_runs, a->q_run_count,
+                      a->heads);
+    }
+};
 
 /* Tiles of 32 rows for the other side where the accumulators of larger heads need the registers. */
-template <int D> static qd_status backward(qd_stream *stream, const job *a)
+template <int D, int V> struct backward {
+    static qd_status run(qd_stream *stream, const job *a)
+    {
+        enum { OTHER = D <= 64 ? 64 : 32, PARTS = D <= 128 ? 1 : 2, PAIR = row_of<D>::STRIDE + row_of<V>::STRIDE };
+        const int elements = (ROWS + 2 * OTHER) * PAIR;
+        QD_TRY(launch(stream, a, backward_dkv_kernel<D, V, OTHER, PARTS>, elements, a->k_runs, a->k_run_count, PARTS * a->kv_heads));
+        return launch(stream, a, backward_dq_kernel<D, V, OTHER>, elements, a->q_runs, a->q_run_count, a->heads);
+    }
+};
+
+template <template <int, int> class PASS> static qd_status run_pass(qd_stream *stream, const job *a)
 {
-    constexpr int OTHER = D <= 64 ? 64 : 32, PARTS = D <= 128 ? 1 : 2;
-    QD_TRY((launch<D>(stream, a, backward_dkv_kernel<D, OTHER, PARTS>, 2, OTHER, a->k_runs, a->k_run_count, PARTS * a->kv_heads)));
-    QD_TRY((launch<D>(stream, a, backward_dq_kernel<D, OTHER>, 2, OTHER, a->q_runs, a->q_run_count, a->heads)));
-    return QD_OK;
+    const int most = a->head_dim > a->v_dim ? a->head_dim : a->v_dim;
+    if (most <= 64)
+        return PASS<64, 64>::run(stream, a);
+    if (most <= 96)
+        return PASS<96, 96>::run(stream, a);
+    if (most <= 128)
+        return PASS<128, 128>::run(stream, a);
+    return most <= 192 && a->v_dim <= 128 ? PASS<192, 128>::run(stream, a) : PASS<256, 256>::run(stream, a);
 }
 
 extern "C" qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const job *a)
 {
-    const int d = a->head_dim;
-    return d <= 64    ? forward<64>(stream, a)
-           : d <= 96  ? forward<96>(stream, a)
-           : d <= 128 ? forward<128>(stream, a)
-                      : forward<256>(stream, a);
+    return run_pass<forward>(stream, a);
 }
 
 extern "C" qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const job *a)
 {
-    const int d = a->head_dim;
-    return d <= 64    ? backward<64>(stream, a)
-           : d <= 96  ? backward<96>(stream, a)
-           : d <= 128 ? backward<128>(stream, a)
-                      : backward<256>(stream, a);
+    return run_pass<backward>(stream, a);
 }

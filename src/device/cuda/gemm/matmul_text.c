@@ -1,6 +1,6 @@
 /* Choices as text, one line each, for other ranks and later runs:
  *
- *   quadrille tuning 3; NVIDIA H200, 132 multiprocessors; cuBLASLt 130002; cuDNN 91900; any order
+ *   quadrille tuning 4; NVIDIA H200, 132 multiprocessors; cuBLASLt 130002; cuDNN 91900; any order
  *   product 65536 2304 768 strides 768 768 2304 NT 1 1 1 wants 2 fused 2 converted 0 rough 0 \
  *       workspace 0 us 351.200 algorithm 3f00…        (one line in the text)
  *   attention forward …
@@ -17,7 +17,7 @@ enum { HEADER = 512, HEX = 2 * sizeof(cublasLtMatmulAlgo_t) };
 
 static void write_header(const qd_cuda *cuda, char *text)
 {
-    snprintf(text, HEADER, "quadrille tuning 3; %s, %d multiprocessors; cuBLASLt %zu; cuDNN %zu; %s", cuda->properties.name,
+    snprintf(text, HEADER, "quadrille tuning 4; %s, %d multiprocessors; cuBLASLt %zu; cuDNN %zu; %s", cuda->properties.name,
              cuda->properties.multiProcessorCount, cublasLtGetVersion(), cudnnGetVersion(),
              cuda->deterministic ? "deterministic" : "any order");
 }
