@@ -82,3 +82,11 @@ qd_status qd_attention_part_check_gradients(const char *kernel, const qd_attenti
                        a->kv_heads);
     return QD_OK;
 }
+
+qd_status qd_attention_cached_check_values(const qd_attention_cached_args *a)
+{
+    if (a->v ? a->v_dim > 0 && a->v_dim != a->head_dim : a->v_dim < 1 || a->v_dim > a->head_dim)
+        return QD_FAIL(QD_UNSUPPORTED, "attention_cached: values of %d elements %s keys of %d", a->v_dim, a->v ? "next to" : "in",
+                       a->head_dim);
+    return QD_OK;
+}

@@ -23,4 +23,7 @@ qd_status qd_row_runs_check(const char *kernel, const char *what, const qd_row_r
 
 /* QD_USAGE unless the strides of dq, dk and dv are at least as long as rows of the heads. */
 qd_status qd_attention_part_check_gradients(const char *kernel, const qd_attention_part_args *a);
+
+/* QD_UNSUPPORTED unless values are as long as keys or, without v, at most as long. */
+qd_status qd_attention_cached_check_values(const qd_attention_cached_args *a);
 #endif

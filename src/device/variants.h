@@ -114,9 +114,7 @@ typedef struct qd_latent_args {
     X(sink, qd_sink_args)                                                                                   \
     X(sink_backward, qd_sink_args)                                                                          \
     X(grouped_bias, qd_grouped_bias_args)                                                                   \
-    X(grouped_bias_grad, qd_grouped_bias_args)                                                              \
-    X(latent_join, qd_latent_args)                                                                          \
-    X(latent_split, qd_latent_args)
+    X(grouped_bias_grad, qd_grouped_bias_args)
 
 #define QD_VARIANT_KERNEL_TABLE(X)                                                                          \
     X(qk_squares, qd_qk_norm_args)                                                                          \
@@ -127,5 +125,7 @@ typedef struct qd_latent_args {
     X(clip_backward, qd_clip_args)                                                                          \
     X(scale, qd_scale_args)                                                                                 \
     X(softcap, qd_softcap_args)                                                                             \
+    X(latent_join, qd_latent_args)                                                                          \
+    X(latent_split, qd_latent_args)                                                                         \
     QD_CPU_KERNEL_TABLE(X)
 #endif

@@ -1,5 +1,5 @@
 /* Attention of new rows to a key/value cache, as in generation: whole caches, windows whose caches
- * are rings, soft-caps. */
+ * are rings, soft-caps, values that are the beginnings of keys. */
 #include "support/ops.h"
 
 #include <math.h>
@@ -12,29 +12,40 @@ typedef struct cached_case {
     int heads, kv_heads, head_dim;
     double softcap; /* 0: none */
     qd_dtype dtype;
+    int v_dim; /* values are this many elements of keys; 0: there is a cache of values */
 } cached_case;
 
 static const cached_case cases[] = {
-    {1, 0, 1, 0, 1, 1, 2, 0, QD_F32},
-    {3, 5, 16, 0, 4, 2, 6, 0, QD_F32},
-    {1, 700, 1024, 0, 2, 1, 64, 0, QD_F32},
-    {9, 0, 40, 0, 2, 2, 32, 5, QD_F32},
-    {1, 300, 300, 40, 4, 1, 16, 0, QD_F32},  /* a ring longer than the window */
-    {1, 77, 40, 40, 2, 1, 20, 3, QD_F32},    /* as long as the window: its oldest row is overwritten */
-    {5, 60, 44, 40, 2, 1, 24, 0, QD_F32},
-    {7, 0, 90, 16, 2, 2, 8, 4, QD_F32},
-    {1, 900, 256, 256, 8, 4, 256, 50, QD_BF16},
-    {4, 30, 64, 0, 4, 2, 128, 0, QD_BF16},
+    {1, 0, 1, 0, 1, 1, 2, 0, QD_F32, 0},
+    {3, 5, 16, 0, 4, 2, 6, 0, QD_F32, 0},
+    {1, 700, 1024, 0, 2, 1, 64, 0, QD_F32, 0},
+    {9, 0, 40, 0, 2, 2, 32, 5, QD_F32, 0},
+    {1, 300, 300, 40, 4, 1, 16, 0, QD_F32, 0},  /* a ring longer than the window */
+    {1, 77, 40, 40, 2, 1, 20, 3, QD_F32, 0},    /* as long as the window: its oldest row is overwritten */
+    {5, 60, 44, 40, 2, 1, 24, 0, QD_F32, 0},
+    {7, 0, 90, 16, 2, 2, 8, 4, QD_F32, 0},
+    {1, 900, 256, 256, 8, 4, 256, 50, QD_BF16, 0},
+    {4, 30, 64, 0, 4, 2, 128, 0, QD_BF16, 0},
+    {3, 5, 16, 0, 4, 1, 26, 0, QD_F32, 20},
+    {1, 700, 1024, 0, 5, 1, 576, 0, QD_F32, 512},
+    {6, 40, 64, 0, 4, 1, 576, 9, QD_BF16, 512},
+    {2, 300, 300, 40, 2, 2, 700, 0, QD_F32, 33},
 };
 
 static void describe(const void *p, char *text, size_t size)
 {
     const cached_case *c = p;
-    snprintf(text, size, "%lld rows after %lld in %lld, W%lld, H%d/%d D%d cap %g %s", (long long)c->rows, (long long)c->past,
-             (long long)c->context, (long long)c->window, c->heads, c->kv_heads, c->head_dim, c->softcap, qd_dtype_name(c->dtype));
+    snprintf(text, size, "%lld rows after %lld in %lld, W%lld, H%d/%d D%d V%d cap %g %s", (long long)c->rows, (long long)c->past,
+             (long long)c->context, (long long)c->window, c->heads, c->kv_heads, c->head_dim, c->v_dim, c->softcap,
+             qd_dtype_name(c->dtype));
 }
 
 enum { Q, K, V, O, K_CACHE, V_CACHE, TENSORS };
+
+static int value_dim(const cached_case *c)
+{
+    return qd_attention_v_dim(c->head_dim, c->v_dim);
+}
 
 static int tensors(const void *p, ops_tensor *t)
 {
@@ -42,11 +53,13 @@ static int tensors(const void *p, ops_tensor *t)
     int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     t[Q] = (ops_tensor){.name = "q", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = q};
     t[K] = (ops_tensor){.name = "k", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = kv};
-    t[V] = (ops_tensor){.name = "v", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = kv};
-    t[O] = (ops_tensor){.name = "o", .role = OPS_OUT, .dtype = c->dtype, .rows = c->rows, .cols = q};
+    t[V] = (ops_tensor){.name = "v", .role = c->v_dim ? OPS_ABSENT : OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = kv};
+    t[O] = (ops_tensor){.name = "o", .role = OPS_OUT, .dtype = c->dtype, .rows = c->rows, .cols = c->heads * value_dim(c)};
     t[K_CACHE] = (ops_tensor){.name = "k_cache", .role = OPS_INOUT, .dtype = c->dtype, .rows = c->context, .cols = kv};
     t[V_CACHE] = t[K_CACHE];
     t[V_CACHE].name = "v_cache";
+    if (c->v_dim)
+        t[V_CACHE].role = OPS_ABSENT;
     return TENSORS;
 }
 
@@ -58,13 +71,14 @@ static void reference(const void *p, double *const *v)
         for (int64_t i = 0; i < kv; i++) {
             int64_t at = (c->past + r) % ring * kv + i;
             v[K_CACHE][at] = v[K][r * kv + i];
-            v[V_CACHE][at] = v[V][r * kv + i];
+            if (!c->v_dim)
+                v[V_CACHE][at] = v[V][r * kv + i];
         }
     for (int64_t r = 0; r < c->rows; r++)
         for (int h = 0; h < c->heads; h++) {
             int64_t last = c->past + r, first = c->window > 0 && last - c->window + 1 > 0 ? last - c->window + 1 : 0;
-            double total = 0, *o = v[O] + r * q + h * c->head_dim;
-            for (int i = 0; i < c->head_dim; i++)
+            double total = 0, *o = v[O] + (r * c->heads + h) * value_dim(c);
+            for (int i = 0; i < value_dim(c); i++)
                 o[i] = 0;
             for (int64_t key = first; key <= last; key++) {
                 int64_t at = key % ring * kv + h / (c->heads / c->kv_heads) * c->head_dim;
@@ -74,10 +88,10 @@ static void reference(const void *p, double *const *v)
                 score /= sqrt(c->head_dim);
                 double weight = exp(c->softcap > 0 ? c->softcap * tanh(score / c->softcap) : score);
                 total += weight;
-                for (int i = 0; i < c->head_dim; i++)
-                    o[i] += weight * v[V_CACHE][at + i];
+                for (int i = 0; i < value_dim(c); i++)
+                    o[i] += weight * v[c->v_dim ? K_CACHE : V_CACHE][at + i];
             }
-            for (int i = 0; i < c->head_dim; i++)
+            for (int i = 0; i < value_dim(c); i++)
                 o[i] /= total;
         }
 }
@@ -88,9 +102,9 @@ static qd_status run(const qd_kernels *k, qd_stream *stream, const void *p, void
     int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     return k->attention_cached(stream, &(qd_attention_cached_args){
         .q = t[Q], .k = t[K], .v = t[V], .o = t[O], .k_cache = t[K_CACHE], .v_cache = t[V_CACHE], .rows = c->rows, .past = c->past,
-        .context = c->context, .q_stride = q, .k_stride = kv, .v_stride = kv, .o_stride = q, .window = c->window, .heads = c->heads,
-        .kv_heads = c->kv_heads, .head_dim = c->head_dim, .scale = (float)(1 / sqrt(c->head_dim)), .softcap = (float)c->softcap,
-        .dtype = c->dtype});
+        .context = c->context, .q_stride = q, .k_stride = kv, .v_stride = kv, .o_stride = c->heads * value_dim(c), .window = c->window,
+        .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .v_dim = c->v_dim, .scale = (float)(1 / sqrt(c->head_dim)),
+        .softcap = (float)c->softcap, .dtype = c->dtype});
 }
 
 int main(int argc, char **argv)

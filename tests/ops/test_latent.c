@@ -23,7 +23,10 @@ static const latent_case cases[] = {
     {65, 65, 4, 128, 64, 128, true, true, QD_F32},
     {37, 16, 3, 14, 34, 5, false, false, QD_BF16},
     {50, 10, 4, 32, 16, 24, true, true, QD_BF16},
+    {33, 33, 3, 128, 64, 128, true, false, QD_BF16},
+    {21, 7, 2, 128, 64, 128, false, true, QD_BF16},
 };
+static const latent_case speed_cases[] = {{16384, 4096, 16, 128, 64, 128, true, false, QD_BF16}};
 
 enum { Q, KV, K_ROPE, QKV, TABLE, POSITIONS, TENSORS };
 
@@ -144,6 +147,12 @@ static qd_status run_split(const qd_kernels *k, qd_stream *stream, const void *c
 {
     qd_latent_args a = arguments(c, t);
     return k->latent_split(stream, &a);
+}
+
+static double bytes(const void *p)
+{
+    const latent_case *c = p;
+    return (double)(c->rows * (q_cols(c) + kv_cols(c) + c->rope + all_cols(c))) * (double)qd_dtype_size(c->dtype);
 }
 
 /* Attention with heads of `dim` and values of `v_dim` equals attention with both padded to the
@@ -282,9 +291,11 @@ static void refuses_bad_arguments(void **state)
 
 static const ops_op ops[] = {
     {.kernel = "latent_join", .cases = cases, .case_size = sizeof *cases, .case_count = COUNT_OF(cases), .describe = describe,
-     .tensors = tensors_join, .reference = reference_join, .run = run_join, .cpu_only = true},
+     .tensors = tensors_join, .reference = reference_join, .run = run_join, .speed_cases = speed_cases,
+     .speed_count = COUNT_OF(speed_cases), .bytes = bytes},
     {.kernel = "latent_split", .cases = cases, .case_size = sizeof *cases, .case_count = COUNT_OF(cases), .describe = describe,
-     .tensors = tensors_split, .reference = reference_split, .run = run_split, .cpu_only = true},
+     .tensors = tensors_split, .reference = reference_split, .run = run_split, .speed_cases = speed_cases,
+     .speed_count = COUNT_OF(speed_cases), .bytes = bytes},
 };
 
 int main(int argc, char **argv)

@@ -13,27 +13,31 @@ typedef struct rope_case {
     bool positions, inverse;
     qd_dtype dtype;
     int dims; /* 0: head_dim */
+    bool interleaved;
 } rope_case;
 
 static const rope_case cases[] = {
-    {1, 1, 0, 1, 2, false, false, QD_F32, 0},     {9, 4, 0, 3, 2, false, true, QD_F32, 0},
-    {37, 16, 5, 3, 14, false, false, QD_F32, 0},  {37, 16, 5, 3, 14, true, true, QD_F32, 0},
-    {130, 65, 64, 4, 64, false, false, QD_F32, 0}, {130, 65, 64, 4, 128, true, true, QD_F32, 0},
-    {11, 7, 0, 2, 600, false, false, QD_F32, 0},  {130, 65, 64, 4, 64, false, false, QD_BF16, 0},
-    {37, 16, 3, 3, 14, true, true, QD_BF16, 0},   {11, 7, 0, 2, 600, true, false, QD_BF16, 0},
+    {1, 1, 0, 1, 2, false, false, QD_F32, 0, false},     {9, 4, 0, 3, 2, false, true, QD_F32, 0, false},
+    {37, 16, 5, 3, 14, false, false, QD_F32, 0, false},  {37, 16, 5, 3, 14, true, true, QD_F32, 0, false},
+    {130, 65, 64, 4, 64, false, false, QD_F32, 0, false}, {130, 65, 64, 4, 128, true, true, QD_F32, 0, false},
+    {11, 7, 0, 2, 600, false, false, QD_F32, 0, false},  {130, 65, 64, 4, 64, false, false, QD_BF16, 0, false},
+    {37, 16, 3, 3, 14, true, true, QD_BF16, 0, false},   {11, 7, 0, 2, 600, true, false, QD_BF16, 0, false},
 };
 
-/* Parts of heads, which GPUs refuse. */
+/* Parts of heads, and interleaved pairs. */
 static const rope_case part_cases[] = {
-    {37, 16, 5, 3, 14, false, false, QD_F32, 2},
-    {37, 16, 5, 3, 14, true, true, QD_F32, 10},
-    {65, 65, 0, 4, 64, false, false, QD_BF16, 16},
-    {11, 7, 3, 2, 128, true, false, QD_F32, 96},
+    {37, 16, 5, 3, 14, false, false, QD_F32, 2, false},
+    {37, 16, 5, 3, 14, true, true, QD_F32, 10, false},
+    {65, 65, 0, 4, 64, false, false, QD_BF16, 16, false},
+    {11, 7, 3, 2, 128, true, false, QD_F32, 96, false},
+    {37, 16, 5, 3, 14, true, false, QD_F32, 10, true},
+    {65, 65, 0, 4, 192, false, true, QD_BF16, 64, true},
+    {9, 4, 0, 1, 64, false, false, QD_F32, 0, true},
 };
 
 static const rope_case speed[] = {
-    {4096, 1024, 0, 12, 64, false, false, QD_F32, 0},
-    {4096, 1024, 0, 12, 64, false, true, QD_BF16, 0},
+    {4096, 1024, 0, 12, 64, false, false, QD_F32, 0, false},
+    {4096, 1024, 0, 12, 64, false, true, QD_BF16, 0, false},
 };
 
 static int dims(const rope_case *c)
@@ -44,9 +48,9 @@ static int dims(const rope_case *c)
 static void describe(const void *p, char *text, size_t size)
 {
     const rope_case *c = p;
-    snprintf(text, size, "%lld rows, %d heads, %d of %d, gap %lld, %s%s%s", (long long)c->rows, c->heads, dims(c), c->head_dim,
+    snprintf(text, size, "%lld rows, %d heads, %d of %d, gap %lld, %s%s%s%s", (long long)c->rows, c->heads, dims(c), c->head_dim,
              (long long)c->gap, qd_dtype_name(c->dtype), c->positions ? ", positions" : "",
-             c->inverse ? ", inverse" : "");
+             c->inverse ? ", inverse" : "", c->interleaved ? ", interleaved" : "");
 }
 
 enum { X, TABLE, POSITIONS, TENSORS };
@@ -86,7 +90,8 @@ static void reference(const void *p, double *const *v)
         for (int h = 0; h < c->heads; h++)
             for (int i = 0; i < dims(c) / 2; i++) {
                 int64_t position = c->positions ? (int64_t)v[POSITIONS][r] : r % c->seq;
-                double *low = v[X] + r * stride(c) + h * c->head_dim + i, *high = low + dims(c) / 2;
+                double *low = v[X] + r * stride(c) + h * c->head_dim + (c->interleaved ? 2 * i : i);
+                double *high = low + (c->interleaved ? 1 : dims(c) / 2);
                 double cosine = v[TABLE][position * dims(c) + 2 * i];
                 double sine = v[TABLE][position * dims(c) + 2 * i + 1] * (c->inverse ? -1 : 1);
                 double x = *low, y = *high;
@@ -99,7 +104,7 @@ static qd_rope_args arguments(const rope_case *c, void *const *t)
 {
     return (qd_rope_args){.x = t[X], .table = t[TABLE], .positions = t[POSITIONS], .rows = c->rows, .seq = c->seq,
                           .row_stride = stride(c), .heads = c->heads, .head_dim = c->head_dim, .dims = c->dims, .inverse = c->inverse,
-                          .dtype = c->dtype};
+                          .interleaved = c->interleaved, .dtype = c->dtype};
 }
 
 static qd_status run(const qd_kernels *k, qd_stream *stream, const void *c, void *const *t)
@@ -118,7 +123,7 @@ static double bytes(const void *p)
 static void inverse_undoes(void **state)
 {
     (void)state;
-    rope_case c = {64, 32, 0, 3, 10, false, false, QD_F32, 0};
+    rope_case c = {64, 32, 0, 3, 10, false, false, QD_F32, 0, false};
     static float x[64 * 30], before[64 * 30], table[32 * 10];
     double *v[TENSORS] = {NULL, (double[32 * 10]){0}, NULL};
     derive(&c, v);

@@ -13,7 +13,6 @@ qd_status qd_config_check_device(const qd_config *config)
         {m->sinks, "model.sinks"},
         {m->activation == QD_ACT_SWIGLU_CLAMPED, "model.activation=swiglu_clamped"},
         {m->moe.experts > 0 && m->mlp_bias, "model.mlp_bias of experts"},
-        {qd_model_is_latent(&config->model), "model.arch=deepseek, with latent attention,"},
     };
     for (size_t i = 0; i < sizeof absent / sizeof *absent && strcmp(config->device, "cpu") != 0; i++)
         if (absent[i].needed)

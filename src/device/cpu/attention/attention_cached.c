@@ -22,9 +22,7 @@ qd_status qd_cpu_attention_cached(qd_stream *stream, const qd_attention_cached_a
     if (a->head_dim > QD_CPU_CACHED_HEAD_DIM || a->heads % a->kv_heads != 0)
         return QD_FAIL(QD_UNSUPPORTED, "attention_cached: head size %d with %d heads on %d; sizes up to %d, heads a multiple of "
                                        "key heads", a->head_dim, a->heads, a->kv_heads, QD_CPU_CACHED_HEAD_DIM);
-    if (a->v ? a->v_dim > 0 && a->v_dim != a->head_dim : a->v_dim < 1 || a->v_dim > a->head_dim)
-        return QD_FAIL(QD_UNSUPPORTED, "attention_cached: values of %d elements %s keys of %d", a->v_dim, a->v ? "next to" : "in",
-                       a->head_dim);
+    QD_TRY(qd_attention_cached_check_values(a));
     int64_t cols = (int64_t)a->kv_heads * a->head_dim;
     store_rows(a, a->k_cache, a->k, a->k_stride, cols);
     if (a->v)

@@ -1,17 +1,24 @@
 /* Attention of a few new rows to a key/value cache, for generation: bound by reading the cache.
  * Each (row, head) is split into stretches of the context, enough to keep the multiprocessors busy.
- * A block sums one stretch, with one key per warp and step. */
+ * A block sums one stretch, with one key per warp and step. The values of latent attention are the
+ * beginnings of its keys, and there is one cache. */
 #include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/math_impl.cuh"
 
 #include <math.h>
 
-enum { THREADS = 128, WARPS = THREADS / 32, PER_LANE = QD_CUDA_HEAD_MOST / 32, STRETCH_LEAST = 64 };
+enum { THREADS = 128, WARPS = THREADS / 32, STRETCH_LEAST = 64, HEAD_MOST = 1024 };
 
 /* Where a cache keeps a position: with a window it is a ring. */
 static __device__ __forceinline__ int64_t cache_row(const qd_attention_cached_args &a, int64_t position)
 {
     return a.window ? position % a.context : position;
+}
+
+/* Elements of a head of values and results. */
+static __host__ __device__ __forceinline__ int value_dim(const qd_attention_cached_args &a)
+{
+    return a.v ? a.head_dim : a.v_dim;
 }
 
 /* Stores the new rows in both caches: positions past .. past + rows - 1. Items: (row, column). */
@@ -25,30 +32,34 @@ static __global__ void __launch_bounds__(THREADS) store_rows_kernel(qd_attention
     load_as<1>(a.k, row * a.k_stride + col, half, v);
     const int64_t to = cache_row(a, a.past + row) * cols + col;
     store_as<1>(a.k_cache, to, half, v);
+    if (!a.v)
+        return;
     load_as<1>(a.v, row * a.v_stride + col, half, v);
     store_as<1>(a.v_cache, to, half, v);
 }
 
-/* Partial result of a stretch: maximum and sum of exponentials. Its head_dim weighted values are
- * not yet divided by the sum. */
+/* Partial result of a stretch: maximum and sum of exponentials. Its weighted values are not yet
+ * divided by the sum. */
 struct partial {
     float most, total;
 };
 
 /* Block (stretch, head, row). With one stretch, writes the result; else its part: partials (rows,
- * heads, stretches) and sums (rows, heads, stretches, head_dim). */
+ * heads, stretches) and sums (rows, heads, stretches, value_dim). PER: elements of a head per
+ * lane. */
+template <int PER>
 static __global__ void __launch_bounds__(THREADS)
     stretch_kernel(qd_attention_cached_args a, int64_t keys_each, partial *partials, float *sums, bool half)
 {
     __shared__ partial parts[WARPS];
-    __shared__ float values[WARPS][QD_CUDA_HEAD_MOST];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, d = a.head_dim;
+    __shared__ float values[WARPS][PER * 32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y, d = a.head_dim, v_dim = value_dim(a);
     const int64_t row = blockIdx.z, cols = (int64_t)a.kv_heads * d, from = (int64_t)(head / (a.heads / a.kv_heads)) * d;
     const int64_t keys = a.past + row + 1, first = a.window && keys > a.window ? keys - a.window : 0;
     const int64_t begin = first + blockIdx.x * keys_each, end = begin + keys_each < keys ? begin + keys_each : keys;
-    float q[PER_LANE], o[PER_LANE], most = -INFINITY, total = 0.0f;
+    float q[PER], o[PER], most = -INFINITY, total = 0.0f;
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++) {
+    for (int i = 0; i < PER; i++) {
         float v[1] = {0.0f};
         if (lane + 32 * i < d)
             load_as<1>(a.q, row * a.q_stride + (int64_t)head * d + lane + 32 * i, half, v);
@@ -57,16 +68,17 @@ static __global__ void __launch_bounds__(THREADS)
     }
     for (int64_t key = begin + warp; key < end; key += WARPS) {
         const int64_t at = cache_row(a, key) * cols + from;
-        float score = 0.0f, v[PER_LANE];
+        float score = 0.0f, v[PER];
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
+        for (int i = 0; i < PER; i++) {
             float k[1] = {0.0f}, value[1] = {0.0f};
             if (lane + 32 * i < d) {
                 load_as<1>(a.k_cache, at + lane + 32 * i, half, k);
-                load_as<1>(a.v_cache, at + lane + 32 * i, half, value);
+                if (a.v)
+                    load_as<1>(a.v_cache, at + lane + 32 * i, half, value);
             }
             score = fmaf(q[i], k[0], score);
-            v[i] = value[0];
+            v[i] = a.v ? value[0] : k[0];
         }
         score = warp_sum(score);
         if (a.softcap != 0.0f)
@@ -76,7 +88,7 @@ static __global__ void __launch_bounds__(THREADS)
         total = total * shrink + weight;
         most = top;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
+        for (int i = 0; i < PER; i++)
             o[i] = o[i] * shrink + weight * v[i];
     }
     if (lane == 0) {
@@ -84,7 +96,7 @@ static __global__ void __launch_bounds__(THREADS)
         parts[warp].total = total;
     }
 #pragma unroll
-    for (int i = 0; i < PER_LANE; i++)
+    for (int i = 0; i < PER; i++)
         values[warp][lane + 32 * i] = o[i];
     __syncthreads();
     float top = -INFINITY, sum = 0.0f;
@@ -100,16 +112,16 @@ static __global__ void __launch_bounds__(THREADS)
         partials[place].most = top;
         partials[place].total = sum;
     }
-    for (int i = threadIdx.x; i < d; i += THREADS) {
+    for (int i = threadIdx.x; i < v_dim; i += THREADS) {
         float v[1] = {0.0f};
 #pragma unroll
         for (int w = 0; w < WARPS; w++)
             v[0] += values[w][i] * expf(parts[w].most - shift);
         if (gridDim.x > 1) {
-            sums[place * d + i] = v[0];
+            sums[place * v_dim + i] = v[0];
         } else {
             v[0] /= sum;
-            store_as<1>(a.o, row * a.o_stride + (int64_t)head * d + i, half, v);
+            store_as<1>(a.o, row * a.o_stride + (int64_t)head * v_dim + i, half, v);
         }
     }
 }
@@ -118,7 +130,7 @@ static __global__ void __launch_bounds__(THREADS)
 static __global__ void __launch_bounds__(THREADS)
     join_kernel(qd_attention_cached_args a, const partial *partials, const float *sums, int stretches, bool half)
 {
-    const int head = blockIdx.x, d = a.head_dim;
+    const int head = blockIdx.x, d = value_dim(a);
     const int64_t row = blockIdx.y, place = (row * a.heads + head) * stretches;
     float top = -INFINITY, total = 0.0f;
     for (int s = 0; s < stretches; s++)
@@ -143,9 +155,10 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
     if (a->past < 0 || a->rows < 0 || (a->past + a->rows > a->context && !ring))
         return QD_FAIL(QD_USAGE, "attention_cached: positions %lld to %lld do not fit in a cache of %lld", (long long)a->past,
                        (long long)(a->past + a->rows), (long long)a->context);
-    if (a->head_dim > QD_CUDA_HEAD_MOST || a->heads % a->kv_heads != 0)
+    if (a->head_dim > HEAD_MOST || a->heads % a->kv_heads != 0)
         return QD_FAIL(QD_UNSUPPORTED, "attention_cached: head size %d with %d heads on %d; sizes up to %d, heads a multiple of "
-                                       "key heads", a->head_dim, a->heads, a->kv_heads, QD_CUDA_HEAD_MOST);
+                                       "key heads", a->head_dim, a->heads, a->kv_heads, HEAD_MOST);
+    QD_TRY(qd_attention_cached_check_values(a));
     if (a->rows == 0)
         return QD_OK;
     const int64_t most_rows = 65535; /* limit of a grid dimension: longer prompts take several launches */
@@ -169,13 +182,14 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
         partial *partials = NULL;
         float *sums = NULL;
         if (stretches > 1) {
-            QD_TRY(qd_cuda_workspace(stream, pairs * stretches * (int64_t)(sizeof(partial) + (size_t)a->head_dim * sizeof(float)),
+            QD_TRY(qd_cuda_workspace(stream, pairs * stretches * (int64_t)(sizeof(partial) + (size_t)value_dim(*a) * sizeof(float)),
                                      &space));
             partials = (partial *)space;
             sums = (float *)(partials + pairs * stretches);
         }
-        stretch_kernel<<<dim3((unsigned)stretches, (unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, each,
-                                                                                                                 partials, sums, half);
+        auto kernel = a->head_dim <= 256 ? stretch_kernel<8> : a->head_dim <= 576 ? stretch_kernel<18> : stretch_kernel<32>;
+        kernel<<<dim3((unsigned)stretches, (unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, each, partials, sums,
+                                                                                                         half);
         QD_CUDA_LAUNCHED();
         if (stretches > 1) {
             join_kernel<<<dim3((unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, partials, sums, (int)stretches,

@@ -322,7 +322,8 @@ extern "C" qd_status qd_cuda_dropout(qd_stream *stream, const qd_dropout_args *a
 
 enum { ROPE_HEADS = 4 }; /* heads that share a thread's cosines and sines */
 
-/* Items: (row, group of heads, vector of N pairs). The heads of an item are `groups` apart. */
+/* Items: (row, group of heads, vector of N pairs). The heads of an item are `groups` apart. N is 1
+ * for interleaved pairs. */
 template <typename T, int N> static __global__ void rope_kernel(qd_rope_args a, int groups, int64_t items, qd_cuda_fault *fault)
 {
     int64_t item = item_index(), row, rest;
@@ -352,10 +353,11 @@ template <typename T, int N> static __global__ void rope_kernel(qd_rope_args a, 
         int head = group + h * groups;
         if (head >= a.heads)
             break;
-        T *low = (T *)a.x + row * a.row_stride + (int64_t)head * a.head_dim + i;
+        const bool apart = N > 1 || !a.interleaved;
+        T *low = (T *)a.x + row * a.row_stride + (int64_t)head * a.head_dim + (apart ? i : 2 * i), *high = low + (apart ? half : 1);
         float x[N], y[N];
         load<N>(low, x);
-        load<N>(low + half, y);
+        load<N>(high, y);
 #pragma unroll
         for (int j = 0; j < N; j++) {
             float turned = x[j] * cosine[j] - y[j] * sine[j];
@@ -363,7 +365,7 @@ template <typename T, int N> static __global__ void rope_kernel(qd_rope_args a, 
             x[j] = turned;
         }
         store<N>(low, x);
-        store<N>(low + half, y);
+        store<N>(high, y);
     }
 }
 
@@ -381,7 +383,7 @@ extern "C" qd_status qd_cuda_rope(qd_stream *stream, const qd_rope_args *a)
         using T = decltype(type);
         qd_cuda_launch l = qd_cuda_launch_of(stream);
         int groups = (int)divide_up(a->heads, ROPE_HEADS), half = dims / 2;
-        bool vector = can_vector(half, a->x, a->table) && a->row_stride % VECTOR == 0 && a->head_dim % VECTOR == 0;
+        bool vector = !a->interleaved && can_vector(half, a->x, a->table) && a->row_stride % VECTOR == 0 && a->head_dim % VECTOR == 0;
         int64_t items = a->rows * groups * (vector ? half / VECTOR : half);
         if (items <= 0)
             return QD_OK;
