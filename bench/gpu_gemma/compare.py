@@ -9,16 +9,14 @@ Prints tokens per second, model TFLOP/s, MFU, peak memory and the ratio; then a 
 time by op. PyTorch is compiled, block by block and as a whole, with flex_attention for windows and
 soft-caps of scores; the faster one counts.
 """
-import json
 import os
-import subprocess
 import sys
 
 from gemma_cases import CASES, flops_per_token
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "gpu_step"))
-from compare import arguments, last_json, print_breakdown, run  # noqa: E402
+from compare import arguments, fastest_way, last_json, print_breakdown, row_of, run  # noqa: E402
 
 
 def ours(o, name):
@@ -29,35 +27,11 @@ def ours(o, name):
                      [f"{key}={value}" for key, value in keys.items()] + o.set, "quadrille")
 
 
-def theirs(o, name):
-    """The faster of the ways that PyTorch finished before the limit."""
-    command = [o.python, os.path.join(HERE, "torch_gemma.py"), name, "--warm-up", str(o.warm_up), "--repeat", str(o.repeat), "--ways", *o.ways]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=o.limit)
-        text, errors = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        text, errors = late.stdout or b"", b"stopped at the limit"
-    runs = [json.loads(line) for line in text.decode().splitlines() if line.startswith("{")]
-    for r in runs:
-        print(f"  PyTorch, {r['way']}: {r['milliseconds']:.2f} ms, loss {r['loss']:.4f}", file=sys.stderr, flush=True)
-    if len(runs) < len(o.ways):
-        print("  PyTorch: " + "; ".join(errors.decode().strip().splitlines()[-1:]), file=sys.stderr, flush=True)
-    return min(runs, key=lambda r: r["milliseconds"]) if runs else None
-
-
 def compare(o, name):
     c = CASES[name]
     mine = ours(o, name)
-    step = None if o.ours_only else theirs(o, name)
-    row = {"case": name, "batch": c.batch, "seq": c.seq, "flops_per_token": flops_per_token(c), "quadrille": mine, "torch": step, "floor": None}
-    if mine:
-        row["tokens_per_second"] = mine["tokens_per_second"]
-        row["peak_bytes"] = mine["allocated_bytes"] + mine["workspace_bytes"]
-    if step:
-        row["torch_tokens_per_second"] = c.batch * c.seq / step["milliseconds"] * 1e3
-    if mine and step:
-        row["ratio"] = row["tokens_per_second"] / row["torch_tokens_per_second"]
-    return row
+    step = None if o.ours_only else fastest_way(o, os.path.join(HERE, "torch_gemma.py"), name)
+    return row_of(name, c.batch, c.seq, flops_per_token(c), mine, step)
 
 
 def main():

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from gemma_cases import CASES, LOGIT_CAP, SCORE_CAP
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "gpu_step"))
-from torch_step import measure, rotate  # noqa: E402
+from torch_step import angles, measure, rotate  # noqa: E402
 
 
 class Norm(nn.Module):
@@ -70,10 +70,9 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(c.vocab, c.hidden)
         self.blocks = nn.ModuleList(Block(c, whole if i % 2 else local) for i in range(c.layers))
         self.norm = Norm(c.hidden)
-        angle = torch.outer(torch.arange(c.seq).float(), 1.0 / 10000 ** (torch.arange(0, c.head_dim, 2).float() / c.head_dim))
-        angle = torch.cat((angle, angle), -1)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        cos, sin = angles(c.seq, c.head_dim, 10000)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)

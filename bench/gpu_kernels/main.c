@@ -8,10 +8,12 @@
  *
  *   bench-cuda-kernels [CASE …]
  *
- * Cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd windows; default: all but the last two.
+ * Cases: 124m 355m 1558m 1.3b 1b 8b mixtral fine one odd windows latent; default: all but the last
+ * three.
  * `odd` is the head of 124m with GPT-2's own 50,257 tokens: each of its GEMMs whole, in rows of
  * 50,304, and in the two parts in which it runs. `windows` is attention with the heads of Gemma 2
- * over lengths of sequence and window, with cuDNN and with our own kernels.
+ * over lengths of sequence and window, with cuDNN and with our own kernels; `latent` with heads of
+ * 192 and values of 128 (DeepSeek V3).
  *
  * Times are medians on random data. The sum of a case is the time of the same work inside a step
  * without interference: compare it with the step's breakdown. */
@@ -389,37 +391,84 @@ static void print_engines(qd_device *device)
     qd_strbuf_free(&text);
 }
 
-/* Attention of 8 query and 4 key heads of 256: the time grows with the window, not with the
- * sequence. */
+/* One line of a table of attention: us and TFLOP/s of both passes, then with our own kernels. */
+typedef struct attention_line {
+    int64_t batch, seq, window; /* window 0: none */
+    float softcap;
+    bool documents; /* of a quarter of a sequence each */
+} attention_line;
+
+static void attention_lines(qd_device *device, int heads, int kv_heads, int dim, int v_dim, const attention_line *lines, int count)
+{
+    int64_t rows = 0;
+    for (int i = 0; i < count; i++)
+        rows = rows < lines[i].batch * lines[i].seq ? lines[i].batch * lines[i].seq : rows;
+    const int64_t k_at = (int64_t)heads * dim * 2, v_at = k_at + (int64_t)kv_heads * dim * 2, width = v_at / 2 + (int64_t)kv_heads * v_dim;
+    const int64_t o_width = (int64_t)heads * v_dim, bytes = rows * width * 2, o_bytes = rows * o_width * 2, statistics = rows * heads * 4;
+    char *qkv = random_rows(device, rows * width, 1), *d_qkv = zeros(device, bytes);
+    void *o = zeros(device, o_bytes), *d_o = random_rows(device, rows * o_width, 2), *lse = zeros(device, statistics);
+    void *delta = zeros(device, statistics), *starts = zeros(device, rows * 4);
+    int32_t *host = calloc((size_t)rows, sizeof *host);
+    if (!host)
+        fail(QD_FAIL(QD_NO_MEMORY, "no host memory for %lld rows", (long long)rows));
+    printf("attention, %d and %d heads of %d, values of %d: us and TFLOP/s forward and backward, the same with our own kernels\n", heads,
+           kv_heads, dim, v_dim);
+    for (int i = 0; i < count; i++) {
+        const attention_line *l = &lines[i];
+        for (int64_t r = 0; r < l->batch * l->seq; r++)
+            host[r] = (int32_t)(r % l->seq / (l->seq / 4) * (l->seq / 4));
+        check(qd_copy(qd_device_compute_stream(device), starts, host, l->batch * l->seq * 4));
+        check(qd_stream_wait(qd_device_compute_stream(device)));
+        const qd_attention_args a = {
+            .q = qkv, .k = qkv + k_at, .v = qkv + v_at, .o = o, .lse = lse, .batch = l->batch, .seq = l->seq, .q_stride = width,
+            .k_stride = width, .v_stride = width, .o_stride = o_width, .heads = heads, .kv_heads = kv_heads, .head_dim = dim,
+            .v_dim = v_dim,
+            .scale = 0.0625f, .softcap = l->softcap, .window = l->window, .doc_start = l->documents ? starts : NULL, .dtype = QD_BF16,
+            .d_o = d_o, .dq = d_qkv, .dk = d_qkv + k_at, .dv = d_qkv + v_at, .delta = delta,
+        };
+        const timed_call calls[] = {{call_attention_forward, &a}, {call_attention_backward, &a}, {call_own_forward, &a},
+                                    {call_own_backward, &a}};
+        const double outside = l->window && l->window < l->seq ? (double)(l->seq - l->window) : 0, all = (double)l->seq;
+        const double pairs = l->documents ? all * all / 4 : all * all - outside * outside;
+        printf("batch %lld seq %5lld window %5lld cap %2.0f%s", (long long)l->batch, (long long)l->seq, (long long)l->window,
+               (double)l->softcap, l->documents ? " documents" : "");
+        for (int c = 0; c < 4; c++) {
+            /* scores, results; backward: scores, dq and dk, dv and the gradients of the weights */
+            const double seconds = time_call(device, calls[c]), sizes = c % 2 ? 3.0 * dim + 2.0 * v_dim : dim + v_dim;
+            printf(" | %9.1f %5.0f", seconds * 1e6, (double)(l->batch * heads) * sizes * pairs / seconds * 1e-12);
+        }
+        printf("\n");
+        fflush(stdout);
+    }
+    free(host);
+    qd_device_free(device, qkv, bytes);
+    qd_device_free(device, d_qkv, bytes);
+    qd_device_free(device, o, o_bytes);
+    qd_device_free(device, d_o, o_bytes);
+    qd_device_free(device, lse, statistics);
+    qd_device_free(device, delta, statistics);
+    qd_device_free(device, starts, rows * 4);
+}
+
+/* Attention of Gemma 2: the time grows with the window, not with the sequence. */
 static void windows(qd_device *device)
 {
-    enum { MOST = 32768, HEADS = 8, KV_HEADS = 4, SIZE = 256, WIDTH = (HEADS + 2 * KV_HEADS) * SIZE, O_WIDTH = HEADS * SIZE };
     static const int64_t lengths[] = {4096, 8192, 16384, 32768}, sizes[] = {1024, 4096, 0};
-    char *qkv = random_rows(device, (int64_t)MOST * WIDTH, 1), *d_qkv = zeros(device, (int64_t)MOST * WIDTH * 2);
-    void *o = zeros(device, (int64_t)MOST * O_WIDTH * 2), *d_o = random_rows(device, (int64_t)MOST * O_WIDTH, 2);
-    void *lse = zeros(device, (int64_t)MOST * HEADS * 4), *delta = zeros(device, (int64_t)MOST * HEADS * 4);
-    printf("attention, 8 and 4 heads of 256, one sequence: us and TFLOP/s forward and backward, the same with our own kernels\n");
+    attention_line lines[24];
+    int count = 0;
     for (int capped = 0; capped < 2; capped++)
-        for (size_t w = 0; w < sizeof sizes / sizeof *sizes; w++)
-            for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++) {
-                const int64_t k_at = O_WIDTH * 2, v_at = k_at + KV_HEADS * SIZE * 2, seq = lengths[n];
-                const qd_attention_args a = {
-                    .q = qkv, .k = qkv + k_at, .v = qkv + v_at, .o = o, .lse = lse, .batch = 1, .seq = seq, .q_stride = WIDTH,
-                    .k_stride = WIDTH, .v_stride = WIDTH, .o_stride = O_WIDTH, .heads = HEADS, .kv_heads = KV_HEADS, .head_dim = SIZE,
-                    .scale = 0.0625f, .softcap = capped ? 50.0f : 0.0f, .window = sizes[w], .dtype = QD_BF16, .d_o = d_o, .dq = d_qkv,
-                    .dk = d_qkv + k_at, .dv = d_qkv + v_at, .delta = delta,
-                };
-                const timed_call calls[] = {{call_attention_forward, &a}, {call_attention_backward, &a}, {call_own_forward, &a},
-                                            {call_own_backward, &a}};
-                const double outside = sizes[w] && sizes[w] < seq ? (double)(seq - sizes[w]) : 0, all = (double)seq;
-                printf("window %5lld seq %5lld cap %2d", (long long)sizes[w], (long long)seq, capped ? 50 : 0);
-                for (int c = 0; c < 4; c++) {
-                    const double seconds = time_call(device, calls[c]), passes = c % 2 ? 5 : 2;
-                    printf(" | %9.1f %5.0f", seconds * 1e6, passes * HEADS * SIZE * (all * all - outside * outside) / seconds * 1e-12);
-                }
-                printf("\n");
-                fflush(stdout);
-            }
+        for (int w = 0; w < 3; w++)
+            for (int n = 0; n < 4; n++)
+                lines[count++] = (attention_line){1, lengths[n], sizes[w], capped ? 50.0f : 0.0f, false};
+    attention_lines(device, 8, 4, 256, 256, lines, count);
+}
+
+/* Latent attention of DeepSeek V3, and for comparison heads of 128. */
+static void latent(qd_device *device)
+{
+    static const attention_line lines[] = {{8, 2048, 0, 0, false}, {4, 4096, 0, 0, false}, {4, 4096, 0, 0, true}, {1, 16384, 0, 0, false}};
+    attention_lines(device, 16, 16, 192, 128, lines, 4);
+    attention_lines(device, 16, 16, 128, 128, lines, 4);
 }
 
 static bool is_wanted(const char *name, int argc, char **argv)
@@ -449,6 +498,8 @@ int main(int argc, char **argv)
         odd_head(device);
     if (argc > 1 && is_wanted("windows", argc, argv))
         windows(device);
+    if (argc > 1 && is_wanted("latent", argc, argv))
+        latent(device);
     print_engines(device);
     printf("case       GEMMs ms  attention ms  together ms   tokens/s of these alone\n");
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)

@@ -16,7 +16,7 @@ from moe_cases import AUX_LOSS, CASES, flops_per_token, parameters
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "gpu_step"))
-from compare import arguments, last_json, print_breakdown, run  # noqa: E402
+from compare import arguments, last_json, print_breakdown, print_shares, row_of, run  # noqa: E402
 
 SHARES = {
     "routing": ("route", "route.plan", "route.grad", "route.load"),
@@ -50,32 +50,11 @@ def compare(o, name):
     c = CASES[name]
     mine = ours(o, name)
     step = None if o.ours_only else theirs(o, name)
-    row = {"case": name, "batch": c.batch, "seq": c.seq, "flops_per_token": flops_per_token(c), "quadrille": mine, "torch": step, "floor": None}
-    if mine:
-        row["tokens_per_second"] = mine["tokens_per_second"]
-        row["peak_bytes"] = mine["allocated_bytes"] + mine["workspace_bytes"]
-    if step:
-        row["torch_tokens_per_second"] = c.batch * c.seq / step["milliseconds"] * 1e3
-    if mine and step:
-        row["ratio"] = row["tokens_per_second"] / row["torch_tokens_per_second"]
-    return row
-
-
-def print_shares(row):
-    if not row["quadrille"]:
-        return
-    rows = row["quadrille"].get("table", row["quadrille"]).get("rows", [])
-    total = sum(r["seconds"] for r in rows)
-    if total <= 0:
-        return
-    shares = {what: sum(r["seconds"] for r in rows if r["name"] in names) / total for what, names in SHARES.items()}
-    print(f"\n{row['case']}: {parameters(CASES[row['case']]) / 1e9:.2f} billion parameters; " +
-          ", ".join(f"{what} {share:.1%}" for what, share in shares.items()) +
-          f", the rest {1 - sum(shares.values()):.1%}")
+    return row_of(name, c.batch, c.seq, flops_per_token(c), mine, step)
 
 
 def print_case(row):
-    print_shares(row)
+    print_shares(row, SHARES, parameters(CASES[row["case"]]))
     print_breakdown(row)
 
 

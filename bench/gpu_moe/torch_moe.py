@@ -40,14 +40,21 @@ class Experts(nn.Module):
             self.shared_up = nn.Linear(c.hidden, 2 * c.shared * c.expert_ffn, bias=False)
             self.shared_down = nn.Linear(c.shared * c.expert_ffn, c.hidden, bias=False)
 
+    def route(self, logits):
+        """Scores of the balance loss, weights and choice of each row."""
+        scores = logits.softmax(-1)
+        weight, choice = scores.topk(self.c.per_token, -1)
+        return scores, weight / weight.sum(-1, keepdim=True), choice
+
+    def balance(self, scores, choice, counts):
+        load = counts.float() * (self.c.experts / choice.numel())
+        return (scores.mean(0) * load).sum()
+
     def forward(self, x):
         c = self.c
         rows = x.shape[0]
         with torch.autocast(x.device.type, enabled=False):
-            logits = F.linear(x.float(), self.router.weight)
-        scores = logits.softmax(-1)
-        weight, choice = scores.topk(c.per_token, -1)
-        weight = weight / weight.sum(-1, keepdim=True)
+            scores, weight, choice = self.route(F.linear(x.float(), self.router.weight, self.router.bias))
         flat = choice.reshape(-1)
         order = flat.argsort(stable=True)
         counts = torch.zeros(c.experts, dtype=torch.int32, device=x.device).scatter_add_(0, flat, torch.ones_like(flat, dtype=torch.int32))
@@ -63,15 +70,18 @@ class Experts(nn.Module):
             ends = counts.cumsum(0)
             sorted_x = x[token]
         ends = ends.to(torch.int32)
-        gate, up = torch._grouped_mm(sorted_x, self.up.bfloat16(), offs=ends).chunk(2, -1)
-        y = torch._grouped_mm(F.silu(gate) * up, self.down.bfloat16(), offs=ends)
+        y = self.apply_experts(sorted_x, ends)
         back = torch.empty_like(order).scatter_(0, order, place)
         y = (y[back].view(rows, c.per_token, c.hidden) * weight.unsqueeze(-1).to(y.dtype)).sum(1)
         if c.shared:
             gate, up = self.shared_up(x).chunk(2, -1)
             y = y + self.shared_down(F.silu(gate) * up)
-        load = counts.float() * (c.experts / (rows * c.per_token))
-        return y, (scores.mean(0) * load).sum()
+        return y, self.balance(scores, choice, counts)
+
+    def apply_experts(self, x, ends):
+        """x: rows sorted by expert; ends: the row after the last of each."""
+        gate, up = torch._grouped_mm(x, self.up.bfloat16(), offs=ends).chunk(2, -1)
+        return torch._grouped_mm(F.silu(gate) * up, self.down.bfloat16(), offs=ends)
 
 
 class Block(torch_step.Block):

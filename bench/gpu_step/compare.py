@@ -53,14 +53,34 @@ def theirs(o, what, name):
                       str(o.repeat)], "PyTorch" if what == "step" else "floor")
 
 
+def fastest_way(o, script, name):
+    """Runs the ways of o.ways, each of which is a line of output, and returns the fastest that ended before o.limit seconds."""
+    command = [o.python, script, name, "--warm-up", str(o.warm_up), "--repeat", str(o.repeat), "--ways", *o.ways]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=o.limit)
+        text, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        text, errors = late.stdout or b"", b"stopped at the limit"
+    runs = [json.loads(line) for line in text.decode().splitlines() if line.startswith("{")]
+    for r in runs:
+        print(f"  PyTorch, {r['way']}: {r['milliseconds']:.2f} ms, loss {r['loss']:.4f}", file=sys.stderr, flush=True)
+    if len(runs) < len(o.ways):
+        print("  PyTorch: " + "; ".join(errors.decode().strip().splitlines()[-1:]), file=sys.stderr, flush=True)
+    return min(runs, key=lambda r: r["milliseconds"]) if runs else None
+
+
 def compare(o, name):
-    """One row of the table. Our peak is the planned device memory plus workspaces; PyTorch's is its allocator's."""
     case = CASES[name]
-    tokens, flops = case[7] * case[8], flops_per_token(case)
     mine = ours(o, name)
     step = None if o.ours_only else theirs(o, "step", name)
     floor = None if o.ours_only or o.no_floor else theirs(o, "floor", name)
-    row = {"case": name, "batch": case[7], "seq": case[8], "flops_per_token": flops, "quadrille": mine, "torch": step, "floor": floor}
+    return row_of(name, case[7], case[8], flops_per_token(case), mine, step, floor)
+
+
+def row_of(name, batch, seq, flops, mine, step, floor=None):
+    """One row of the table. Our peak is the planned device memory plus workspaces; PyTorch's is its allocator's."""
+    tokens = batch * seq
+    row = {"case": name, "batch": batch, "seq": seq, "flops_per_token": flops, "quadrille": mine, "torch": step, "floor": floor}
     if mine:
         row["tokens_per_second"] = mine["tokens_per_second"]
         row["peak_bytes"] = mine["allocated_bytes"] + mine["workspace_bytes"]
@@ -91,6 +111,19 @@ def print_table(rows, ours_only):
             line += f" | {r['ratio']:5.3f}x" if "ratio" in r else f" | {'':6}"
             line += f" {r['floor_share']:12.1%}" if "floor_share" in r else ""
         print(line)
+
+
+def print_shares(row, shares, parameters):
+    """Which part of the ops' time each group of ops takes."""
+    if not row["quadrille"]:
+        return
+    rows = row["quadrille"].get("table", row["quadrille"]).get("rows", [])
+    total = sum(r["seconds"] for r in rows)
+    if total <= 0:
+        return
+    shares = {what: sum(r["seconds"] for r in rows if r["name"] in names) / total for what, names in shares.items()}
+    print(f"\n{row['case']}: {parameters / 1e9:.2f} billion parameters; " + ", ".join(f"{what} {share:.1%}" for what, share in shares.items()) +
+          f", the rest {1 - sum(shares.values()):.1%}")
 
 
 def print_breakdown(row):

@@ -59,6 +59,13 @@ def rotate(x, cos, sin):
     return (x * cos + torch.cat((-b, a), -1) * sin).to(x.dtype)
 
 
+def angles(seq, size, base):
+    """Cosines and sines of the rotary embedding of heads with `size` elements."""
+    angle = torch.outer(torch.arange(seq).float(), 1.0 / base ** (torch.arange(0, size, 2).float() / size))
+    angle = torch.cat((angle, angle), -1)
+    return angle.cos(), angle.sin()
+
+
 class Model(nn.Module):
     def __init__(self, case):
         super().__init__()
@@ -71,10 +78,9 @@ class Model(nn.Module):
         if not llama:
             self.head.weight = self.tokens.weight
         size = hidden // heads
-        angle = torch.outer(torch.arange(seq).float(), 1.0 / 500000 ** (torch.arange(0, size, 2).float() / size))
-        angle = torch.cat((angle, angle), -1)
-        self.register_buffer("cos", angle.cos(), persistent=False)
-        self.register_buffer("sin", angle.sin(), persistent=False)
+        cos, sin = angles(seq, size, 500000)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
