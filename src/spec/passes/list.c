@@ -129,8 +129,8 @@ typedef enum size {
     NO_SIZE, ONE,
     ROWS, COLS,               /* of the first operand */
     MATRIX_ROWS, MATRIX_COLS, /* of the weight, or of its gradient */
-    RESULT_COLS, DY_COLS,     /* of an activation */
-    ADD_COLS,                 /* of what an adapter adds to */
+    RESULT_COLS,              /* of the first result */
+    DY_COLS,                  /* of an activation */
     Q_COLS, QK_COLS,          /* of this rank's query heads; of query and key heads */
     COUNTED_KEYS,             /* columns of keys that this rank counts in sums over all ranks */
     LOAD_ROWS,                /* whose choices are summed in one load, on the rank of cp with the most rows */
@@ -141,6 +141,7 @@ static const struct {
     size m, n, k;
     bool gemm;  /* 2 m n k FLOPs */
     bool heads; /* the op knows this rank's heads */
+    bool experts; /* the op knows this rank's experts, if it is of experts */
     bool port;  /* the op knows which rows of the micro-batch it works on */
 } sizes[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = {ALL_ROWS, HIDDEN, .k = MATRIX_ROWS},
@@ -148,9 +149,16 @@ static const struct {
     [QD_OP_LINEAR] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
     [QD_OP_LINEAR_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
     [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, ROWS, .gemm = true},
-    [QD_OP_ADAPT] = {ROWS, ADD_COLS, .k = MATRIX_COLS},
-    [QD_OP_ADAPT_DX] = {ROWS, COLS, .k = MATRIX_COLS},
-    [QD_OP_ADAPT_DW] = {ROWS, COLS, .k = MATRIX_COLS},
+    [QD_OP_ADAPT] = {ROWS, RESULT_COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_ADAPT_DX] = {ROWS, COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_ADAPT_DW] = {ROWS, COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_EXPERTS] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_DW] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_BIAS] = {ROWS, COLS, .experts = true},
+    [QD_OP_EXPERTS_BIAS_GRAD] = {ROWS, COLS, .experts = true},
+    [QD_OP_EXPERT_ACTIVATION] = {ROWS, RESULT_COLS, .experts = true},
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = {ROWS, DY_COLS, .experts = true},
     [QD_OP_ACTIVATION] = {ROWS, .n = RESULT_COLS},
     [QD_OP_ACTIVATION_GRAD] = {ROWS, .n = DY_COLS},
     [QD_OP_ROPE] = {ROWS, QK_COLS, .heads = true},
@@ -181,6 +189,19 @@ int qd_op_weight(const qd_class_writer *w, const qd_op *op)
     return -1;
 }
 
+int64_t qd_class_outputs(const qd_class_writer *w, int weight)
+{
+    return w->slots[weight].rows / (qd_class_of_experts(w, weight) ? w->held : 1);
+}
+
+static int result_of(const qd_op *op)
+{
+    int j = 0;
+    while (!qd_op_writes(op, j))
+        j++;
+    return op->slot[j];
+}
+
 static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
 {
     const qd_model *m = w->model;
@@ -191,10 +212,9 @@ static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
     case ONE: return 1;
     case ROWS: return w->slots[qd_op_first(op)].rows;
     case COLS: return w->slots[qd_op_first(op)].cols;
-    case MATRIX_ROWS: return w->slots[qd_op_weight(w, op)].rows;
+    case MATRIX_ROWS: return qd_class_outputs(w, qd_op_weight(w, op));
     case MATRIX_COLS: return w->slots[qd_op_weight(w, op)].cols;
-    case RESULT_COLS: return w->slots[op->slot[QD_ACTIVATION_Y]].cols;
-    case ADD_COLS: return w->slots[op->slot[QD_ADAPT_ADD]].cols;
+    case RESULT_COLS: return w->slots[result_of(op)].cols;
     case DY_COLS: return w->slots[op->slot[QD_ACTIVATION_GRAD_DY]].cols;
     case Q_COLS: return (int64_t)w->heads * m->head_dim;
     case QK_COLS: return (int64_t)(w->heads + w->kv_heads) * m->head_dim;
@@ -228,9 +248,14 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     op->m = size_of(w, op, m ? m : ROWS);
     op->n = size_of(w, op, n ? n : COLS);
     op->k = size_of(w, op, sizes[op->kind].k);
-    op->flops = sizes[op->kind].gemm ? 2.0 * (double)op->m * (double)op->n * (double)op->k : 0.0;
+    int weight = qd_op_weight(w, op);
+    bool routed = sizes[op->kind].experts && (weight < 0 || qd_class_of_experts(w, weight));
+    double rows = routed ? w->load : (double)op->m;
+    op->flops = sizes[op->kind].gemm ? 2.0 * rows * (double)op->n * (double)op->k : 0.0;
     for (int i = 0; i < op->parts; i++) /* only the columns of parts with adapters are computed */
-        op->flops += 2.0 * (double)op->m * (double)op->part_cols[i] * (double)op->k;
+        op->flops += 2.0 * rows * (double)op->part_cols[i] * (double)op->k;
+    op->experts = routed ? w->held : 0;
+    op->expert = routed ? w->first_held : 0;
     op->heads = sizes[op->kind].heads ? w->heads : 0;
     op->kv_heads = sizes[op->kind].heads ? w->kv_heads : 0;
     qd_class_count_bytes(w, op);
@@ -243,7 +268,7 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     }
     bool lookup = op->kind == QD_OP_EMBED || op->kind == QD_OP_EMBED_GRAD;
     if (lookup || op->kind == QD_OP_HEAD_LOGITS)
-        op->first = qd_class_first_token(w, qd_op_weight(w, op));
+        op->first = qd_class_first_token(w, weight);
     if (lookup)
         op->bytes = lookup_bytes(w, op);
     if (op->kind == QD_OP_HEAD_LOGITS) { /* of one row of x */

@@ -36,6 +36,9 @@ typedef struct qd_class_writer {
     int heads, kv_heads;            /* on this rank */
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
     struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
+    int held, first_held;           /* experts of this rank, and the first among those of its node */
+    int64_t routed_rows;            /* buffer space for rows of these experts */
+    double load;                    /* their number if the load is balanced */
     qd_slot *slots;
     qd_op *ops;
     int slot_count, op_count, slot_capacity, op_capacity;
@@ -71,6 +74,12 @@ static inline int qd_class_weight_of(int gradient)
     return gradient - 1;
 }
 
+/* Whether a weight, or its gradient, is that of experts, one after another. */
+static inline bool qd_class_of_experts(const qd_class_writer *w, int weight)
+{
+    return weight >= 0 && w->decl->params[w->slots[weight].param].expert >= 0;
+}
+
 /* The operands of an op: slot + 1 by place, so that operands that are not given are absent (0).
  * QD_OPERANDS(LINEAR, (X, x), (WEIGHT, weight), (Y, y)); a slot of -1 is absent too. */
 typedef struct qd_operands {
@@ -86,6 +95,7 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands);
 /* Sets sizes, FLOPs and bytes of an op from the shapes of its slots. */
 void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
+int64_t qd_class_outputs(const qd_class_writer *w, int weight); /* of a matrix on this rank, or of one expert's */
 int64_t qd_class_first_token(const qd_class_writer *w, int table); /* in this rank's shard of a table */
 void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
 /* Makes an op communicate its m × n elements, of the type of its first operand. */
@@ -172,7 +182,6 @@ void qd_place_loss(qd_placing *p, const qd_op *op);
 void qd_place_route(qd_placing *p, const qd_op *op);
 void qd_place_send(qd_placing *p, const qd_op *op);
 void qd_place_grouped(qd_placing *p, const qd_op *op);
-void qd_place_grouped_bias(qd_placing *p, const qd_op *op);
 void qd_place_collect(qd_placing *p, const qd_op *op);
 void qd_place_collect_grad(qd_placing *p, const qd_op *op);
 #endif

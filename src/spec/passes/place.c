@@ -73,9 +73,9 @@ static const placement placements[QD_OP_KIND_COUNT] = {
                                      (MIXED, COLUMNS), (O, RESULT)),
     [QD_OP_ACTIVATION] = NEEDS(ACTIVATION, (X, ALIKE), (Y, ACTIVATED)),
     [QD_OP_ACTIVATION_GRAD] = NEEDS(ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (DX, ALIKE)),
-    [QD_OP_ADAPT] = NEEDS(ADAPT, (X, IN), (ADD, WIDE), (Y, WIDE)),
-    [QD_OP_ADAPT_DX] = NEEDS(ADAPT_DX, (DY, D_OUT), (DX, D_NARROW)),
-    [QD_OP_ADAPT_DW] = NEEDS(ADAPT_DW, (DY, D_OUT), (X, IN), (WEIGHT_GRAD, OVER_ROWS)),
+    [QD_OP_ADAPT] = NEEDS(ADAPT, (X, IN), (ADD, WIDE), (COUNT, ALIKE), (Y, WIDE)),
+    [QD_OP_ADAPT_DX] = NEEDS(ADAPT_DX, (DY, D_OUT), (COUNT, ALIKE), (DX, D_NARROW)),
+    [QD_OP_ADAPT_DW] = NEEDS(ADAPT_DW, (DY, D_OUT), (X, IN), (COUNT, ALIKE), (WEIGHT_GRAD, OVER_ROWS)),
     [QD_OP_ADD] = NEEDS(ADD, (A, ALIKE), (B, ALIKE), (Y, ALIKE)),
     [QD_OP_SCALE] = NEEDS(SCALE, (X, ALIKE), (Y, ALIKE)),
     [QD_OP_GATE] = NEEDS(GATE, (X, PORT), (GATE, PORT), (Y, PORT)),
@@ -87,15 +87,15 @@ static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_ROUTE_PLAN] = RULE(qd_place_route, ROUTE_PLAN, (CHOICE, PORT), (WEIGHT, PORT), (PLACE, PORT)),
     [QD_OP_ROUTE_GRAD] = NEEDS(ROUTE_GRAD, (LOGITS, PORT), (CHOICE, PORT), (WEIGHT, PORT), (D_WEIGHT, PORT), (D_LOGITS, PORT)),
     [QD_OP_ROUTE_LOAD] = NEEDS(ROUTE_LOAD, (CHOICE, PORT)),
-    /* Rows of experts are in no layout of tp (place_experts.c). */
+    /* Rows of experts are in no layout of tp; place_experts.c says where counts of rows are. */
     [QD_OP_PERMUTE] = RULE(qd_place_send, PERMUTE, (X, PORT)),
-    [QD_OP_EXPERTS] = RULE(qd_place_grouped, EXPERTS, (X, AS_IS)),
-    [QD_OP_EXPERTS_DX] = RULE(qd_place_grouped, EXPERTS_DX, (DY, AS_IS)),
-    [QD_OP_EXPERTS_DW] = RULE(qd_place_grouped, EXPERTS_DW, (DY, AS_IS)),
-    [QD_OP_EXPERTS_BIAS] = RULE(qd_place_grouped_bias, EXPERTS_BIAS, (X, AS_IS)),
-    [QD_OP_EXPERTS_BIAS_GRAD] = RULE(qd_place_grouped_bias, EXPERTS_BIAS_GRAD, (DY, AS_IS)),
-    [QD_OP_EXPERT_ACTIVATION] = RULE(qd_place_grouped, EXPERT_ACTIVATION, (X, AS_IS)),
-    [QD_OP_EXPERT_ACTIVATION_GRAD] = RULE(qd_place_grouped, EXPERT_ACTIVATION_GRAD, (X, AS_IS)),
+    [QD_OP_EXPERTS] = NEEDS(EXPERTS, (X, IN), (COUNT, ALIKE), (Y, OUT)),
+    [QD_OP_EXPERTS_DX] = NEEDS(EXPERTS_DX, (DY, D_OUT), (COUNT, ALIKE), (DX, D_IN)),
+    [QD_OP_EXPERTS_DW] = NEEDS(EXPERTS_DW, (DY, D_OUT), (X, IN), (COUNT, ALIKE)),
+    [QD_OP_EXPERTS_BIAS] = NEEDS(EXPERTS_BIAS, (X, ALIKE), (COUNT, ALIKE), (Y, ALIKE)),
+    [QD_OP_EXPERTS_BIAS_GRAD] = NEEDS(EXPERTS_BIAS_GRAD, (DY, ALIKE), (COUNT, ALIKE)),
+    [QD_OP_EXPERT_ACTIVATION] = NEEDS(EXPERT_ACTIVATION, (X, ALIKE), (COUNT, ALIKE), (Y, ACTIVATED)),
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = NEEDS(EXPERT_ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (COUNT, ALIKE), (DX, ALIKE)),
     [QD_OP_COMBINE] = RULE(qd_place_collect, COMBINE, (ADD, PORT), (Y, PORT)),
     [QD_OP_COMBINE_GRAD] = RULE(qd_place_collect_grad, COMBINE_GRAD, (DY, PORT), (D_WEIGHT, PORT)),
 };
@@ -143,7 +143,7 @@ static void give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
         return;
     qd_slot *s = &w->slots[slot];
     s->layout = layout;
-    s->rows = layout == QD_LAYOUT_PORT ? w->port_rows : w->rows;
+    s->rows = layout == QD_LAYOUT_PORT ? w->port_rows : layout == QD_LAYOUT_ROUTED ? w->routed_rows : w->rows;
     s->cols = cols > 0 ? cols : s->cols;
 }
 
@@ -170,9 +170,11 @@ static void sum(qd_placing *p, int slot)
     op->exchange.async = w->config->overlap;
 }
 
-/* Layouts of x and y in y = x·Wᵀ + b for W not sharded, sharded by outputs, sharded by inputs. */
-static const qd_layout linear_x[] = {QD_LAYOUT_PORT, QD_LAYOUT_ALL, QD_LAYOUT_COLUMNS};
-static const qd_layout linear_y[] = {QD_LAYOUT_PORT, QD_LAYOUT_COLUMNS, QD_LAYOUT_PARTIAL};
+/* Layouts of x and y in y = x·Wᵀ + b for W not sharded, sharded by outputs, sharded by inputs, of
+ * experts. */
+static const qd_layout linear_x[] = {QD_LAYOUT_PORT, QD_LAYOUT_ALL, QD_LAYOUT_COLUMNS, QD_LAYOUT_ROUTED};
+static const qd_layout linear_y[] = {QD_LAYOUT_PORT, QD_LAYOUT_COLUMNS, QD_LAYOUT_PARTIAL, QD_LAYOUT_ROUTED};
+enum { OF_EXPERTS = 2 };
 
 /* The layout of a gradient: required for a result with this layout, produced for an operand with
  * this layout. */
@@ -187,9 +189,11 @@ static const qd_param *param_of(const qd_class_writer *w, int weight)
 }
 
 /* How the parameters of a weight are sharded over tp: along dimension 0 (outputs), 1 (inputs), or
- * not at all (-1). */
+ * not at all (-1); OF_EXPERTS: by expert instead. */
 static int cut_of(const qd_class_writer *w, int weight)
 {
+    if (qd_class_of_experts(w, weight))
+        return OF_EXPERTS;
     const qd_place *place = &param_of(w, weight)->value[QD_AXIS_TP];
     return w->tensor.size > 1 && place->kind == QD_SHARD ? place->dim : -1;
 }
@@ -230,7 +234,7 @@ static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
     const qd_class_writer *w = p->w;
     int64_t head = w->model->head_dim, like = w->slots[p->now[qd_op_first(op)]].cols;
     switch (n) {
-    case OUT: return w->slots[qd_op_weight(w, op)].rows;
+    case OUT: return qd_class_outputs(w, qd_op_weight(w, op));
     case D_IN: return w->slots[qd_op_weight(w, op)].cols;
     case WIDE: return w->slots[p->now[op->slot[QD_ADAPT_ADD]]].cols;
     case ALIKE: return like;
@@ -261,16 +265,12 @@ void qd_place_keep(qd_placing *p, const qd_op *op)
     qd_class_measure(p->w, qd_class_keep(p->w, op));
 }
 
-/* Adapters of experts, and sums and factors of their rows. */
-static bool is_of_experts(const qd_placing *p, const qd_op *op)
+/* Ops of experts: by their weight, or what they read. */
+static bool is_routed(const qd_placing *p, const qd_op *op)
 {
-    if (op->kind == QD_OP_ADAPT)
-        return op->slot[QD_ADAPT_COUNT] >= 0;
-    if (op->kind == QD_OP_ADAPT_DX || op->kind == QD_OP_ADAPT_DW)
-        return op->slot[QD_ADAPT_DX_COUNT] >= 0;
-    return p->w->slots[p->now[qd_op_first(op)]].layout == QD_LAYOUT_ROUTED;
+    int weight = qd_op_weight(p->w, op);
+    return weight >= 0 ? qd_class_of_experts(p->w, weight) : p->w->slots[p->now[qd_op_first(op)]].layout == QD_LAYOUT_ROUTED;
 }
-QD_SAME_PLACE(COUNT, ADAPT_DX, ADAPT_DW);
 
 /* Converts the operands of an op to what it needs, gives its results their layouts, emits it and
  * sums its results. */
@@ -280,10 +280,6 @@ static void place(qd_placing *p, const qd_op *op)
     const placement *rule = &placements[op->kind];
     qd_op placed = *op;
     bool partial = false;
-    if (!rule->rule && is_of_experts(p, op)) {
-        qd_place_grouped(p, op);
-        return;
-    }
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         need n = rule->needs.slot[j] > 0 ? (need)(rule->needs.slot[j] - 1) : AS_IS;
         if (op->slot[j] < 0 || n == AS_IS || n == ONE_RANK)
@@ -299,7 +295,7 @@ static void place(qd_placing *p, const qd_op *op)
     for (int j = 0; j < QD_OP_SLOTS && w->tensor_coord > 0; j++)
         if (partial && rule->needs.slot[j] == 1 + ONE_RANK)
             placed.slot[j] = -1;
-    (rule->rule ? rule->rule : qd_place_keep)(p, &placed);
+    (rule->rule ? rule->rule : is_routed(p, op) ? qd_place_grouped : qd_place_keep)(p, &placed);
     for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1 && !w->no_memory && !w->wrong; j++) {
         int slot = op->slot[j];
         if (slot >= 0 && rule->needs.slot[j] == 1 + TOTAL)

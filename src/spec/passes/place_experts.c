@@ -173,11 +173,9 @@ static const qd_step steps[] = {
 
 typedef struct qd_expert_plan {
     qd_sequence s;
-    int64_t ffn;
     /* Rows sorted by expert that this rank can send in one round: its assignments, or those of the
-     * rows that it relays. Rows of this rank's experts in one round. */
-    int64_t room, capacity;
-    int held, first; /* experts of this rank, and the first among those of its node */
+     * rows that it relays. */
+    int64_t room;
     int nodes, ranks, etp;
     bool to_relay; /* rows are in flight to nodes and not relayed yet */
 } qd_expert_plan;
@@ -220,27 +218,28 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     e->nodes = qd_nodes_spanned(mesh);
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
     e->ranks = qd_relay_group(mesh).size;
-    e->held = qd_experts_of(w->model, mesh, w->config->rank, &e->first);
-    e->first %= moe->experts / e->nodes;
+    w->held = qd_experts_of(w->model, mesh, w->config->rank, &w->first_held);
+    w->first_held %= moe->experts / e->nodes;
+    w->load = (double)w->port_rows * (double)k * e->etp;
     int64_t worst = most * e->ranks * e->nodes, relayed = e->nodes * (most / k);
     /* Extra rounds do not know adapters: with them there is buffer space for all rows. */
     double room = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
     e->room = e->nodes == 1 ? w->port_rows * k : at_most(room, most * e->nodes);
-    e->capacity = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
+    w->routed_rows = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
     int64_t rows = w->config->batch * w->config->seq;
     int shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
     double mean = (double)rows / shares;
-    bool rounds = (e->ranks > 1 && e->capacity < worst) || (e->nodes > 1 && e->room < most * e->nodes);
+    bool rounds = (e->ranks > 1 && w->routed_rows < worst) || (e->nodes > 1 && e->room < most * e->nodes);
     e->s = (qd_sequence){
         w, QD_SEQUENCE_TABLES(values, steps), manners,
         .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
         .group = {qd_expert_group(mesh), qd_relay_group(mesh), qd_nodes_group(mesh)},
         .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
                    [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
-                   [ROOM] = e->room, [CAPACITY] = e->capacity, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
+                   [ROOM] = e->room, [CAPACITY] = w->routed_rows, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
                    [COPIES_MOST] = w->port_rows * (e->nodes < k ? e->nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
                    [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + e->nodes, [ALL_RANKS] = (int64_t)e->nodes * e->ranks,
-                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes), [HELD] = e->held, [FIRST_HELD] = e->first,
+                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes), [HELD] = w->held, [FIRST_HELD] = w->first_held,
                    [FIRST_RELAYED] = e->nodes > 1 ? relayed : 0,
                    [DISPATCH_COUNT] = rows * k * e->etp * (e->ranks - 1) * w->model->hidden / shares,
                    [ROWS_COUNT] = crossing(w, e->nodes, mean, 0), [CHOICES_COUNT] = crossing(w, e->nodes, mean, 2 * k),
@@ -253,9 +252,10 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
 static void plan_rounds(qd_expert_plan *e, bool backward)
 {
     qd_class_writer *w = e->s.w;
-    qd_nodes nodes = qd_nodes_of(w->model, &w->ledger->mesh, 0, e->room, e->capacity, NULL);
-    qd_relay_room relay = qd_relay_room_of(&nodes, e->s.number[RELAYED], w->model->hidden, e->ffn, backward);
-    qd_round_room flat = qd_round_room_of(e->capacity, w->model->hidden, e->ffn, e->room, backward);
+    int64_t ffn = w->slots[e->s.slot[DOWN]].cols;
+    qd_nodes nodes = qd_nodes_of(w->model, &w->ledger->mesh, 0, e->room, w->routed_rows, NULL);
+    qd_relay_room relay = qd_relay_room_of(&nodes, e->s.number[RELAYED], w->model->hidden, ffn, backward);
+    qd_round_room flat = qd_round_room_of(w->routed_rows, w->model->hidden, ffn, e->room, backward);
     e->s.number[ROUND_NUMBERS] = relay.numbers;
     e->s.number[ROUND_ELEMENTS] = e->nodes > 1 ? relay.elements : flat.elements;
 }
@@ -292,6 +292,7 @@ void qd_place_send(qd_placing *p, const qd_op *op)
     slot[TABLE] = e->ranks == 1 && e->nodes == 1 ? slot[COUNT] : -1;
     slot[ROWS_IN] = e->ranks == 1 ? slot[SORTED] : -1;
     qd_sequence_slot(&e->s, TABLE);
+    p->now[slot[COUNT]] = slot[TABLE];
     p->now[slot[SORTED]] = qd_sequence_slot(&e->s, ROWS_IN);
     qd_sequence_emit(&e->s, SEND);
     e->to_relay = true;
@@ -347,32 +348,13 @@ static void send_back(qd_placing *p, int result, bool forward)
 
 /* Biases of experts, and their gradients: of all columns that the rank has, or of its share of
  * those of a partial sum, so that the ranks of etp together add each element once. */
-void qd_place_grouped_bias(qd_placing *p, const qd_op *op)
+static void share_bias(qd_class_writer *w, qd_op *op, int64_t width)
 {
-    qd_class_writer *w = p->w;
     const qd_mesh *mesh = &w->ledger->mesh;
-    qd_expert_plan *e = w->experts;
-    int *slot = e->s.slot;
-    qd_op placed = *op;
-    bool forward = op->kind == QD_OP_EXPERTS_BIAS;
-    int bias = op->slot[forward ? QD_EXPERTS_BIAS_BIAS : QD_EXPERTS_BIAS_GRAD_GRAD], rows = p->now[qd_op_first(op)];
-    int64_t width = w->slots[rows].cols, first = 0, n = w->slots[bias].rows / e->held;
-    placed.slot[forward ? QD_EXPERTS_BIAS_X : QD_EXPERTS_BIAS_GRAD_DY] = (int16_t)rows;
-    placed.slot[forward ? QD_EXPERTS_BIAS_COUNT : QD_EXPERTS_BIAS_GRAD_COUNT] = (int16_t)slot[TABLE];
-    if (n < width)
-        qd_slice(width, e->etp, qd_group_coord(mesh, qd_expert_group(mesh), w->config->rank) % e->etp, &first, &n);
-    if (forward) {
-        slot[slot[UP_BIAS] < 0 ? UP_BIAS : DOWN_BIAS] = bias;
-        shape(w, op->slot[QD_EXPERTS_BIAS_Y], e->capacity, width);
-    }
-    qd_op *kept = qd_class_keep(w, &placed);
-    qd_class_count_bytes(w, kept);
-    qd_op_sizes(kept, e->capacity, n, 0, 0.0);
-    kept->first = first;
-    kept->experts = e->held;
-    kept->expert = e->first;
-    if (forward && is_collected(p, op->slot[QD_EXPERTS_BIAS_Y]))
-        send_back(p, op->slot[QD_EXPERTS_BIAS_Y], true);
+    int etp = w->experts->etp, coord = qd_group_coord(mesh, qd_expert_group(mesh), w->config->rank) % etp;
+    op->n = qd_class_outputs(w, qd_op_weight(w, op));
+    if (op->n < width)
+        qd_slice(width, etp, coord, &op->first, &op->n);
 }
 
 /* Ops over the rows of this rank's experts. */
@@ -380,36 +362,21 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
     qd_expert_plan *e = w->experts;
-    int *slot = e->s.slot;
-    qd_op placed = *op;
-    int weight = qd_op_weight(w, op);
-    int64_t out = weight >= 0 ? w->slots[weight].rows / e->held : 0, in = weight >= 0 ? w->slots[weight].cols : 0;
+    int *slot = e->s.slot, weight = qd_op_weight(w, op);
+    bool bias = op->kind == QD_OP_EXPERTS_BIAS || op->kind == QD_OP_EXPERTS_BIAS_GRAD, forward = op->phase == QD_PHASE_FORWARD;
     if (e->to_relay)
         qd_sequence_emit(&e->s, TO_EXPERTS);
     e->to_relay = false;
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (qd_op_reads(op, j) && op->slot[j] != weight)
-            placed.slot[j] = (int16_t)(op->slot[j] == slot[COUNT] ? slot[TABLE] : p->now[op->slot[j]]);
-    if (op->kind == QD_OP_EXPERTS && !w->decl->params[w->slots[weight].param].adapter) {
-        e->ffn = slot[UP] < 0 ? out / 2 : in;
-        slot[slot[UP] < 0 ? UP : DOWN] = weight;
+    if (forward && weight >= 0 && !w->decl->params[w->slots[weight].param].adapter) {
+        int up = bias ? UP_BIAS : UP; /* the first of them; the second is that of DOWN */
+        slot[slot[up] < 0 ? up : up + 1] = weight;
     }
-    bool dx = op->kind == QD_OP_EXPERTS_DX, adapts = op->parts > 0, rowwise = op->kind == QD_OP_ADD || op->kind == QD_OP_SCALE;
-    int64_t wide = adapts || rowwise ? w->slots[placed.slot[op->kind == QD_OP_ADAPT ? QD_ADAPT_ADD : 0]].cols : 0;
-    int64_t n = dx ? in : adapts || rowwise ? wide : weight >= 0 ? out : e->ffn;
-    int64_t cols = op->kind == QD_OP_EXPERT_ACTIVATION_GRAD ? 2 * e->ffn : op->kind == QD_OP_ADAPT_DX ? op->parts * in : n;
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind == QD_SLOT_LOCAL)
-            shape(w, op->slot[j], e->capacity, cols);
-    qd_op *kept = qd_class_keep(w, &placed);
-    double flops = 2.0 * (double)w->port_rows * w->model->moe.per_token * e->etp * (double)out * (double)in; /* for a balanced load */
-    qd_class_count_bytes(w, kept);
-    qd_op_sizes(kept, e->capacity, n, dx ? out : in, flops);
-    kept->experts = rowwise ? 0 : e->held;
-    kept->expert = rowwise ? 0 : e->first;
+    qd_place_keep(p, op);
+    if (bias && !w->no_memory && !w->wrong)
+        share_bias(w, &w->ops[w->op_count - 1], w->slots[qd_op_first(op)].cols);
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (qd_op_writes(op, j) && is_collected(p, op->slot[j]))
-            send_back(p, op->slot[j], op->phase == QD_PHASE_FORWARD);
+            send_back(p, op->slot[j], forward);
 }
 
 /* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */
