@@ -20,13 +20,9 @@ static void copy_first(qd_class_writer *w, int index, int operand, int result)
 {
     const qd_op op = w->ops[index];
     w->phase = op.phase;
-    qd_op copy = *QD_CLASS_OP(w, COLUMNS, (X, op.slot[operand]), (Y, op.slot[result]));
-    if (w->no_memory || w->wrong)
-        return;
-    qd_class_measure(w, &copy);
-    w->op_count--; /* it was appended */
-    qd_class_insert(w, index, &copy);
-    w->ops[index + 1].slot[operand] = op.slot[result];
+    qd_class_measure(w, QD_CLASS_OP(w, COLUMNS, (X, op.slot[operand]), (Y, op.slot[result])));
+    w->ops[index].slot[operand] = op.slot[result];
+    qd_class_move(w, w->op_count - 1, index);
 }
 
 void qd_pass_alias(qd_class_writer *w)

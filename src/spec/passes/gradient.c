@@ -33,10 +33,11 @@ enum { BUFFERS = sizeof buffers / sizeof *buffers };
 typedef struct gradient_rule {
     qd_phase phase;
     qd_op_kind op;
-    enum { NO_RULE, NO_GRADIENT, OP, SAME } what; /* SAME: no op, the first operand is the second */
+    enum { NO_RULE, NO_GRADIENT, OP, ABSORBING, SAME } what; /* ABSORBING: reads SUM. SAME: no op, the first operand is the second */
     qd_operands operands;                         /* sources */
 } gradient_rule;
 #define RULE(phase, kind, ...) {QD_PHASE_##phase, QD_OP_##kind, OP, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define RULE_OF_SUM(phase, kind, ...) {QD_PHASE_##phase, QD_OP_##kind, ABSORBING, QD_OPERAND_TABLE(kind, (ADD, SUM), __VA_ARGS__)}
 #define SAME(gradient, as) {.what = SAME, .operands = {{1 + (gradient), 1 + (as)}}}
 enum { MOST_RULES = 3 };
 
@@ -45,7 +46,7 @@ enum { MOST_RULES = 3 };
 static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
     [QD_OP_EMBED] = {RULE(WEIGHT, EMBED_GRAD, (INPUT, v(EMBED_INPUT)), (DY, d(EMBED_Y)), (TOKEN_GRAD, d(EMBED_TOKEN_TABLE)),
                           (POSITION_GRAD, d(EMBED_POSITION_TABLE)))},
-    [QD_OP_NORM] = {RULE(INPUT, NORM_GRAD, (DY, d(NORM_Y)), (X, v(NORM_X)), (GAMMA, v(NORM_GAMMA)), (ADD, SUM),
+    [QD_OP_NORM] = {RULE_OF_SUM(INPUT, NORM_GRAD, (DY, d(NORM_Y)), (X, v(NORM_X)), (GAMMA, v(NORM_GAMMA)),
                          (MEAN, v(NORM_MEAN)), (RSTD, v(NORM_RSTD)), (DX, d(NORM_X)), (GAMMA_GRAD, d(NORM_GAMMA)),
                          (BETA_GRAD, d(NORM_BETA)))},
     [QD_OP_LINEAR] = {RULE(INPUT, LINEAR_DX, (DY, d(LINEAR_Y)), (WEIGHT, v(LINEAR_WEIGHT)), (DX, d(LINEAR_X))),
@@ -83,7 +84,7 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
                           (D_WEIGHT, d(ROUTE_WEIGHT)), (LOAD, v(ROUTE_LOAD)), (D_LOGITS, d(ROUTE_LOGITS))),
                      RULE(WEIGHT, ROUTE_LOAD, (CHOICE, v(ROUTE_CHOICE)), (BIAS_GRAD, d(ROUTE_BIAS)))},
     [QD_OP_ROUTE_PLAN] = {{.what = NO_GRADIENT}}, /* its results are integers */
-    [QD_OP_PERMUTE] = {RULE(INPUT, COMBINE, (ROWS, d(PERMUTE_Y)), (PLACE, v(PERMUTE_PLACE)), (ADD, SUM), (Y, d(PERMUTE_X)))},
+    [QD_OP_PERMUTE] = {RULE_OF_SUM(INPUT, COMBINE, (ROWS, d(PERMUTE_Y)), (PLACE, v(PERMUTE_PLACE)), (Y, d(PERMUTE_X)))},
     [QD_OP_EXPERTS] = {RULE(INPUT, EXPERTS_DX, (DY, d(EXPERTS_Y)), (WEIGHT, v(EXPERTS_WEIGHT)), (COUNT, v(EXPERTS_COUNT)),
                             (DX, d(EXPERTS_X))),
                        RULE(WEIGHT, EXPERTS_DW, (DY, d(EXPERTS_Y)), (X, v(EXPERTS_X)), (COUNT, v(EXPERTS_COUNT)),
@@ -101,10 +102,7 @@ static const gradient_rule rules[QD_OP_KIND_COUNT][MOST_RULES] = {
 /* Whether the gradient op absorbs what other readers contributed to the gradient of its input. */
 static bool absorbs(qd_op_kind kind)
 {
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (rules[kind][0].operands.slot[j] == 1 + SUM)
-            return true;
-    return false;
+    return rules[kind][0].what == ABSORBING;
 }
 
 bool qd_op_has_gradient(qd_op_kind kind)

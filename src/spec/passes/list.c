@@ -231,12 +231,11 @@ static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
 }
 
 /* A lookup reads one row per token, not the whole table; its gradient reads and writes it. */
-static int64_t lookup_bytes(const qd_class_writer *w, const qd_op *op)
+static int64_t lookup_bytes(const qd_class_writer *w, const qd_op *op, int table)
 {
     bool grad = op->kind == QD_OP_EMBED_GRAD;
-    const qd_slot *table = &w->slots[grad ? qd_class_weight_of(op->slot[QD_EMBED_GRAD_TOKEN_GRAD]) : op->slot[QD_EMBED_TOKEN_TABLE]];
     int64_t rows = w->rows * (grad ? 2 : 1) * (w->model->position == QD_POSITION_LEARNED ? 2 : 1);
-    return rows * table->cols * (int64_t)qd_dtype_size(table->dtype) +
+    return rows * w->slots[table].cols * (int64_t)qd_dtype_size(w->config->param) +
            qd_slot_bytes(&w->slots[op->slot[grad ? QD_EMBED_GRAD_DY : QD_EMBED_Y]]);
 }
 
@@ -270,7 +269,7 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     if (lookup || op->kind == QD_OP_HEAD_LOGITS)
         op->first = qd_class_first_token(w, weight);
     if (lookup)
-        op->bytes = lookup_bytes(w, op);
+        op->bytes = lookup_bytes(w, op, weight);
     if (op->kind == QD_OP_HEAD_LOGITS) { /* of one row of x */
         op->bytes -= qd_slot_bytes(&w->slots[qd_op_first(op)]);
         op->cap = w->model->logit_softcap;
@@ -336,13 +335,6 @@ qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op)
         return &dummy;
     w->ops[w->op_count] = *op;
     return &w->ops[w->op_count++];
-}
-
-void qd_class_insert(qd_class_writer *w, int index, const qd_op *op)
-{
-    qd_class_keep(w, op);
-    if (!w->no_memory && !w->wrong)
-        qd_class_move(w, w->op_count - 1, index);
 }
 
 void qd_class_move(qd_class_writer *w, int from, int to)

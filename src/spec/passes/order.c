@@ -44,16 +44,9 @@ static void delay_expert_weights(qd_class_writer *w)
     }
     if (last < 0)
         return;
-    for (int i = 0, left = last; i < left;) {
-        if (w->ops[i].kind == QD_OP_EXPERTS_DW) {
+    for (int i = 0, left = last; i < left; i++)
+        for (; w->ops[i].kind == QD_OP_EXPERTS_DW && i < left; left--)
             qd_class_move(w, i, last);
-            left--;
-        } else {
-            i++;
-        }
-    }
-    while (last + 1 < w->op_count && w->ops[last + 1].kind == QD_OP_EXPERTS_DW)
-        last++;
     for (int i = last + 1; i < w->op_count; i++) /* before the extra dispatch rounds, which add to them */
         if (w->ops[i].kind == QD_OP_EXPERTS_DW)
             qd_class_move(w, i, ++last);

@@ -5,17 +5,12 @@
  * and summed as before, so results are bit-identical. */
 #include "spec/passes/passes.h"
 
-static bool is_gemm(qd_op_kind kind)
-{
-    return kind == QD_OP_LINEAR || kind == QD_OP_LINEAR_GELU || kind == QD_OP_LINEAR_DX || kind == QD_OP_LINEAR_DX_GELU;
-}
-
 /* The GEMM that is the first to read the result of gather `index`; op_count: another op is. */
 static int reader_of(const qd_class_writer *w, int index)
 {
     int slot = w->ops[index].slot[QD_ALL_GATHER_Y], i = qd_class_next(w, slot, QD_TOUCHES, index + 1);
     const qd_op *op = &w->ops[i];
-    bool cuts = i < w->op_count && is_gemm(op->kind) && op->slot[qd_gemm_rows(op->kind)] == slot && op->m == w->rows;
+    bool cuts = i < w->op_count && qd_op_is_gemm(op->kind) && op->slot[qd_gemm_rows(op->kind)] == slot && op->m == w->rows;
     return cuts ? i : w->op_count;
 }
 
@@ -25,7 +20,7 @@ static bool sums_gemm(const qd_class_writer *w, int index)
     const qd_op *op = &w->ops[index], *before = op - 1;
     return index > 0 && index < w->op_count && op->exchange.async &&
            (op->kind == QD_OP_ALL_REDUCE || op->kind == QD_OP_REDUCE_SCATTER) && op->m == w->rows &&
-           is_gemm(before->kind) && before->m == w->rows && qd_op_access(before, qd_op_first(op)) == QD_WRITES;
+           qd_op_is_gemm(before->kind) && before->m == w->rows && qd_op_access(before, qd_op_first(op)) == QD_WRITES;
 }
 
 /* Emits piece `piece` of an op: under sp a range of each rank's rows, otherwise one range. A gather

@@ -69,11 +69,6 @@ static inline int qd_class_trained(const qd_class_writer *w, int weight)
     return frozen ? -1 : qd_class_gradient(weight);
 }
 
-static inline int qd_class_weight_of(int gradient)
-{
-    return gradient - 1;
-}
-
 /* Whether a weight, or its gradient, is that of experts, one after another. */
 static inline bool qd_class_of_experts(const qd_class_writer *w, int weight)
 {
@@ -104,6 +99,11 @@ void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group);
  * operand. */
 qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
                          int64_t cols);
+/* GEMMs that tensor parallelism may cut by rows. */
+static inline bool qd_op_is_gemm(qd_op_kind kind)
+{
+    return kind == QD_OP_LINEAR || kind == QD_OP_LINEAR_GELU || kind == QD_OP_LINEAR_DX || kind == QD_OP_LINEAR_DX_GELU;
+}
 /* The place of the operand that a GEMM multiplies with its weight: x, or dy. */
 static inline int qd_gemm_rows(qd_op_kind kind)
 {
@@ -138,7 +138,6 @@ typedef struct qd_old_list {
 } qd_old_list;
 qd_old_list qd_class_restart(qd_class_writer *w);
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op); /* appends a copy */
-void qd_class_insert(qd_class_writer *w, int index, const qd_op *op);
 void qd_class_move(qd_class_writer *w, int from, int to);
 /* All ops, or those of the backward pass, access slot `by` instead. */
 void qd_class_replace(qd_class_writer *w, int slot, int by, bool backward);
@@ -162,9 +161,11 @@ typedef struct qd_placing {
     qd_class_writer *w;
     qd_old_list old;  /* the list that is being placed */
     int at;           /* index of the current op in it */
-    int *now;         /* per old slot: the slot with its value in the layout of the port (summed over tp; for experts: rows returned) */
-    int *gathered[2]; /* per slot: its rows gathered over tp, in the forward and in the backward pass; -1: not gathered */
-    int *attended[2]; /* per log-sum-exp of an attention: qkv and result as the backward pass reads them (place_attention.c) */
+    struct qd_placed_slot {
+        int now;         /* the slot with its value in the layout of the port (summed over tp; for experts: rows returned) */
+        int gathered[2]; /* its rows gathered over tp, in the forward and in the backward pass; -1: not gathered */
+        int attended[2]; /* log-sum-exps of an attention: qkv and result as the backward pass reads them (place_attention.c) */
+    } *slot;             /* per slot of the old list */
     int slots;        /* number of slots of the old list */
 } qd_placing;
 

@@ -10,8 +10,6 @@
  * ops (place_attention.c, place_experts.c). */
 #include "spec/passes/passes.h"
 
-#include <string.h>
-
 /* What an op needs of an operand, or gives as a result. */
 typedef enum need {
     AS_IS,              /* a weight, a table, an input of the step */
@@ -111,7 +109,7 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
     qd_class_writer *w = p->w;
     if (slot < 0 || w->no_memory || w->wrong)
         return slot;
-    slot = slot < p->slots ? p->now[slot] : slot;
+    slot = slot < p->slots ? p->slot[slot].now : slot;
     qd_layout have = w->slots[slot].layout;
     bool sp = w->ledger->mesh.sp,
          whole = (have == QD_LAYOUT_PORT || have == QD_LAYOUT_ALL) && (wanted == QD_LAYOUT_PORT || wanted == QD_LAYOUT_ALL);
@@ -122,7 +120,7 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
                                    w->slots[slot].name);
         return slot;
     }
-    int *gathered = slot < p->slots ? &p->gathered[w->phase != QD_PHASE_FORWARD][slot] : NULL;
+    int *gathered = slot < p->slots ? &p->slot[slot].gathered[w->phase != QD_PHASE_FORWARD] : NULL;
     if (gathered && *gathered >= 0)
         return *gathered;
     int all = qd_class_local(w, qd_class_name(w, "", slot, " of all ranks"), w->rows, w->slots[slot].cols);
@@ -161,7 +159,7 @@ static void sum(qd_placing *p, int slot)
         w->slots[slot].kind = QD_SLOT_LOCAL;
     }
     w->slots[own].layout = QD_LAYOUT_PORT;
-    p->now[slot] = own;
+    p->slot[slot].now = own;
     qd_op *op;
     if (own == slot)
         op = qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, slot)), 0, w->rows, cols);
@@ -224,7 +222,7 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case RESULT:
     case EXPANDED:
     case QKV: return QD_LAYOUT_COLUMNS;
-    default: return w->slots[p->now[qd_op_first(op)]].layout;
+    default: return w->slots[p->slot[qd_op_first(op)].now].layout;
     }
 }
 
@@ -232,11 +230,11 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
 static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
 {
     const qd_class_writer *w = p->w;
-    int64_t head = w->model->head_dim, like = w->slots[p->now[qd_op_first(op)]].cols;
+    int64_t head = w->model->head_dim, like = w->slots[p->slot[qd_op_first(op)].now].cols;
     switch (n) {
     case OUT: return qd_class_outputs(w, qd_op_weight(w, op));
     case D_IN: return w->slots[qd_op_weight(w, op)].cols;
-    case WIDE: return w->slots[p->now[op->slot[QD_ADAPT_ADD]]].cols;
+    case WIDE: return w->slots[p->slot[op->slot[QD_ADAPT_ADD]].now].cols;
     case ALIKE: return like;
     case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);
     case HEADS: return w->heads * head;
@@ -269,7 +267,7 @@ void qd_place_keep(qd_placing *p, const qd_op *op)
 static bool is_routed(const qd_placing *p, const qd_op *op)
 {
     int weight = qd_op_weight(p->w, op);
-    return weight >= 0 ? qd_class_of_experts(p->w, weight) : p->w->slots[p->now[qd_op_first(op)]].layout == QD_LAYOUT_ROUTED;
+    return weight >= 0 ? qd_class_of_experts(p->w, weight) : p->w->slots[p->slot[qd_op_first(op)].now].layout == QD_LAYOUT_ROUTED;
 }
 
 /* Converts the operands of an op to what it needs, gives its results their layouts, emits it and
@@ -309,19 +307,10 @@ static void place(qd_placing *p, const qd_op *op)
 void qd_pass_place(qd_class_writer *w)
 {
     qd_placing p = {.w = w, .slots = w->slot_count};
-    int *table = QD_ARENA_NEW(w->arena, int, (size_t)w->slot_count * 5);
-    if (!table) {
-        w->no_memory = true;
-        return;
-    }
-    p.now = table;
-    p.gathered[0] = table + w->slot_count;
-    p.gathered[1] = table + 2 * w->slot_count;
-    p.attended[0] = table + 3 * w->slot_count;
-    p.attended[1] = table + 4 * w->slot_count;
-    memset(p.gathered[0], 0xff, (size_t)w->slot_count * 2 * sizeof *table);
-    for (int s = 0; s < w->slot_count; s++) {
-        p.now[s] = s;
+    p.slot = QD_ARENA_NEW(w->arena, struct qd_placed_slot, w->slot_count);
+    w->no_memory = w->no_memory || !p.slot;
+    for (int s = 0; s < w->slot_count && !w->no_memory; s++) {
+        p.slot[s] = (struct qd_placed_slot){.now = s, .gathered = {-1, -1}};
         if (w->slots[s].kind == QD_SLOT_IN || w->slots[s].kind == QD_SLOT_GRAD_OUT)
             give(&p, s, QD_LAYOUT_PORT, 0);
     }

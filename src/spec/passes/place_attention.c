@@ -34,9 +34,14 @@ enum {
     VALUES
 };
 
+/* Facts. PARTS: ring or gather. NARROW: activations are not fp32. FIRST and LAST: the round of the
+ * ring. SINKS: they join the result when it has the keys of all ranks, and before it leaves the
+ * rank that has its log-sum-exps. */
+enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64, SINKS = 128 };
+
 static const qd_sequence_value values[VALUES] = {
-    [SUMS] = {"attended in fp32", QD_VALUE_F32, ROWS, .cols = O_COLS},
-    [DQ] = {"d_q in fp32", QD_VALUE_F32, ROWS, .cols = Q},
+    [SUMS] = {"attended in fp32", QD_VALUE_F32, ROWS, .cols = O_COLS, .same = 1 + O, .unless = NARROW},
+    [DQ] = {"d_q in fp32", QD_VALUE_F32, ROWS, .cols = Q, .same = 1 + D_QKV, .unless = NARROW},
     [KV_HERE] = {"kv", QD_VALUE_ACTIVATION, MOST_ROWS, .cols = KV},
     [KV_NEXT] = {"kv passed on", QD_VALUE_ACTIVATION, MOST_ROWS, .cols = KV},
     [KV_AGAIN] = {"kv again", QD_VALUE_ACTIVATION, MOST_ROWS, .cols = KV},
@@ -50,22 +55,17 @@ static const qd_sequence_value values[VALUES] = {
     [D_KV_OWN] = {"d_kv", QD_VALUE_F32, ROWS, .cols = KV},
     [QKV_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, ROWS, .cols = QKV_SHARES},
     [QKV_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE},
-    [HEADS_QKV] = {"qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE},
-    [HEADS_O] = {"attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE},
+    [HEADS_QKV] = {"qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE, .same = 1 + QKV, .unless = ULYSSES},
+    [HEADS_O] = {"attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE, .same = 1 + O, .unless = ULYSSES},
     [O_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE},
     [O_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, ROWS, .cols = O_SHARES},
     [D_O_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, ROWS, .cols = O_SHARES},
     [D_O_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE},
-    [HEADS_D_O] = {"d_attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE},
-    [HEADS_D_QKV] = {"d_qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE},
+    [HEADS_D_O] = {"d_attended of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = O_SHARE, .same = 1 + D_O, .unless = ULYSSES},
+    [HEADS_D_QKV] = {"d_qkv of own heads", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE, .same = 1 + D_QKV, .unless = ULYSSES},
     [D_QKV_BY_RANK] = {"by rank", QD_VALUE_ACTIVATION, WHOLE_ROWS, .cols = QKV_SHARE},
     [D_QKV_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, ROWS, .cols = QKV_SHARES},
 };
-
-/* Facts. PARTS: ring or gather. NARROW: activations are not fp32. FIRST and LAST: the round of the
- * ring. SINKS: they join the result when it has the keys of all ranks, and before it leaves the
- * rank that has its log-sum-exps. */
-enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64, SINKS = 128 };
 
 /* ROUND: once per rank of cp, in the ring. */
 enum { BEGIN, ROUND, END, GRAD_BEGIN, GRAD_ROUND, GRAD_END, SINK_ALONE, SINK_GRAD };
@@ -258,25 +258,19 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
         s.facts |= SINKS;
     }
     QD_SEQUENCE_TAKE(&s, op, ATTENTION, (QKV, QKV), (INPUT, INPUT), (O, O), (LSE, LSE));
-    slot[HEADS_QKV] = s.facts & ULYSSES ? -1 : slot[QKV];
-    slot[HEADS_O] = s.facts & ULYSSES ? -1 : slot[O];
-    slot[SUMS] = s.facts & NARROW ? -1 : slot[O];
     shape_per_head(&s, lse);
     emit(&s, BEGIN);
-    p->attended[0][lse] = slot[HEADS_QKV];
-    p->attended[1][lse] = slot[HEADS_O];
+    p->slot[lse].attended[0] = qd_sequence_slot(&s, HEADS_QKV);
+    p->slot[lse].attended[1] = qd_sequence_slot(&s, HEADS_O);
 }
 
 void qd_place_attention_grad(qd_placing *p, const qd_op *op)
 {
     qd_sequence s = begin(p->w, op->window);
     int *slot = s.slot, lse = op->slot[QD_ATTENTION_GRAD_LSE];
-    slot[QKV] = slot[HEADS_QKV] = p->attended[0][lse];
-    slot[O] = slot[HEADS_O] = p->attended[1][lse];
+    slot[QKV] = slot[HEADS_QKV] = p->slot[lse].attended[0];
+    slot[O] = slot[HEADS_O] = p->slot[lse].attended[1];
     QD_SEQUENCE_TAKE(&s, op, ATTENTION_GRAD, (INPUT, INPUT), (LSE, LSE), (D_O, D_O), (D_QKV, D_QKV), (DELTA, DELTA));
-    slot[HEADS_D_O] = s.facts & ULYSSES ? -1 : slot[D_O];
-    slot[HEADS_D_QKV] = s.facts & ULYSSES ? -1 : slot[D_QKV];
-    slot[DQ] = s.facts & NARROW ? -1 : slot[D_QKV];
     shape_per_head(&s, slot[DELTA]);
     emit(&s, GRAD_BEGIN);
 }

@@ -48,12 +48,15 @@ enum {
 };
 _Static_assert(VALUES <= QD_SEQUENCE_VALUES && WEIGHTS_COUNT < QD_SEQUENCE_NUMBERS, "the limits of a sequence");
 
+/* Facts: experts on other ranks of a node; experts on other nodes; rows may exceed the buffers. */
+enum { APART = 1, BY_NODE = 2, ROUNDS = 4 };
+
 static const qd_sequence_value values[VALUES] = {
-    [TABLE] = {"expert_rows of all ranks", QD_VALUE_I32, RANKS, .cols = NODE_EXPERTS},
-    [ROWS_IN] = {"expert_in", QD_VALUE_ACTIVATION, CAPACITY, .cols = HIDDEN},
-    [BACK] = {"rows from experts", QD_VALUE_ACTIVATION, RETURNED, .cols = HIDDEN},
-    [D_OUT] = {"d_expert_out", QD_VALUE_ACTIVATION, CAPACITY, .cols = HIDDEN},
-    [D_BACK] = {"d_rows from experts", QD_VALUE_ACTIVATION, RETURNED, .cols = HIDDEN},
+    [TABLE] = {"expert_rows of all ranks", QD_VALUE_I32, RANKS, .cols = NODE_EXPERTS, .same = 1 + COUNT, .unless = APART | BY_NODE},
+    [ROWS_IN] = {"expert_in", QD_VALUE_ACTIVATION, CAPACITY, .cols = HIDDEN, .same = 1 + SORTED, .unless = APART},
+    [BACK] = {"rows from experts", QD_VALUE_ACTIVATION, RETURNED, .cols = HIDDEN, .same = 1 + OUT, .unless = APART},
+    [D_OUT] = {"d_expert_out", QD_VALUE_ACTIVATION, CAPACITY, .cols = HIDDEN, .same = 1 + D_SORTED, .unless = APART},
+    [D_BACK] = {"d_rows from experts", QD_VALUE_ACTIVATION, RETURNED, .cols = HIDDEN, .same = 1 + OUT, .unless = APART},
     [COPY_PLACE] = {"place of copies", QD_VALUE_I32, PORT_ROWS, .cols = NODES},
     [COPY_FROM] = {"from of copies", QD_VALUE_I32, ONE, .cols = ROW_COPIES},
     [NODE_COUNT] = {"rows per node", QD_VALUE_I32, ONE, .cols = NODES},
@@ -82,9 +85,6 @@ static const qd_sequence_value values[VALUES] = {
     [RELAY_AGAIN] = {"relayed rows again", QD_VALUE_ACTIVATION, RELAYED, HIDDEN, .buffer = true},
     [RESEND_LISTS] = {"lists of rounds", QD_VALUE_I32, TWO, TAKEN_SIZE, .buffer = true},
 };
-
-/* Facts: experts on other ranks of a node; experts on other nodes; rows may exceed the buffers. */
-enum { APART = 1, BY_NODE = 2, ROUNDS = 4 };
 
 enum { SEND, TO_EXPERTS, FROM_EXPERTS, COLLECT, GRAD_SEND, GRAD_FROM_EXPERTS, GRAD_ROUNDS, GRAD_FROM_NODES, GRAD_COLLECT };
 
@@ -289,11 +289,8 @@ void qd_place_send(qd_placing *p, const qd_op *op)
     int *slot = e->s.slot;
     QD_SEQUENCE_TAKE(&e->s, op, PERMUTE, (X, X), (Y, SORTED));
     shape(p->w, slot[SORTED], e->room, p->w->model->hidden);
-    slot[TABLE] = e->ranks == 1 && e->nodes == 1 ? slot[COUNT] : -1;
-    slot[ROWS_IN] = e->ranks == 1 ? slot[SORTED] : -1;
-    qd_sequence_slot(&e->s, TABLE);
-    p->now[slot[COUNT]] = slot[TABLE];
-    p->now[slot[SORTED]] = qd_sequence_slot(&e->s, ROWS_IN);
+    p->slot[slot[COUNT]].now = qd_sequence_slot(&e->s, TABLE);
+    p->slot[slot[SORTED]].now = qd_sequence_slot(&e->s, ROWS_IN);
     qd_sequence_emit(&e->s, SEND);
     e->to_relay = true;
 }
@@ -335,11 +332,10 @@ static void grad_rounds(qd_expert_plan *e, int d_weight, int dx)
 static void send_back(qd_placing *p, int result, bool forward)
 {
     qd_expert_plan *e = p->w->experts;
-    int *slot = e->s.slot, back = forward ? BACK : D_BACK;
+    int *slot = e->s.slot;
     slot[OUT] = result;
-    slot[back] = e->ranks == 1 ? result : -1;
     qd_sequence_emit(&e->s, forward ? FROM_EXPERTS : GRAD_FROM_EXPERTS);
-    p->now[result] = slot[back];
+    p->slot[result].now = qd_sequence_slot(&e->s, forward ? BACK : D_BACK);
     if (!forward && e->nodes > 1) {
         grad_rounds(e, slot[RELAY_D_WEIGHT], slot[RELAY_DX]);
         qd_sequence_emit(&e->s, GRAD_FROM_NODES);
@@ -398,8 +394,7 @@ void qd_place_collect_grad(qd_placing *p, const qd_op *op)
     qd_expert_plan *e = p->w->experts;
     int *slot = e->s.slot;
     QD_SEQUENCE_TAKE(&e->s, op, COMBINE_GRAD, (DY, DY), (D_ROWS, D_SORTED), (D_WEIGHT, D_WEIGHT));
-    slot[D_OUT] = e->ranks == 1 ? slot[D_SORTED] : -1;
     shape(p->w, slot[D_SORTED], e->room, p->w->model->hidden);
     qd_sequence_emit(&e->s, GRAD_SEND);
-    p->now[slot[D_SORTED]] = slot[D_OUT];
+    p->slot[slot[D_SORTED]].now = qd_sequence_slot(&e->s, D_OUT);
 }

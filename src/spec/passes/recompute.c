@@ -65,7 +65,8 @@ static void run_again(qd_class_writer *w, int index)
         copy.slot[j] = (int16_t)qd_class_like(w, w->slots[slot].name, slot);
         qd_class_replace(w, slot, copy.slot[j], true);
     }
-    qd_class_insert(w, at, &copy);
+    qd_class_keep(w, &copy);
+    qd_class_move(w, w->op_count - 1, at);
 }
 
 /* Keys and values of latent attention are expanded from far fewer numbers: the GEMMs that do so,

@@ -20,6 +20,8 @@ int qd_sequence_slot(qd_sequence *s, int value)
     qd_class_writer *w = s->w;
     const qd_sequence_value *v = &s->values[value];
     const qd_dtype types[] = {w->config->activation, QD_F32, QD_F64, QD_I32};
+    if (s->slot[value] < 0 && v->same > 0 && !(s->facts & v->unless))
+        s->slot[value] = qd_sequence_slot(s, v->same - 1);
     if (s->slot[value] >= 0 || !v->name)
         return s->slot[value];
     const char *name = v->of > 0 ? qd_class_name(w, v->before ? v->before : "", s->slot[v->of - 1], v->name) : v->name;

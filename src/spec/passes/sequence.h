@@ -23,6 +23,9 @@ typedef struct qd_sequence_value {
     int param;         /* of a table: which one */
     int of;
     const char *before;
+    /* same > 0: value `same` - 1, unless one of these facts holds. */
+    int same;
+    unsigned unless;
 } qd_sequence_value;
 
 /* What an op states beyond its operands and sizes: numbers, unless noted. */

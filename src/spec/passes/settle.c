@@ -7,41 +7,22 @@
  * number. */
 static int ranges(const qd_class_writer *w, const qd_op *op, int j, int64_t (*range)[2])
 {
-    const qd_slot *slot = &w->slots[op->slot[j]];
     const qd_op_exchange *e = &op->exchange;
-    range[0][0] = 0;
-    range[0][1] = slot->rows;
-    switch (op->kind) {
-    case QD_OP_LINEAR:
-    case QD_OP_LINEAR_GELU:
-    case QD_OP_LINEAR_DX:
-    case QD_OP_LINEAR_DX_GELU:
-        if (j != qd_gemm_rows(op->kind) && !qd_op_writes(op, j))
-            return 1;
-        range[0][0] = j == qd_gemm_rows(op->kind) ? op->first : op->to;
-        range[0][1] = range[0][0] + op->m;
-        return 1;
-    case QD_OP_ALL_REDUCE:
-        range[0][0] = op->first;
-        range[0][1] = range[0][0] + op->m;
-        return 1;
-    case QD_OP_ALL_GATHER:
-    case QD_OP_REDUCE_SCATTER:
-        break;
-    default:
-        return 1;
-    }
-    bool own = j == (op->kind == QD_OP_REDUCE_SCATTER ? QD_REDUCE_SCATTER_Y : QD_ALL_GATHER_X);
-    for (int r = 0; r < e->group.size; r++) {
-        int64_t first, rows, piece, count;
+    bool gathers = op->kind == QD_OP_ALL_GATHER, scatters = op->kind == QD_OP_REDUCE_SCATTER;
+    bool own = j == (scatters ? QD_REDUCE_SCATTER_Y : QD_ALL_GATHER_X);
+    bool reads = op->kind == QD_OP_ALL_REDUCE || (qd_op_is_gemm(op->kind) && j == qd_gemm_rows(op->kind));
+    bool writes = qd_op_is_gemm(op->kind) && qd_op_writes(op, j);
+    range[0][0] = reads ? op->first : writes ? op->to : 0;
+    range[0][1] = range[0][0] + (reads || writes ? op->m : w->slots[op->slot[j]].rows);
+    int count = !gathers && !scatters ? 0 : own ? 1 : e->group.size;
+    for (int r = 0; r < count; r++) {
+        int64_t first, rows, piece;
         qd_slice(op->m, e->group.size, own ? w->tensor_coord : r, &first, &rows);
-        qd_slice(rows, e->pieces, e->piece, &piece, &count);
+        qd_slice(rows, e->pieces, e->piece, &piece, &rows);
         range[r][0] = (own ? 0 : first) + piece;
-        range[r][1] = range[r][0] + count;
-        if (own)
-            return 1;
+        range[r][1] = range[r][0] + rows;
     }
-    return e->group.size;
+    return count > 0 ? count : 1;
 }
 
 /* Whether two ops access the same rows of a slot. */
