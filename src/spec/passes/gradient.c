@@ -119,9 +119,11 @@ typedef struct gradients {
     contribution *list; /* from the last reader of the forward list to the first */
     int count;
     int forward_count; /* ops of the forward list */
-    int *absorbers;    /* per slot: number of ops that read it and whose gradients absorb a sum */
-    int *readers;      /* per slot: number of ops that may contribute to its gradient */
-    int *done;         /* per slot: its gradient, -1: not summed so far */
+    struct {
+        int absorbers; /* number of ops that read it and whose gradients absorb a sum */
+        int readers;   /* number of ops that may contribute to its gradient */
+        int done;      /* its gradient, -1: not summed so far */
+    } *slot;           /* per slot of the forward list */
     int in_grad;       /* the slot GRAD_IN, -1: the module has none */
 } gradients;
 
@@ -143,7 +145,7 @@ static int new_slot(gradients *g, int value, qd_dtype dtype)
  * it. */
 static int part_of(gradients *g, int value, bool last, qd_dtype dtype)
 {
-    if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->readers[value] == 1))
+    if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->slot[value].readers == 1))
         return g->in_grad;
     return new_slot(g, value, dtype);
 }
@@ -255,7 +257,7 @@ QD_SAME_PLACE(X, NORM, PERMUTE);
 /* Emits the gradients of the absorbing ops that read a value; each absorbs the sum so far. */
 static int absorb(gradients *g, int value, int sum)
 {
-    int left = g->absorbers[value];
+    int left = g->slot[value].absorbers;
     for (int i = g->forward_count - 1; i >= 0 && left > 0; i--) {
         const qd_op *op = &g->w->ops[i];
         if (op->slot[QD_NORM_X] == value && absorbs(op->kind))
@@ -270,14 +272,14 @@ static int grad_of(gradients *g, int value)
 {
     qd_class_writer *w = g->w;
     int sum = -1, left = 0;
-    if (g->done[value] >= 0)
-        return g->done[value];
+    if (g->slot[value].done >= 0)
+        return g->slot[value].done;
     for (int i = 0; i < g->count; i++)
         left += g->list[i].value == value;
     for (int i = g->count - 1; i >= 0; i--) { /* in the order of the forward pass */
         if (g->list[i].value != value)
             continue;
-        bool last = --left == 0 && g->absorbers[value] == 0;
+        bool last = --left == 0 && g->slot[value].absorbers == 0;
         int grad = g->list[i].grad, both = grad;
         if (sum >= 0) {
             both = last ? part_of(g, value, true, w->config->activation) : new_slot(g, value, w->config->activation);
@@ -288,7 +290,7 @@ static int grad_of(gradients *g, int value)
     sum = absorb(g, value, sum);
     if (sum >= 0 && w->slots[value].kind == QD_SLOT_IN && sum != g->in_grad)
         w->wrong = "no op writes the gradient of the module's input";
-    return g->done[value] = sum;
+    return g->slot[value].done = sum;
 }
 
 /* Whether no parameter of the module is trained. */
@@ -306,33 +308,26 @@ void qd_pass_gradient(qd_class_writer *w)
     if (!w->config->training)
         return;
     gradients g = {.w = w, .forward_count = forward_count, .in_grad = -1};
-    size_t slots = (size_t)w->slot_count;
     g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)(forward_count + 1) * QD_OP_SLOTS);
-    g.absorbers = QD_ARENA_NEW(w->arena, int, slots);
-    g.readers = QD_ARENA_NEW(w->arena, int, slots);
-    g.done = QD_ARENA_NEW(w->arena, int, slots);
-    if (!g.list || !g.absorbers || !g.readers || !g.done || w->no_memory) {
-        w->no_memory = true;
-        return;
-    }
-    for (int s = 0; s < w->slot_count; s++) {
-        g.done[s] = -1;
+    g.slot = qd_arena_array(w->arena, (size_t)w->slot_count, sizeof *g.slot);
+    w->no_memory = !g.list || !g.slot;
+    for (int s = 0; s < w->slot_count && !w->no_memory; s++) {
+        g.slot[s].done = -1;
         in = w->slots[s].kind == QD_SLOT_IN ? s : in;
         out = w->slots[s].kind == QD_SLOT_OUT ? s : out;
     }
-    for (int i = 0; i < forward_count; i++) {
-        if (!qd_op_has_gradient(w->ops[i].kind)) {
+    for (int i = 0; i < forward_count && !w->no_memory; i++) {
+        const qd_op *op = &w->ops[i];
+        if (!qd_op_has_gradient(op->kind))
             w->wrong = "an op of the forward list has no gradient rule";
-            return;
-        }
         for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (qd_op_reads(&w->ops[i], j))
-                g.readers[w->ops[i].slot[j]]++;
-        if (absorbs(w->ops[i].kind))
-            g.absorbers[w->ops[i].slot[QD_NORM_X]]++;
+            if (qd_op_reads(op, j))
+                g.slot[op->slot[j]].readers++;
+        if (absorbs(op->kind))
+            g.slot[op->slot[QD_NORM_X]].absorbers++;
     }
-    if (in < 0 && is_frozen(w))
-        return; /* a frozen embedding */
+    if (w->no_memory || w->wrong || (in < 0 && is_frozen(w))) /* a frozen embedding */
+        return;
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
         give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden));

@@ -130,28 +130,18 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
         if (!spans[s].used)
             continue;
         qd_phase last = spans[s].last_phase;
-        switch (slot->kind) {
-        case QD_SLOT_IN:
-            c->in_until = last;
-            break;
-        case QD_SLOT_GRAD_OUT:
-            c->grad_out_until = last;
-            break;
-        case QD_SLOT_INPUT:
-            c->uses_input = true;
-            break;
-        case QD_SLOT_LOCAL:
-            slot->region = region_of(spans[s].first_phase, last);
-            if (slot->region == QD_REGION_SCRATCH) {
-                scratch[scratch_count++] = s;
-            } else {
-                slot->offset = c->region[slot->region];
-                c->region[slot->region] += align64(qd_slot_bytes(slot));
-            }
-            break;
-        default:
-            break;
+        c->in_until = slot->kind == QD_SLOT_IN ? last : c->in_until;
+        c->grad_out_until = slot->kind == QD_SLOT_GRAD_OUT ? last : c->grad_out_until;
+        c->uses_input = c->uses_input || slot->kind == QD_SLOT_INPUT;
+        if (slot->kind != QD_SLOT_LOCAL)
+            continue;
+        slot->region = region_of(spans[s].first_phase, last);
+        if (slot->region == QD_REGION_SCRATCH) {
+            scratch[scratch_count++] = s;
+            continue;
         }
+        slot->offset = c->region[slot->region];
+        c->region[slot->region] += align64(qd_slot_bytes(slot));
     }
     c->region[QD_REGION_SCRATCH] = place_scratch(w, spans, scratch, scratch_count);
     for (int i = 0; i < w->op_count; i++)

@@ -111,14 +111,6 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
     return qd_class_keep(w, &op);
 }
 
-void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops)
-{
-    op->m = m;
-    op->n = n;
-    op->k = k;
-    op->flops = flops;
-}
-
 int64_t qd_class_first_token(const qd_class_writer *w, int table)
 {
     return qd_ledger_atom(w->ledger, w->module->param_begin + w->slots[table].param, w->config->rank).begin[0];

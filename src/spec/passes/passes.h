@@ -92,7 +92,6 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op);
 void qd_class_count_bytes(const qd_class_writer *w, qd_op *op); /* only the bytes */
 int64_t qd_class_outputs(const qd_class_writer *w, int weight); /* of a matrix on this rank, or of one expert's */
 int64_t qd_class_first_token(const qd_class_writer *w, int table); /* in this rank's shard of a table */
-void qd_op_sizes(qd_op *op, int64_t m, int64_t n, int64_t k, double flops);
 /* Makes an op communicate its m × n elements, of the type of its first operand. */
 void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group);
 /* Appends an op that communicates `rows` × `cols` elements, starting at row `first` of its first

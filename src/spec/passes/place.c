@@ -203,26 +203,24 @@ static qd_layout bias_rows(const qd_param *bias)
                                                            : QD_LAYOUT_ALL;
 }
 
+static const qd_layout layouts[OVER_HEADS + 1] = {
+    [PORT] = QD_LAYOUT_PORT, [ALL] = QD_LAYOUT_ALL, [PARTIAL] = QD_LAYOUT_PARTIAL, [COLUMNS] = QD_LAYOUT_COLUMNS,
+    [HEADS] = QD_LAYOUT_COLUMNS, [QKV] = QD_LAYOUT_COLUMNS, [RESULT] = QD_LAYOUT_COLUMNS, [EXPANDED] = QD_LAYOUT_COLUMNS,
+};
+
 static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
 {
     const qd_class_writer *w = p->w;
+    int weight = qd_op_weight(w, op);
     switch (n) {
-    case PORT: return QD_LAYOUT_PORT;
-    case ALL: return QD_LAYOUT_ALL;
-    case PARTIAL: return QD_LAYOUT_PARTIAL;
-    case IN: return linear_x[cut_of(w, qd_op_weight(w, op)) + 1];
+    case IN: return linear_x[cut_of(w, weight) + 1];
     case WIDE:
-    case OUT: return linear_y[cut_of(w, qd_op_weight(w, op)) + 1];
+    case OUT: return linear_y[cut_of(w, weight) + 1];
     case D_NARROW:
-    case D_IN: return dual(linear_x[cut_of(w, qd_op_weight(w, op)) + 1]);
-    case D_OUT: return dual(linear_y[cut_of(w, qd_op_weight(w, op)) + 1]);
-    case OF_BIAS: return bias_rows(param_of(w, qd_op_weight(w, op)));
-    case COLUMNS:
-    case HEADS:
-    case RESULT:
-    case EXPANDED:
-    case QKV: return QD_LAYOUT_COLUMNS;
-    default: return w->slots[p->slot[qd_op_first(op)].now].layout;
+    case D_IN: return dual(linear_x[cut_of(w, weight) + 1]);
+    case D_OUT: return dual(linear_y[cut_of(w, weight) + 1]);
+    case OF_BIAS: return bias_rows(param_of(w, weight));
+    default: return layouts[n] != QD_LAYOUT_NONE ? layouts[n] : w->slots[p->slot[qd_op_first(op)].now].layout;
     }
 }
 

@@ -39,7 +39,9 @@ static void state(const qd_sequence *s, const qd_step *step, qd_op *op)
     const int64_t *number = s->number;
     const qd_slot *first = &s->w->slots[qd_op_first(op)];
     bool whole = step->m == 0;
-    qd_op_sizes(op, whole ? first->rows : number[step->m], whole ? first->cols : number[step->n], number[step->k], 0.0);
+    op->m = whole ? first->rows : number[step->m];
+    op->n = whole ? first->cols : number[step->n];
+    op->k = number[step->k];
     if (how->work != QD_WORK_NONE)
         op->flops = how->work == QD_WORK_GEMM ? 2.0 * (double)op->m * (double)op->n * (double)op->k : s->flops[how->part];
     op->first = number[how->first];
