@@ -254,9 +254,7 @@ static void on_end(void *context, const qd_train_end *e)
             printf("; flat dispatch %s, %.2f times as much", flat, (double)e->across_flat_bytes / (double)e->across_bytes);
         putchar('\n');
     }
-    /* The plan of a run that samples does not include what the texts need. */
-    cli_say("memory", 9, "%s per rank %s; resident peak of the largest process %s", allocated,
-            qd_options_int(v->options, "run.sample_every") > 0 ? "with sample texts" : "as planned", resident);
+    cli_say("memory", 9, "%s per rank as planned; resident peak of the largest process %s", allocated, resident);
     if (e->host_bytes > 0) {
         qd_text_bytes(e->host_bytes, allocated, sizeof allocated);
         printf("host     %s of host memory per rank as planned: optimizer state\n", allocated);

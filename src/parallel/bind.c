@@ -70,19 +70,10 @@ static qd_status make_groups(qd_bound *b, const qd_bound *share, qd_comm *data)
     return status;
 }
 
-/* With longrope, generation changes its rotary table with the length of the text. */
-static bool keeps_table(const qd_program *p)
-{
-    return p->strategy.context > 0 && p->ledger->model.rope.scaling == QD_ROPE_LONG;
-}
-
 static void *shared_buffer(const qd_bound *share, const qd_program *program, const qd_buffer *buffer)
 {
-    int other = share->program->persistent[buffer->kind];
-    if (other < 0 || (buffer->kind == QD_BUFFER_TABLE && keeps_table(program) != keeps_table(share->program)))
-        return NULL;
-    int64_t there = share->program->buffers[other].bytes;
-    return there == buffer->bytes || (buffer->kind == QD_BUFFER_SCRATCH && there > buffer->bytes) ? share->persistent[other] : NULL;
+    int other = qd_memory_shared(share->program, program, buffer);
+    return other >= 0 ? share->persistent[other] : NULL;
 }
 
 /* Smaller buffers are copied through the lanes of a communicator anyway, and a block that others

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* LANES: most rows of a rank's stream. KINDS: distinct kinds that are told apart in merged
+/* LANES: most rows of a rank's stream. KINDS: kinds that are distinguished in merged
  * events. */
 enum { LANES = 6, KINDS = 8 };
 /* Runs of events that are narrower than this, in pixels, are merged; page/timeline.js draws

@@ -196,7 +196,7 @@ class Outputs(program.ProgramTest):
         plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
         self.assertEqual([line for line in re.split(r"[\r\n]", plain) if len(line) > 80], [])
         self.assertIn("next     quadrille report 'it'\\''s my run'\n", plain)
-        self.assertIn("with sample texts", plain)
+        self.assertIn("per rank as planned", plain)
         listed = self.ok(self.run_program("runs", ".")).stdout.splitlines()
         self.assertEqual(listed[0].index("state"), listed[1].index("done"))
 

@@ -48,6 +48,7 @@ class Samples(program.ProgramTest):
                 self.assertEqual(plain[0], sampled[0])
                 self.assertTrue(plain[1])
                 self.assertTrue(plain[1] == sampled[1], "the checkpoints differ")
+                self.planned(name, layout)
                 lines = self.samples(f"{name}-sampled")
                 self.assertEqual([(line["step"], line["prompt"]) for line in lines],
                                  [(step, prompt) for step in (3, 6, 7) for prompt in PROMPTS.split("\n")])
@@ -55,6 +56,22 @@ class Samples(program.ProgramTest):
                 for line in lines[-2:]:
                     told = self.ok(self.run_program("generate", f"{name}-sampled", "--prompt", line["prompt"], "--tokens", "12", "--temperature", "0"))
                     self.assertEqual(told.stdout.rstrip("\n"), (line["prompt"] + line["text"]).rstrip("\n"))
+
+    def planned(self, name, layout):
+        """What the ranks have allocated is what `check` plans, with and without samples."""
+        for run, more in ((name, []), (f"{name}-sampled", ["run.sample_every=3"])):
+            with open(self.path(f"{run}/memory.json"), encoding="utf-8") as file:
+                allocated = max(rank["allocated_bytes"] for rank in json.load(file)["ranks"])
+            plan = json.loads(self.ok(self.run_program("check", *self.small(*layout, *more, f"run.dir={run}")[1:], "--json")).stdout)
+            self.assertEqual(allocated, plan["memory_bytes_per_rank"], run)
+            self.assertEqual("sample texts, beyond a step" in plan["memory"], bool(more), run)
+            self.assertEqual(sum(plan["memory"].values()), plan["memory_bytes_per_rank"], run)
+
+    def test_short_windows(self):
+        """A context shorter than the pieces that prompts are fed in is planned too."""
+        self.ok(self.train("data.seq=16", "run.dir=short-sampled"))
+        self.ok(self.train("data.seq=16", "run.dir=short", sampled=False))
+        self.planned("short", ["data.seq=16"])
 
     def test_resumed_and_replaced(self):
         """A resumed run continues the file from its step, an overwritten one starts a new one; the

@@ -3,6 +3,7 @@
 #include "spec/config/config.h"
 
 #include "model/field_table.h"
+#include "spec/config/generation.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -742,5 +743,7 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     qd_strategy strategy;
     QD_TRY(qd_config_place(config, arena, &ledger, &strategy));
     QD_TRY(qd_program_create(ledger, &strategy, rank, arena, program));
-    return strategy.training && qd_config_validates(config) ? build_evaluation(config, rank, arena, *program) : QD_OK;
+    if (strategy.training && qd_config_validates(config))
+        QD_TRY(build_evaluation(config, rank, arena, *program));
+    return strategy.training && config->samples.every > 0 ? qd_generation_attach(config, rank, arena, *program) : QD_OK;
 }

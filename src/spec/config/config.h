@@ -124,7 +124,8 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
  * device_models.c. */
 qd_status qd_config_check_device(const qd_config *config);
 /* Mesh, ledger and the program of `rank`; sets micro_batches. Allocated in `arena`. A run that
- * validates gets the program of its evaluations too (qd_program.evaluation). */
+ * validates gets the program of its evaluations too (qd_program.evaluation), one with sample texts
+ * their memory (qd_program.sample_bytes). */
 qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd_program **program);
 
 /* The program of every rank, (*programs)[world]; ranks with identical programs share one. */

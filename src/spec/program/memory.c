@@ -243,10 +243,12 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
     c.live[QD_BUFFER_SCRATCH] -= program->evaluation_scratch;
     c.live[QD_BUFFER_EVALUATION] = program->evaluation_scratch + program->evaluation_dynamic;
     c.live_total += program->evaluation_dynamic;
+    c.live[QD_BUFFER_SAMPLES] = program->sample_bytes;
+    c.live_total += program->sample_bytes;
     memcpy(report->at_peak, c.live, sizeof c.live);
     report->live_peak = c.live_total;
     QD_TRY(walk(program, account, &c));
-    report->total = program->persistent_bytes + program->dynamic_bytes;
+    report->total = program->persistent_bytes + program->dynamic_bytes + program->sample_bytes;
     return QD_OK;
 }
 
@@ -276,4 +278,28 @@ qd_status qd_memory_attach(qd_program *program, const qd_program *evaluation)
         program->evaluation_dynamic = evaluation->dynamic_bytes - program->dynamic_bytes;
     program->dynamic_bytes += program->evaluation_dynamic;
     return QD_OK;
+}
+
+/* With longrope, generation changes its rotary table with the length of the text. */
+static bool keeps_table(const qd_program *p)
+{
+    return p->strategy.context > 0 && p->ledger->model.rope.scaling == QD_ROPE_LONG;
+}
+
+int qd_memory_shared(const qd_program *share, const qd_program *program, const qd_buffer *buffer)
+{
+    int other = share->persistent[buffer->kind];
+    if (other < 0 || (buffer->kind == QD_BUFFER_TABLE && keeps_table(program) != keeps_table(share)))
+        return -1;
+    int64_t there = share->buffers[other].bytes;
+    return there == buffer->bytes || (buffer->kind == QD_BUFFER_SCRATCH && there > buffer->bytes) ? other : -1;
+}
+
+int64_t qd_memory_beside(const qd_program *program, const qd_program *share)
+{
+    int64_t bytes = share->dynamic_bytes >= program->dynamic_bytes ? 0 : program->dynamic_bytes;
+    for (int i = 0; i < program->buffer_count; i++)
+        if (program->buffers[i].persistent && !program->buffers[i].host && qd_memory_shared(share, program, &program->buffers[i]) < 0)
+            bytes += program->buffers[i].bytes;
+    return bytes;
 }

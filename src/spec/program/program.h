@@ -125,6 +125,7 @@ typedef enum qd_action_kind {
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
     X(EVALUATION, "evaluation, beyond a step")                                                              \
+    X(SAMPLES, "sample texts, beyond a step")                                                               \
     X(LOSS, "loss and gradient norm")
 
 typedef enum qd_buffer_kind {
@@ -246,6 +247,7 @@ typedef struct qd_program {
     const struct qd_program *evaluation;
     int64_t evaluation_scratch;           /* bytes of scratch, */
     int64_t evaluation_dynamic;           /* and of the dynamic area, that only evaluation needs */
+    int64_t sample_bytes;                 /* of the programs of sample texts, in addition to the above; 0: none */
 } qd_program;
 
 /* Rows of a micro-batch on the program's rank. */
@@ -362,6 +364,12 @@ qd_status qd_memory_plan(qd_program *program);
 qd_status qd_memory_account(const qd_program *program, qd_memory_report *report);
 /* Sets program->evaluation and enlarges the memory of `program` where evaluation needs more. */
 qd_status qd_memory_attach(qd_program *program, const qd_program *evaluation);
+
+/* The persistent buffer of `share` that serves as `buffer` of a second program; -1: none does. */
+int qd_memory_shared(const qd_program *share, const qd_program *program, const qd_buffer *buffer);
+/* Bytes on the device that `program` needs if it is bound next to `share`, whose persistent buffers
+ * and dynamic area it uses where they serve. */
+int64_t qd_memory_beside(const qd_program *program, const qd_program *share);
 
 /* Bytes sent by all ranks of the world in one step, if all do the same as this one. */
 int64_t qd_program_comm_bytes(const qd_program *program);

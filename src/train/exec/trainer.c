@@ -219,7 +219,7 @@ static qd_status reach_peers(qd_trainer *t)
 /* Called before memory is allocated, and before tuning, which takes seconds. */
 static qd_status check_memory(qd_trainer *t, int64_t *left)
 {
-    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes, total = 0;
+    int64_t needed = t->program->persistent_bytes + t->program->dynamic_bytes + t->program->sample_bytes, total = 0;
     *left = 0;
     if (qd_device_get_caps(t->device)->host_memory)
         return QD_OK;

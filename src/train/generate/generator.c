@@ -50,41 +50,6 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
-qd_status qd_generation_config(const qd_config *config, int64_t context, int64_t rows, qd_config *generation)
-{
-    qd_config c = *config;
-    qd_mesh mesh;
-    QD_TRY(qd_mesh_create(c.world, c.degrees, &mesh)); /* one of the degrees may be open */
-    int cp = mesh.degree[QD_AXIS_CP];
-    memcpy(c.degrees, mesh.degree, sizeof c.degrees);
-    c.evaluation = (qd_evaluation_config){.path = ""};
-    c.model.dropout = 0.0;
-    c.strategy.training = false;
-    c.strategy.micro_batch = 1;
-    c.strategy.seq = rows;
-    c.strategy.context = context;
-    c.sp = false; /* one token has no rows for several ranks */
-    c.pipeline.seq = config->pipeline.seq > 0 ? config->pipeline.seq : config->strategy.seq;
-    c.degrees[QD_AXIS_CP] = 1; /* ranks of dp and cp share parameters alike */
-    c.degrees[QD_AXIS_DP] *= cp;
-    c.strategy.shard *= cp;
-    c.global_batch = c.degrees[QD_AXIS_DP];
-    *generation = c;
-    return QD_OK;
-}
-
-qd_status qd_generation_context(const qd_config *c, int64_t *context)
-{
-    bool learned = c->model.position == QD_POSITION_LEARNED;
-    int64_t longest = learned ? c->model.max_seq : qd_positions(c->strategy.seq, c->strategy.context);
-    if (learned && *context > longest)
-        return QD_FAIL(QD_USAGE, "a context of %lld tokens is longer than the model's %lld positions", (long long)*context,
-                       (long long)longest);
-    if (*context == 0)
-        *context = longest;
-    return QD_OK;
-}
-
 static qd_status add_single(qd_generator *g)
 {
     qd_bound *trained = qd_trainer_bound(g->trainer);

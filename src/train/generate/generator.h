@@ -3,17 +3,10 @@
 #ifndef QD_TRAIN_GENERATE_GENERATOR_H
 #define QD_TRAIN_GENERATE_GENERATOR_H
 
+#include "spec/config/generation.h"
 #include "train/exec/trainer.h"
 
 typedef struct qd_generator qd_generator;
-
-/* The configuration of a program that adds `rows` tokens to a sequence of at most `context`: the
- * mesh and the storage of parameters are those of `config`. Ranks of cp compute like ranks of dp,
- * all of them the same sequence. */
-qd_status qd_generation_config(const qd_config *config, int64_t context, int64_t rows, qd_config *generation);
-/* QD_USAGE if the model has fewer positions; context 0 becomes the longest that the model was
- * trained for. */
-qd_status qd_generation_context(const qd_config *config, int64_t *context);
 
 /* Collective over the trainer's world, as is destroy. The trainer may train: what follows
  * uses its weights of the moment and runs between its steps. A trainer that was created with
