@@ -14,6 +14,7 @@ Only this script needs PyTorch; the tests read the fixtures. A fixture is a safe
     tokens, targets        I32 (steps, batch, seq)
     doc_start              I32 (steps, batch, seq), packed documents only: where a token's document begins in its row
     after.<parameter>      F32, Muon only: weights after 5 steps
+    mtp_losses             F64 (steps), prediction modules only: the mean of their losses
     losses, grad_norms     F64 (steps), float64 run; the norm is taken before clipping
     losses_f32             F64 (steps), the same run in float32: the effect of rounding
 """
@@ -22,7 +23,6 @@ import inspect
 import json
 import math
 import pathlib
-import struct
 import sys
 
 import numpy as np
@@ -56,8 +56,7 @@ def parameter_shapes(c):
         if bias:
             shapes[name + ".bias"] = (outputs,)
 
-    for i in range(c["layers"]):
-        block = f"block.{i}."
+    def layer(block, i):
         norm(block + "attn_norm")
         if c["family"] in GEMMAS:
             norm(block + "attn_post_norm")
@@ -96,14 +95,24 @@ def parameter_shapes(c):
             for name, width in widths.items():
                 for matrix, size in (("gate", (width, h)), ("up", (width, h)), ("down", (h, width))):
                     linear(f"{block}mlp.{name}.{matrix}", *size, c["mlp_bias"])
-            continue
+            return
         if c["activation"] in GATES:
             linear(block + "mlp.gate", f, h, c["mlp_bias"])
         linear(block + "mlp.up", f, h, c["mlp_bias"])
         linear(block + "mlp.down", h, f, c["mlp_bias"])
+
+    for i in range(c["layers"]):
+        layer(f"block.{i}.", i)
     norm("head.norm")
     if not c["tied"]:
         shapes["head.weight"] = (c["vocab"], h)
+    for k in range(c.get("mtp_modules", 0)):
+        module = f"head.mtp.{k}."
+        for name in ("embed", "hidden"):
+            norm(f"{module}{name}_norm")
+            linear(f"{module}{name}_proj", h, h, False)
+        layer(module, c["layers"] - 1)
+        norm(module + "norm")
     return shapes
 
 
@@ -205,7 +214,8 @@ def visible(c, doc_start, layer):
 
 
 def loss_of(c, p, tokens, targets, doc_start):
-    """Mean cross-entropy over all B*T tokens. p: name -> tensor; the computation runs in the parameters' type."""
+    """Mean cross-entropy over all B*T tokens. p: name -> tensor; the computation runs in the parameters' type. With prediction
+    modules: the sum with theirs, and without."""
     def rms_norm(name, x, eps=c["norm_eps"]):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (p[name + ".weight"] + (c["norm"] == "rmsnorm_plus_one"))
 
@@ -292,9 +302,9 @@ def loss_of(c, p, tokens, targets, doc_start):
             angle = torch.outer(torch.arange(c["seq"], dtype=torch.float64), rope_frequencies(c, local))
             scale = 1.0 if local else rope_scale(c)
             return (scale * angle.cos()).to(x.dtype), (scale * angle.sin()).to(x.dtype)
-    for i in range(c["layers"]):
+
+    def layer(block, i, x):
         mask = visible(c, doc_start, i)
-        block = f"block.{i}."
         y = before(block + "attn_norm", x)
         if c.get("mla"):
             q, k, v = latent(block, y)
@@ -319,17 +329,39 @@ def loss_of(c, p, tokens, targets, doc_start):
         x = x + behind(block + "attn_norm", linear(block + "attn.out", o.transpose(1, 2).flatten(2)))
         y = before(block + "mlp_norm", x)
         if has_experts(c, i):
-            x = x + (deepseek_mixture if c.get("mla") else mixture)(block + "mlp", y)
-            continue
+            return x + (deepseek_mixture if c.get("mla") else mixture)(block + "mlp", y)
         if c["activation"] in GATES:
             y = GATES[c["activation"]](linear(block + "mlp.gate", y)) * linear(block + "mlp.up", y)
         else:
             y = F.gelu(linear(block + "mlp.up", y), approximate="tanh" if c["activation"] == "gelu_tanh" else "none")
-        x = x + behind(block + "mlp_norm", linear(block + "mlp.down", y))
-    logits = F.linear(norm("head.norm", x), p["embed.tokens.weight" if c["tied"] else "head.weight"])
-    if c.get("logit_softcap"):
-        logits = c["logit_softcap"] * torch.tanh(logits / c["logit_softcap"])
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return x + behind(block + "mlp_norm", linear(block + "mlp.down", y))
+
+    def cross_entropy(x, wanted):
+        logits = F.linear(x, p["embed.tokens.weight" if c["tied"] else "head.weight"])
+        if c.get("logit_softcap"):
+            logits = c["logit_softcap"] * torch.tanh(logits / c["logit_softcap"])
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum", ignore_index=-1) / wanted.numel()
+
+    def predict_further(x):
+        """The mean of the losses of DeepSeek V3's prediction modules. Module k reads the tokens k further on, and its targets are
+        the tokens after these; all are normalized by all tokens. Nothing is predicted from one document about another."""
+        losses = []
+        for k in range(1, c["mtp_modules"] + 1):
+            module = f"head.mtp.{k - 1}."
+            further, wanted = F.pad(tokens[:, k:], (0, k)), F.pad(targets[:, k:], (0, k), value=-1)
+            if doc_start is not None:
+                wanted = torch.where(F.pad(doc_start[:, k:], (0, k), value=-1) == doc_start, wanted, -1)
+            x = linear(module + "embed_proj", norm(module + "embed_norm", p["embed.tokens.weight"][further])) + \
+                linear(module + "hidden_proj", norm(module + "hidden_norm", x))
+            x = norm(module + "norm", layer(module, c["layers"] - 1, x))
+            losses.append(cross_entropy(x, wanted))
+        return sum(losses) / len(losses)
+
+    for i in range(c["layers"]):
+        x = layer(f"block.{i}.", i, x)
+    x = norm("head.norm", x)
+    loss = cross_entropy(x, targets)
+    return (loss + c["mtp_weight"] * predict_further(x), loss) if c.get("mtp_modules") else loss
 
 
 # Data and training.
@@ -404,14 +436,16 @@ def optimizers(o, named):
 
 
 def train(o, named, step_loss):
-    """20 steps. Returns float64 arrays (losses, norms before clipping), the gradients of step 1 and the weights after AFTER."""
+    """20 steps. Returns float64 arrays (losses, norms before clipping), the gradients of step 1 and the weights after AFTER.
+    train.objectives: losses with those of prediction modules."""
     made = optimizers(o, named)
-    losses, norms, first, after = [], [], None, None
+    losses, norms, first, after, objectives = [], [], None, None, []
     for step in range(STEPS):
         for optimizer in made:
             optimizer.zero_grad()
         loss = step_loss(step)
-        loss.backward()
+        objective, loss = loss if isinstance(loss, tuple) else (loss, loss)
+        objective.backward()
         if first is None:
             first = {name: p.grad.detach().clone() for name, p in named.items()}
         norm = torch.nn.utils.clip_grad_norm_(list(named.values()), o["clip"], foreach=False)
@@ -420,7 +454,9 @@ def train(o, named, step_loss):
         if step + 1 == AFTER:
             after = {name: p.detach().clone() for name, p in named.items()}
         losses.append(loss.item())
+        objectives.append(objective.item())
         norms.append(norm.item())
+    train.objectives = np.array(objectives)
     return np.array(losses), np.array(norms), first, after
 
 
@@ -433,38 +469,6 @@ def batch_of(data, step):
 def run_ours(c, init, data, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in init.items()}
     return train(c["optimizer"], p, lambda step: loss_of(c, p, *batch_of(data, step)))
-
-
-# Safetensors.
-
-DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
-
-
-def save(path, tensors, metadata):
-    # Wide types first, header padded to 8 bytes: every tensor is aligned to its element size.
-    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
-    header, offset = {"__metadata__": metadata}, 0
-    for name in order:
-        t = tensors[name]
-        dtype = next(k for k, v in DTYPES.items() if v == t.dtype)
-        header[name] = {"dtype": dtype, "shape": list(t.shape), "data_offsets": [offset, offset + t.nbytes]}
-        offset += t.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as f:
-        f.write(struct.pack("<Q", len(text)) + text)
-        for name in order:
-            f.write(np.ascontiguousarray(tensors[name]).tobytes())
-
-
-def load(path):
-    raw = path.read_bytes()
-    (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8:8 + length])
-    metadata = header.pop("__metadata__")
-    body = raw[8 + length:]
-    return metadata, {name: np.frombuffer(body[t["data_offsets"][0]:t["data_offsets"][1]], DTYPES[t["dtype"]])
-                      .reshape(t["shape"]) for name, t in header.items()}
 
 
 def config_of(metadata):
@@ -703,8 +707,11 @@ def write(folder, names):
         rng = np.random.Generator(np.random.PCG64(20250 + number))
         init, data = initial_weights(c, rng), make_data(c, rng)
         losses, norms, grads, after = run_ours(c, init, data, torch.float64)
+        objectives = train.objectives
         losses32, _, grads32, after32 = run_ours(c, init, data, torch.float32)
         tensors = {"losses": losses, "grad_norms": norms, "losses_f32": losses32}
+        if c.get("mtp_modules"):
+            tensors["mtp_losses"] = (objectives - losses) / c["mtp_weight"]
         tensors.update({"init." + k: v for k, v in init.items()})
         tensors.update({"grad." + k: v.numpy().astype(np.float32) for k, v in grads.items()})
         if c["optimizer"]["name"] == "muon":
@@ -731,6 +738,9 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
         muon = c["optimizer"]["name"] == "muon"
         if runner is run_hf and c["family"] == "llama" and (c.get("score_softcap") or c.get("rope_local_base")):
             print(f"--  {path.stem:18s} Hugging Face's Llama has no soft-cap, and one rotary base")
+            continue
+        if runner is run_hf and c.get("mtp_modules"):
+            print(f"--  {path.stem:18s} Hugging Face's models do not train prediction modules")
             continue
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")

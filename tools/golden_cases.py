@@ -1,4 +1,8 @@
-"""The models of the golden fixtures (golden.py): sizes, optimizers and what each of them exercises."""
+"""The models of the golden fixtures (golden.py): sizes, optimizers and what each of them exercises; the format of their files."""
+import json
+import struct
+
+import numpy as np
 
 STEPS, BATCH = 20, 4
 AFTER = 5  # steps after which weights are saved
@@ -131,4 +135,44 @@ CASES = {
                          "experts": 8, "topk": 3, "moe_ffn": 10, "shared_experts": 2, "dense_layers": 1, "router": "sigmoid",
                          "router_scale": 1.7, "router_groups": 4, "router_top_groups": 2, "router_group_best": 2,
                          "optimizer": {**OPTIMIZER, "eps": 1e-3}},
+    "deepseek-mtp": {**DEEPSEEK, **dims(2, 20, 3, 3, 12, 32, 307, 17, 24), "tied": False, "mtp_modules": 1, "mtp_weight": 0.7,
+                     "mla": {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+                     "experts": 4, "topk": 2, "moe_ffn": 10, "shared_experts": 1, "dense_layers": 1, "router": "sigmoid",
+                     "router_scale": 1.7, "router_groups": 2, "router_top_groups": 2, "router_group_best": 1,
+                     "optimizer": {**OPTIMIZER, "eps": 1e-3, "lr": 7e-3}},
+    "deepseek-mtp-packed": {**DEEPSEEK, **dims(2, 20, 2, 2, 10, 24, 307, 18, 24), "tied": True, "packed": True, "mtp_modules": 2,
+                            "mtp_weight": 0.5, "optimizer": {**OPTIMIZER, "eps": 1e-3, "lr": 7e-3},
+                            "mla": {"kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8}},
 }
+
+
+# Safetensors.
+
+DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4")}
+
+
+def save(path, tensors, metadata):
+    # Wide types first, header padded to 8 bytes: every tensor is aligned to its element size.
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    header, offset = {"__metadata__": metadata}, 0
+    for name in order:
+        t = tensors[name]
+        dtype = next(k for k, v in DTYPES.items() if v == t.dtype)
+        header[name] = {"dtype": dtype, "shape": list(t.shape), "data_offsets": [offset, offset + t.nbytes]}
+        offset += t.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for name in order:
+            f.write(np.ascontiguousarray(tensors[name]).tobytes())
+
+
+def load(path):
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header = json.loads(raw[8:8 + length])
+    metadata = header.pop("__metadata__")
+    body = raw[8 + length:]
+    return metadata, {name: np.frombuffer(body[t["data_offsets"][0]:t["data_offsets"][1]], DTYPES[t["dtype"]])
+                      .reshape(t["shape"]) for name, t in header.items()}

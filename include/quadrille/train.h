@@ -52,6 +52,7 @@ typedef struct qd_train_step {
     double validation_seconds; /* not part of step_seconds */
     bool validation_best;      /* whether validation_loss is the lowest so far */
     bool skipped; /* the weights were not updated: a number was not finite, or the step was a spike (train.on_spike) */
+    double mtp_loss;           /* of the modules that predict further tokens (model.mtp_modules), their mean; 0: there are none */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 

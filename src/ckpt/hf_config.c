@@ -735,9 +735,6 @@ static void read_deepseek(reader *r, qd_hf_config *c)
     if (r->status != QD_OK)
         return;
     qd_strbuf_printf(r->notes, "model.router_bias_rate is 0: the biases of experts stay as they are; DeepSeek V3 was trained with 0.001\n");
-    if (c->predicted > 0)
-        qd_strbuf_printf(r->notes, "num_nextn_predict_layers was %d: the modules for multi-token prediction behind block %d are left out, "
-                                   "as in transformers\n", c->predicted, m->layers - 1);
 }
 
 static qd_status read_model(const qd_json *document, qd_strbuf *notes, qd_hf_config *c)

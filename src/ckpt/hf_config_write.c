@@ -220,7 +220,7 @@ static void put_deepseek(qd_json_writer *w, const qd_model *m)
     qd_json_put_string(w, "scoring_func", sigmoid ? "sigmoid" : "softmax");
     qd_json_put_string(w, "topk_method", sigmoid ? "noaux_tc" : m->moe.groups > 1 ? "group_limited_greedy" : "greedy");
     if (sigmoid)
-        qd_json_put_int(w, "num_nextn_predict_layers", 0);
+        qd_json_put_int(w, "num_nextn_predict_layers", m->mtp_modules);
     else
         qd_json_put_bool(w, "norm_topk_prob", false);
 }

@@ -2,6 +2,7 @@
 #include "ckpt/huggingface_impl.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct rule {
@@ -99,6 +100,18 @@ static const rule deepseek_rules[] = {
     {NULL, NULL},
 };
 
+/* Of prediction modules, which are numbered as blocks after the last one; the rest is that of a
+ * block. */
+static const rule ahead_rules[] = {
+    {"embed_norm.weight", "enorm.weight"},
+    {"hidden_norm.weight", "hnorm.weight"},
+    {"embed_proj.weight", "eh_proj.weight"}, /* one tensor with the next, side by side */
+    {"hidden_proj.weight", "eh_proj.weight"},
+    {"norm.weight", "shared_head.norm.weight"},
+    {NULL, NULL},
+};
+static const family ahead_family = {"", "", false, ahead_rules, NULL};
+
 /* Names of experts by model type: the router, and the parts before and after an expert's number; of
  * shared experts the part before, and their gate; of stacked experts, the name of all of them
  * together. */
@@ -161,6 +174,12 @@ void qd_hf_block_tensor(const qd_model *m, int layer, char *name, size_t size)
     snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, ours)->theirs);
 }
 
+void qd_hf_ahead_tensor(const qd_model *m, int module, char *name, size_t size)
+{
+    const family *f = family_of(m);
+    snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, m->layers + module, rule_of(&ahead_family, "embed_norm.weight")->theirs);
+}
+
 void qd_hf_expert_tensor(const qd_model *m, int layer, int expert, char *name, size_t size)
 {
     const family *f = &families[m->arch];
@@ -206,22 +225,29 @@ static bool expert_name(const qd_model *m, const qd_param *p, const char *ours, 
 static qd_status their_name(const family *f, const qd_ledger *ledger, const qd_param *p, char *name, size_t size)
 {
     const qd_module *module = &ledger->modules[p->module];
-    bool block = module->layer >= 0;
+    bool block = module->layer >= 0 || p->ahead;
     const char *ours = block ? p->name + strlen(module->name) + 1 : p->name;
+    int layer = module->layer;
+    if (p->ahead) { /* "mtp.0.attn.q_a.weight" */
+        char *rest;
+        layer = ledger->model.layers + (int)strtol(ours + sizeof "mtp." - 1, &rest, 10);
+        ours = rest + 1;
+    }
     if (strcmp(ours, "head.weight") == 0) {
         snprintf(name, size, "lm_head.weight");
         return QD_OK;
     }
     char experts[64];
     if (block && expert_name(&ledger->model, p, ours, experts, sizeof experts)) {
-        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, experts);
+        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, experts);
         return QD_OK;
     }
-    const rule *r = rule_of(f, ours);
+    const rule *r = p->ahead ? rule_of(&ahead_family, ours) : NULL;
+    r = r ? r : rule_of(f, ours);
     if (!r)
         return QD_FAIL(QD_UNSUPPORTED, "transformers' %s model has no tensor for '%s'", qd_arch_name(ledger->model.arch), p->name);
     if (block)
-        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, module->layer, r->theirs);
+        snprintf(name, size, "%s%s%d.%s", f->prefix, f->blocks, layer, r->theirs);
     else
         snprintf(name, size, "%s%s", f->prefix, r->theirs);
     return QD_OK;
@@ -262,7 +288,7 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
         {"self_attn.o_proj.bias", m->out_bias, m->hidden},
     };
     const bool unbiased = qd_model_is_latent(m) && m->moe.experts > 0 && m->moe.router == QD_ROUTER_SIGMOID && !m->moe.bias;
-    for (int layer = m->moe.first_dense; unbiased && layer < m->layers; layer++) {
+    for (int layer = m->moe.first_dense; unbiased && layer < m->layers + qd_model_ahead(m); layer++) {
         qd_hf_tensor *t = &tensors[(*count)++];
         *t = (qd_hf_tensor){.dims = 1, .shape = {m->moe.experts, 1, 1}};
         snprintf(t->name, sizeof t->name, "%s%s%d.%s", f->prefix, f->blocks, layer, rule_of(f, "mlp.router.bias")->theirs);
@@ -280,10 +306,30 @@ static void add_zeros(const family *f, const qd_model *m, qd_hf_tensor *tensors,
         }
 }
 
+/* Published folders repeat the token table and the head's matrix in each prediction module. */
+static void add_copies(const family *f, const qd_ledger *ledger, qd_hf_tensor *tensors, int *count)
+{
+    const int head = qd_ledger_find(ledger, "head.weight");
+    const struct {
+        const char *theirs;
+        int ours;
+    } tables[] = {{"embed_tokens.weight", 0}, {"shared_head.head.weight", ledger->model.tied ? 0 : head}};
+    for (int k = 0; k < qd_model_ahead(&ledger->model); k++)
+        for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
+            qd_hf_tensor *t = &tensors[(*count)++];
+            const qd_param *p = &ledger->params[tables[i].ours];
+            *t = (qd_hf_tensor){.first = tables[i].ours, .param_count = 1, .copy = true};
+            start_tensor(t, p, false);
+            t->shape[0] = p->shape[0];
+            snprintf(t->name, sizeof t->name, "%s%s%d.%s", f->prefix, f->blocks, ledger->model.layers + k, tables[i].theirs);
+        }
+}
+
 qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor **tensors, int *count)
 {
     const family *f = family_of(&ledger->model);
-    qd_hf_tensor *list = QD_ARENA_NEW(arena, qd_hf_tensor, ledger->param_count + 3 * ledger->model.layers);
+    const int most = ledger->param_count + 3 * (ledger->model.layers + qd_model_ahead(&ledger->model));
+    qd_hf_tensor *list = QD_ARENA_NEW(arena, qd_hf_tensor, most);
     int n = 0;
     if (!list)
         return QD_NO_MEMORY;
@@ -298,14 +344,23 @@ qd_status qd_hf_tensors(const qd_ledger *ledger, qd_arena *arena, qd_hf_tensor *
             memcpy(t->name, name, sizeof name);
             t->first = i;
             start_tensor(t, p, f->transposed && ledger->modules[p->module].layer >= 0);
+            t->columns = p->ahead && strstr(name, ".eh_proj.");
+            if (t->columns) {
+                t->shape[0] = p->shape[0];
+                t->shape[1] = 0;
+            }
         }
         t->param_count++;
-        t->shape[t->transposed ? 1 : 0] += p->shape[0];
+        if (t->columns)
+            t->shape[1] += p->shape[1];
+        else
+            t->shape[t->transposed ? 1 : 0] += p->shape[0];
     }
     for (int i = 0; i < n && names_of(&ledger->model)->stacked; i++)
         if (ledger->params[list[i].first].expert >= 0)
             stack_tensor(&list[i], &ledger->params[list[i].first], ledger->model.moe.experts);
     add_zeros(f, &ledger->model, list, &n);
+    add_copies(f, ledger, list, &n);
     *tensors = list;
     *count = n;
     return QD_OK;

@@ -187,6 +187,24 @@ static qd_status check_counts(const qd_hf_source *s)
     return QD_OK;
 }
 
+/* Modules for multi-token prediction are part of the model if the folder has their tensors; folders
+ * that transformers has saved count them, but lack the tensors. */
+static void find_predictors(qd_hf_source *s, qd_strbuf *notes)
+{
+    qd_hf_config *c = &s->config;
+    const char *why = c->model.moe.experts > 0 && c->predicted > 1 ? "this program trains one in models with experts" : NULL;
+    char name[96];
+    for (int k = 0; k < c->predicted && !why; k++) {
+        qd_hf_ahead_tensor(&c->model, k, name, sizeof name);
+        why = find_either(s, name) ? NULL : "the folder does not have their tensors";
+    }
+    if (!why)
+        c->model.mtp_modules = c->predicted;
+    else if (c->predicted > 0)
+        qd_strbuf_printf(notes, "num_nextn_predict_layers was %d: the modules for multi-token prediction behind block %d are left out, "
+                                "%s\n", c->predicted, c->model.layers - 1, why);
+}
+
 qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source)
 {
     qd_hf_source *s = calloc(1, sizeof *s);
@@ -201,6 +219,8 @@ qd_status qd_hf_open(const char *folder, qd_strbuf *notes, qd_hf_source **source
         status = open_files(s);
     if (status == QD_OK)
         status = check_counts(s);
+    if (status == QD_OK)
+        find_predictors(s, notes);
     if (status != QD_OK) {
         qd_hf_close(s);
         return status;
@@ -312,18 +332,30 @@ static qd_status check_tied(const qd_hf_source *s, const qd_safetensors_entry *h
                                   s->folder);
 }
 
+/* The tables of prediction modules repeat those of the model. */
+static qd_status check_copy(const qd_hf_source *s, int tensor)
+{
+    const qd_safetensors_entry *copy = s->entries[tensor], *of = s->entries[s->tensor_of[s->tensors[tensor].first]];
+    bool same = copy->dtype == of->dtype && copy->count == of->count;
+    if (same)
+        QD_TRY(same_data(copy, of, &same));
+    return same ? QD_OK : QD_FAIL(QD_UNSUPPORTED, "%s: tensor '%s' differs from '%s', and prediction modules share it (model.mtp_modules)",
+                                  s->folder, copy->name, of->name);
+}
+
 static int by_pointer(const void *a, const void *b)
 {
     const char *x = *(const char *const *)a, *y = *(const char *const *)b;
     return x < y ? -1 : x > y;
 }
 
-/* Modules for multi-token prediction, which are numbered as if they were further blocks. */
+/* Modules for multi-token prediction that are left out. They are numbered as if they were further
+ * blocks. */
 static bool is_predictor(const qd_hf_source *s, const char *name)
 {
     int layer = -1;
-    return s->config.predicted > 0 && sscanf(name, "model.layers.%d.", &layer) == 1 && layer >= s->config.model.layers &&
-           layer < s->config.model.layers + s->config.predicted;
+    return s->config.predicted > 0 && s->config.model.mtp_modules == 0 && sscanf(name, "model.layers.%d.", &layer) == 1 &&
+           layer >= s->config.model.layers && layer < s->config.model.layers + s->config.predicted;
 }
 
 /* Every tensor of the files must be used, or known to be unused. */
@@ -396,17 +428,20 @@ qd_status qd_hf_check(qd_hf_source *s, const qd_ledger *ledger, qd_arena *arena)
         const qd_hf_tensor *tensor = &s->tensors[t];
         const qd_safetensors_entry *entry =
             tensor->dims > 2 ? find_stacked(s, tensor->name, &s->scales[t]) : find_either(s, tensor->name);
-        for (int i = 0; i < tensor->param_count; i++)
+        for (int i = 0; i < tensor->param_count && !tensor->copy; i++)
             s->tensor_of[qd_hf_param(ledger, tensor, i)] = t;
         s->entries[t] = entry;
         if (entry)
             QD_TRY(check_tensor(s, t));
-        else if (tensor->param_count > 0)
+        else if (tensor->param_count > 0 && !tensor->copy)
             add_name(&missing, tensor->name);
     }
     if (missing.count > 0)
         return QD_FAIL(QD_USAGE, "%s: %d tensors of the model that config.json describes are missing: %s", s->folder, missing.count,
                        missing.text);
+    for (int t = 0; t < s->tensor_count; t++)
+        if (s->tensors[t].copy && s->entries[t])
+            QD_TRY(check_copy(s, t));
     return check_unknown(s, arena);
 }
 
@@ -451,14 +486,14 @@ static qd_status read_box(const qd_hf_source *s, int param, const qd_atom *box, 
     const qd_hf_tensor *t = &s->tensors[s->tensor_of[param]];
     const qd_safetensors_entry *e = s->entries[s->tensor_of[param]];
     const qd_param *own = &s->ledger->params[param];
-    const int64_t rows = box->length[0], cols = own->ndim > 1 ? box->length[1] : 1, left = own->ndim > 1 ? box->begin[1] : 0,
-                  wide = own->ndim > 1 ? own->shape[1] : 1;
-    int64_t first = box->begin[0];
+    const int64_t rows = box->length[0], cols = own->ndim > 1 ? box->length[1] : 1,
+                  wide = t->columns ? t->shape[1] : own->ndim > 1 ? own->shape[1] : 1;
+    int64_t first = box->begin[0], left = own->ndim > 1 ? box->begin[1] : 0;
     void *data;
     if (t->experts > 0)
         return read_stacked(s, param, box, out);
     for (int i = t->first; i < param; i++)
-        first += s->ledger->params[i].adapter ? 0 : s->ledger->params[i].shape[0];
+        *(t->columns ? &left : &first) += s->ledger->params[i].adapter ? 0 : s->ledger->params[i].shape[t->columns];
     QD_TRY(t->transposed ? read_elements(e, 0, e->count, &data) : read_elements(e, first * wide, rows * wide, &data));
     if (t->transposed)
         copy_transposed(e, data, first, left, rows, cols, out);

@@ -113,14 +113,16 @@ static qd_status assemble(exporter *x, const qd_hf_tensor *t)
     for (int i = 0; i < t->param_count; i++) {
         const qd_param *p = &x->ledger->params[qd_hf_param(x->ledger, t, i)];
         const qd_atom all = {{0, 0}, {p->shape[0], p->shape[1]}};
-        float *to = t->transposed || t->experts > 0 ? x->ours : x->theirs + first * p->shape[1];
+        float *to = t->transposed || t->columns || t->experts > 0 ? x->ours : x->theirs + first * p->shape[1];
         QD_TRY(qd_checkpoint_read(x->checkpoint, p, QD_CKPT_VALUE, &all, to));
         QD_TRY(merge_adapter(x, p, to));
         if (t->experts > 0)
             put_stacked(x->ours, p->shape[0], p->shape[1], i / parts, i % parts, parts, x->theirs);
         else if (t->transposed)
             put_transposed(x->ours, p->shape[0], p->shape[1], first, t->shape[1], x->theirs);
-        first += p->shape[0];
+        for (int64_t r = 0; r < p->shape[0] && t->columns; r++)
+            memcpy(x->theirs + r * t->shape[1] + first, x->ours + r * p->shape[1], (size_t)p->shape[1] * sizeof *x->ours);
+        first += p->shape[t->columns];
     }
     return QD_OK;
 }

@@ -28,6 +28,8 @@ typedef struct qd_hf_tensor {
      * of ours, whose outputs alternate: theirs is (experts, in, outputs), of biases (experts,
      * outputs). */
     int experts;
+    bool columns; /* ours are concatenated along their inputs instead (eh_proj of prediction modules) */
+    bool copy;    /* repeats a tensor (the tables of prediction modules): written, but not needed in a folder */
 } qd_hf_tensor;
 
 /* The index-th of our parameters in the tensor. Adapters may be between them. */

@@ -95,10 +95,11 @@ typedef struct qd_hf_config {
     const qd_hf_family *family;
     qd_model model;
     int64_t positions;
-    int predicted; /* modules behind the last block that predict more tokens, which are left out */
+    int predicted; /* modules behind the last block that predict further tokens; read if the folder has their tensors */
     qd_hf_blocks blocks;
 } qd_hf_config;
 
+void qd_hf_ahead_tensor(const qd_model *model, int module, char *name, size_t size); /* a tensor of a prediction module */
 qd_status qd_hf_config_read(const char *path, qd_strbuf *notes, qd_hf_config *config);
 
 const char *qd_hf_dtype_name(qd_dtype dtype); /* of transformers; hf_companions.c */

@@ -30,6 +30,7 @@ qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols)
     b->ops = ops;
     b->values = values;
     op.out = out ? b->value_count : -1;
+    op.ahead = b->ahead;
     if (out)
         b->values[b->value_count++] = (qd_decl_value){.name = out, .cols = cols};
     b->ops[b->op_count++] = op;
@@ -45,8 +46,11 @@ static qd_decl_param *add_param(qd_layer *b, const char *suffix, int64_t rows, i
         return &lost;
     }
     b->params = params;
-    b->params[b->param_count] = (qd_decl_param){
-        .suffix = suffix, .rows = rows, .cols = cols, .init = init, .init_std = std, .split = split, .fuse = b->fuse, .expert = -1};
+    if (b->ahead > 0)
+        suffix = qd_arena_printf(b->arena, "mtp.%d.%s", b->ahead - 1, suffix);
+    b->no_memory = b->no_memory || !suffix;
+    b->params[b->param_count] = (qd_decl_param){.suffix = suffix, .rows = rows, .cols = cols, .init = init, .init_std = std,
+                                                .split = split, .fuse = b->fuse, .expert = -1, .ahead = b->ahead > 0};
     return &b->params[b->param_count++];
 }
 
@@ -369,11 +373,51 @@ qd_val qd_embedding(qd_layer *b)
     return dropout(b, x, "embedded_dropped");
 }
 
-void qd_head_loss(qd_layer *b, qd_val x)
+/* A table that shares the values of the token table. */
+static qd_weight add_tied(qd_layer *b, const char *suffix, bool tied)
+{
+    qd_weight table = add_table(b, suffix, b->model->vocab, QD_SPLIT_ROWS);
+    if (!b->no_memory)
+        b->params[b->param_count - 1].tied = tied;
+    return table;
+}
+
+qd_weight qd_head_loss(qd_layer *b, qd_val x)
 {
     qd_decl_op op = {QD_DECL_LOSS, .x = x, .y = -1};
-    op.weight = add_table(b, "weight", b->model->vocab, QD_SPLIT_ROWS);
-    if (!b->no_memory)
-        b->params[b->param_count - 1].tied = b->model->tied;
+    op.weight = add_tied(b, "weight", b->model->tied);
     qd_declare_op(b, op, NULL, 0);
+    return op.weight;
+}
+
+/* The token table as the head reads it: its own matrix if that is tied, else a parameter that all
+ * prediction modules share. */
+static qd_weight ahead_table(qd_layer *b, qd_weight matrix)
+{
+    if (b->model->tied)
+        return matrix;
+    const qd_decl_op *embed = qd_layer_op(b, QD_DECL_EMBED);
+    return embed ? embed->weight : add_tied(b, "tokens.weight", true);
+}
+
+qd_val qd_ahead_begin(qd_layer *b, qd_val x, qd_weight matrix, int k)
+{
+    const qd_model *m = b->model;
+    qd_decl_op embed = {QD_DECL_EMBED, .x = -1, .y = -1};
+    embed.weight = ahead_table(b, matrix);
+    b->ahead = k;
+    qd_val e = qd_norm(b, qd_declare_op(b, embed, "embedded_ahead", m->hidden), "embed_norm", "embedded_normed");
+    qd_val h = qd_norm(b, x, "hidden_norm", "hidden_normed");
+    /* One matrix in the paper, which reads both side by side. */
+    e = qd_linear(b, e, &(qd_linear_part){"embed_proj", m->hidden, QD_SPLIT_NORM}, 1, false, m->init_std, "embedded_part");
+    h = qd_linear(b, h, &(qd_linear_part){"hidden_proj", m->hidden, QD_SPLIT_NORM}, 1, false, m->init_std, "hidden_part");
+    return qd_declare_op(b, (qd_decl_op){QD_DECL_ADD, .x = e, .y = h}, "joined", m->hidden);
+}
+
+qd_val qd_ahead_end(qd_layer *b, qd_val x, qd_weight matrix)
+{
+    x = qd_norm(b, x, "norm", "normed_ahead");
+    qd_declare_op(b, (qd_decl_op){QD_DECL_LOSS, .x = x, .y = -1, .weight = matrix}, NULL, 0);
+    b->ahead = b->site = 0; /* no dropout, so no sites */
+    return x;
 }

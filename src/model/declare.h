@@ -35,6 +35,7 @@ typedef struct qd_decl_param {
     int8_t expert_dim; /* of an expert's matrix: the dimension that etp shards */
     bool counts;       /* its gradient counts tokens per expert (router biases) */
     bool tied;         /* shares the values of the token table */
+    bool ahead;        /* of a module that predicts further tokens (model.mtp_modules) */
     bool adapter;      /* a factor of an adapter (lora.h); where a model has adapters, only these are trained */
 } qd_decl_param;
 
@@ -93,6 +94,7 @@ typedef struct qd_decl_op {
     int64_t window; /* attention: how many of the last tokens a token attends to; 0: all */
     bool local;     /* rope: the angles of layers with windows (model.rope_local_base) */
     double factor;  /* scale; norm: its epsilon, 0: that of the model */
+    int ahead;      /* k: of prediction module k, which a program runs only while it trains; embed, loss: of tokens k further on */
 } qd_decl_op;
 
 typedef struct qd_decl_value {
@@ -111,6 +113,7 @@ typedef struct qd_layer {
     int param_count, value_count, op_count;
     int param_capacity, value_capacity, op_capacity;
     int fuse, site, adapters;
+    int ahead; /* prediction module that is being declared, counted from 1; names of its parameters begin with "mtp.<k - 1>." */
     bool no_memory;
 } qd_layer;
 
@@ -160,7 +163,14 @@ qd_val qd_residual(qd_layer *b, qd_val x, qd_val branch, const char *dropped, co
 /* Token table (and position table), scaled if the model does, with dropout. */
 qd_val qd_embedding(qd_layer *b);
 /* The head's matrix, tied or not, and the loss. */
-void qd_head_loss(qd_layer *b, qd_val x);
+qd_weight qd_head_loss(qd_layer *b, qd_val x);
+/* Multi-token prediction (DeepSeek V3). qd_ahead_begin starts prediction module k, counted from 1:
+ * it joins the normed rows x of what comes before it with the embeddings of the tokens k further
+ * on. The family declares the layer between. qd_ahead_end norms it and adds the loss of the tokens
+ * that follow those; it returns what the next module reads. All share the token table and the
+ * head's matrix. */
+qd_val qd_ahead_begin(qd_layer *b, qd_val x, qd_weight matrix, int k);
+qd_val qd_ahead_end(qd_layer *b, qd_val x, qd_weight matrix);
 
 /* Declares any op of the table, for families that need more than the functions above. */
 qd_val qd_declare_op(qd_layer *b, qd_decl_op op, const char *out, int64_t cols);

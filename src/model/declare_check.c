@@ -27,16 +27,20 @@ static int count_ops(const qd_layer *b, qd_decl_kind kind)
 static qd_status check_ends(const checking *c, bool embed, bool head)
 {
     const qd_layer *b = c->layer;
+    const int ahead = head ? qd_model_ahead(b->model) : 0;
     const struct {
         qd_decl_kind kind;
         const char *what;
         int wanted;
     } ends[] = {{QD_DECL_INPUT, "qd_input", !embed},
                 {QD_DECL_OUTPUT, "qd_output", !head},
-                {QD_DECL_LOSS, "qd_head_loss", head},
-                {QD_DECL_EMBED, "qd_embedding", embed}};
+                {QD_DECL_LOSS, "qd_head_loss", head ? 1 + ahead : 0},
+                {QD_DECL_EMBED, "qd_embedding", embed ? 1 : ahead}};
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
         int count = count_ops(b, ends[i].kind);
+        if (count != ends[i].wanted && ends[i].wanted > 1)
+            return QD_FAIL(QD_USAGE, "the %s family: its %s has %d losses and embeddings of model.mtp_modules, and must have %d",
+                           c->family->name, c->module, count, ends[i].wanted);
         if (count != ends[i].wanted)
             return QD_FAIL(QD_USAGE, "the %s family: its %s calls %s %d times, and must %s", c->family->name, c->module, ends[i].what,
                            count, ends[i].wanted ? "once" : "not at all");

@@ -83,6 +83,7 @@ bool qd_field_counts(const qd_model_field *f, const qd_model *m)
     case QD_WHEN_SHARED: return m->moe.experts > 0 && m->moe.shared > 0;
     case QD_WHEN_CLAMPED: return m->activation == QD_ACT_SWIGLU_CLAMPED;
     case QD_WHEN_LATENT: return qd_model_is_latent(m);
+    case QD_WHEN_MTP: return qd_model_ahead(m) > 0;
     default: return true;
     }
 }

@@ -132,7 +132,12 @@
     F(FLAG, rope_interleave, "rope_interleave", "true", QD_ANY, "mla.rope_interleave", NULL, LATENT, \
       "deepseek: neighbours are rotated together; false: elements i and i + qk_rope_head_dim / 2") \
     F(REAL, latent_norm_eps, "latent_norm_eps", "1e-6", QD_RANGE(1e-12, 1), "mla.norm_eps", NULL, LATENT, \
-      "deepseek: epsilon of the norms of compressed queries and keys")
+      "deepseek: epsilon of the norms of compressed queries and keys") \
+    /* Multi-token prediction: module k predicts the token k further on than the head does. */ \
+    F(INT, mtp_modules, "mtp_modules", "0", QD_RANGE(0, 4), NULL, NULL, LATENT, \
+      "deepseek: modules that predict further tokens while training (DeepSeek V3: 1); models with experts have at most 1") \
+    F(REAL, mtp_weight, "mtp_weight", "0.3", QD_RANGE(0, 1e3), NULL, NULL, MTP, \
+      "mtp_modules: factor on the mean of their losses")
 
 #define QD_MODEL_KINDS(F, I) \
     F(ENUM(qd_activation), activation, "activation", "auto", QD_WORDS("auto|gelu_tanh|gelu|swiglu|geglu|geglu_exact|swiglu_clamped"), \

@@ -1,4 +1,4 @@
-/* Multi-head latent attention: DeepSeek V2 and V3, Kimi K2.
+/* Multi-head latent attention and multi-token prediction: DeepSeek V2 and V3, Kimi K2.
  *
  * Keys and values are expanded from one compressed vector per token, and queries may be as well.
  * The compressed projections are replicated on tp and process the rows of a norm; what expands them
@@ -52,6 +52,15 @@ qd_status qd_latent_validate(const qd_model *m)
         return QD_FAIL(QD_USAGE, "model.kv_heads is %d: with model.arch=deepseek every head has its own keys (%d)", m->kv_heads, m->heads);
     if (m->v_head_dim > 256)
         return QD_FAIL(QD_USAGE, "model.v_head_dim is %d: it must be at most 256", m->v_head_dim);
+    if (m->mtp_modules < 0 || !(m->mtp_weight >= 0.0))
+        return QD_FAIL(QD_USAGE, "model.mtp_modules (%d) and model.mtp_weight (%g) must not be negative", m->mtp_modules, m->mtp_weight);
+    if (m->mtp_modules > 1 && m->moe.experts > 0)
+        return QD_FAIL(QD_USAGE, "model.mtp_modules is %d: a model with experts has at most 1", m->mtp_modules);
+    if (m->mtp_modules > 0 && m->dropout > 0.0)
+        return QD_FAIL(QD_USAGE, "model.dropout is %g: modules of model.mtp_modules have no dropout; set one of both to 0", m->dropout);
+    if (m->mtp_modules > 0 && m->lora.rank > 0)
+        return QD_FAIL(QD_USAGE, "model.mtp_modules is %d: adapters (lora.rank) are trained without them; set model.mtp_modules=0",
+                       m->mtp_modules);
     if (!(m->latent_norm_eps > 0.0))
         return QD_FAIL(QD_USAGE, "model.latent_norm_eps is %g: it must be above 0", m->latent_norm_eps);
     const struct {
@@ -107,19 +116,29 @@ static int variant(const qd_model *m, int layer)
     return qd_model_has_experts(m, layer) ? EXPERTS : 0;
 }
 
-static void block(qd_layer *b, int which)
+static qd_val layer(qd_layer *b, qd_val x, bool experts)
 {
-    qd_val x = qd_input(b);
     qd_val attention = qd_attention_latent(b, qd_norm(b, x, "attn_norm", "attn_normed"));
     x = qd_residual(b, x, attention, "attn_dropped", "residual");
     qd_val normed = qd_norm(b, x, "mlp_norm", "mlp_normed");
-    qd_val mlp = which & EXPERTS ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
-    qd_output(b, qd_residual(b, x, mlp, "mlp_dropped", "out"));
+    qd_val mlp = experts ? qd_mlp_experts(b, normed) : qd_mlp(b, normed);
+    return qd_residual(b, x, mlp, "mlp_dropped", "out");
 }
 
+static void block(qd_layer *b, int which)
+{
+    qd_output(b, layer(b, qd_input(b), which & EXPERTS));
+}
+
+/* Prediction modules are part of the head, whose stage has the head's matrix and a copy of the
+ * token table. Their layers are those of the last block. */
 static void head(qd_layer *b)
 {
-    qd_head_loss(b, qd_norm(b, qd_input(b), "norm", "normed"));
+    const qd_model *m = b->model;
+    qd_val x = qd_norm(b, qd_input(b), "norm", "normed");
+    qd_weight matrix = qd_head_loss(b, x);
+    for (int k = 1; k <= m->mtp_modules; k++)
+        x = qd_ahead_end(b, layer(b, qd_ahead_begin(b, x, matrix, k), qd_model_has_experts(m, m->layers - 1)), matrix);
 }
 
 const qd_family qd_family_latent = {"latent", defaults, embed, VARIANTS, variant, block, head};

@@ -46,6 +46,8 @@ qd_status qd_model_validate(const qd_model *m)
         QD_TRY(need_positive("max_seq", m->max_seq));
     if (qd_model_is_latent(m))
         QD_TRY(qd_latent_validate(m));
+    else if (m->mtp_modules > 0)
+        return QD_FAIL(QD_USAGE, "model.mtp_modules is %d: only model.arch=deepseek has prediction modules", m->mtp_modules);
     QD_TRY(qd_rope_validate(m));
     if (m->window < 0 || m->window_from < 0 || m->full_every < 0)
         return QD_FAIL(QD_USAGE, "model.window, window_from and full_every must not be negative");
@@ -86,13 +88,25 @@ static int64_t attention_weights(const qd_model *m)
            (int64_t)m->kv_lora_rank * m->heads * (m->qk_nope_head_dim + m->v_head_dim) + o * m->hidden;
 }
 
-/* Elements of the matrices of all blocks, with `experts` experts in each block that has them. */
+/* Layers of prediction modules follow those of the trunk, and are like the last of them. */
+static int all_layers(const qd_model *m)
+{
+    return m->layers + qd_model_ahead(m);
+}
+
+static bool has_experts(const qd_model *m, int layer)
+{
+    return qd_model_has_experts(m, layer < m->layers ? layer : m->layers - 1);
+}
+
+/* Elements of the matrices of all blocks and prediction modules, with `experts` experts in each
+ * block that has them. */
 static int64_t matrix_weights(const qd_model *m, int experts)
 {
-    int64_t matrices = qd_activation_is_gated(m->activation) ? 3 : 2, total = 0;
-    for (int layer = 0; layer < m->layers; layer++) {
+    int64_t matrices = qd_activation_is_gated(m->activation) ? 3 : 2, total = 2 * m->hidden * m->hidden * qd_model_ahead(m);
+    for (int layer = 0; layer < all_layers(m); layer++) {
         total += attention_weights(m);
-        if (qd_model_has_experts(m, layer))
+        if (has_experts(m, layer))
             total += m->hidden * (m->moe.experts + (m->moe.shared > 0 && m->moe.shared_gate)) +
                      matrices * m->hidden * (m->moe.ffn * experts + qd_moe_shared_width(&m->moe));
         else
@@ -115,11 +129,12 @@ int64_t qd_model_parameters(const qd_model *m)
     if (m->sinks)
         block += m->heads;
     int64_t wide = qd_activation_is_gated(m->activation) ? 2 : 1;
-    int64_t total = matrix_weights(m, m->moe.experts) + m->layers * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
+    int64_t total = matrix_weights(m, m->moe.experts) + all_layers(m) * block + norm + m->vocab * m->hidden * (m->tied ? 1 : 2);
+    total += 3 * norm * qd_model_ahead(m); /* of the embeddings, of what comes before, and of the result */
     if (m->position == QD_POSITION_LEARNED)
         total += m->max_seq * m->hidden;
-    for (int layer = 0; layer < m->layers; layer++) {
-        bool routed = qd_model_has_experts(m, layer);
+    for (int layer = 0; layer < all_layers(m); layer++) {
+        bool routed = has_experts(m, layer);
         if (m->mlp_bias)
             total += routed ? m->moe.experts * (m->hidden + wide * m->moe.ffn) : m->hidden + wide * m->ffn;
         total += routed && (m->moe.bias || m->moe.logit_bias) ? m->moe.experts : 0;
@@ -129,14 +144,14 @@ int64_t qd_model_parameters(const qd_model *m)
 
 double qd_model_flops_per_token(const qd_model *m, int64_t seq)
 {
-    double weights = (double)matrix_weights(m, m->moe.per_token) + (double)m->vocab * (double)m->hidden;
+    double weights = (double)matrix_weights(m, m->moe.per_token) + (double)m->vocab * (double)m->hidden * (1 + qd_model_ahead(m));
     return (m->lora.rank > 0 ? 4.0 : 6.0) * weights + qd_model_attention_flops(m, seq);
 }
 
 double qd_model_attention_flops(const qd_model *m, int64_t seq)
 {
     double keys = 0.0;
-    for (int layer = 0; layer < m->layers; layer++)
+    for (int layer = 0; layer < all_layers(m); layer++)
         keys += qd_window_keys(qd_model_has_window(m, layer) ? m->window : 0, seq);
     return 6.0 * keys * ((double)m->heads * (m->head_dim + qd_model_v_dim(m)));
 }

@@ -84,6 +84,12 @@ static inline bool qd_model_is_latent(const qd_model *model)
     return model->arch == QD_ARCH_DEEPSEEK;
 }
 
+/* Modules that predict further tokens. */
+static inline int qd_model_ahead(const qd_model *model)
+{
+    return qd_model_is_latent(model) ? model->mtp_modules : 0;
+}
+
 /* Size of a head of values, and of the result of attention. */
 static inline int qd_model_v_dim(const qd_model *model)
 {

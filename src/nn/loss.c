@@ -87,8 +87,8 @@ qd_status qd_run_head_loss(const qd_op_call *c)
         QD_TRY(f->kernels->matmul(f->stream, &gemm));
     }
     return f->kernels->loss_sum(f->stream, &(qd_loss_sum_args){
-        .losses = losses, .targets = targets, .rows = op->m, .total = c->at[QD_HEAD_LOSS_LOSS],
-        .counted = (double *)c->at[QD_HEAD_LOSS_LOSS] + 1,
+        .losses = losses, .targets = targets, .rows = op->m, .total = loss_sums(c, QD_HEAD_LOSS_LOSS),
+        .counted = loss_sums(c, QD_HEAD_LOSS_LOSS) + 1,
     });
 }
 
@@ -158,6 +158,6 @@ qd_status qd_run_loss_sum(const qd_op_call *c)
 {
     return c->frame->kernels->loss_sum(c->frame->stream, &(qd_loss_sum_args){
         .losses = c->at[QD_LOSS_SUM_LOSSES], .targets = input_targets(c, QD_LOSS_SUM_INPUT), .rows = c->op->m,
-        .total = c->at[QD_LOSS_SUM_LOSS], .counted = (double *)c->at[QD_LOSS_SUM_LOSS] + 1,
+        .total = loss_sums(c, QD_LOSS_SUM_LOSS), .counted = loss_sums(c, QD_LOSS_SUM_LOSS) + 1,
     });
 }

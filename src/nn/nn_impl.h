@@ -52,13 +52,23 @@ static inline int64_t call_rows(const qd_op_call *c)
 }
 
 /* Parts of the INPUT operand, in the layout of qd_context_select. */
+/* The part of module op->ahead that predicts further tokens: 0: its tokens, 1: its targets. */
+static inline const int32_t *input_ahead(const qd_op_call *c, int i, int part)
+{
+    return (const int32_t *)c->at[i] + qd_program_input_ahead(c->frame->program) + (2 * (c->op->ahead - 1) + part) * call_rows(c);
+}
 static inline const int32_t *input_tokens(const qd_op_call *c, int i)
 {
-    return c->at[i];
+    return c->op->ahead > 0 ? input_ahead(c, i, 0) : c->at[i];
 }
 static inline const int32_t *input_targets(const qd_op_call *c, int i)
 {
-    return (const int32_t *)c->at[i] + call_rows(c);
+    return c->op->ahead > 0 ? input_ahead(c, i, 1) : (const int32_t *)c->at[i] + call_rows(c);
+}
+/* Where the loss of an op is summed: a sum, and a number of tokens. */
+static inline double *loss_sums(const qd_op_call *c, int i)
+{
+    return (double *)c->at[i] + (c->op->ahead > 0 ? QD_LOSS_AHEAD : QD_LOSS_SUM);
 }
 /* The second row holds positions in generation, the fourth under cp; otherwise they count from 0 in
  * each sequence. */

@@ -3,6 +3,7 @@ paper, and a Mixtral-shaped one.
 ctest: timeout 240
 ctest: processors 2
 """
+import json
 import os
 import sys
 import unittest
@@ -46,6 +47,32 @@ class Experts(program.ProgramTest):
     def test_mixtral(self):
         losses = self.train("mixtral", "mixtral-tiny", "parallel.tp=2", "parallel.ep=4")
         self.assertLess(losses[-1], 0.7 * losses[0])
+
+    def test_prediction(self):
+        """Multi-token prediction on two stages; Hugging Face folders keep its weights."""
+        self.train("mtp", "mla-tiny", "model.mtp_modules=1", "model.layers=2", "model.head_dim=48", "parallel.ranks=4", "parallel.pp=2",
+                   "parallel.ep=2", "train.steps=6", "run.save_every=6")
+        lines = self.metrics("mtp")
+        self.assertLess(lines[-1]["mtp_loss"], lines[0]["mtp_loss"])
+        self.assertIn("loss", self.run_program("eval", "mtp", self.corpus).stdout)
+        for source, folder in (("mtp", "hf"), ("hf", "back"), ("back", "again")):
+            self.ok(self.run_program("convert", source, folder))
+        tensors = []
+        for folder in ("hf", "again"):
+            with open(os.path.join(self.folder, folder, "model.safetensors"), "rb") as f:
+                data = f.read()
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            begin = 8 + int.from_bytes(data[:8], "little")
+            tensors.append({name: (t["shape"], data[begin + t["data_offsets"][0]:begin + t["data_offsets"][1]])
+                            for name, t in header.items() if name != "__metadata__"})
+        self.assertEqual(tensors[0], tensors[1])
+        module = {name.removeprefix("model.layers.2."): t for name, t in tensors[0].items() if name.startswith("model.layers.2.")}
+        for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm", "shared_head.head", "embed_tokens", "self_attn.kv_b_proj",
+                     "mlp.experts.15.down_proj"):
+            self.assertIn(name + ".weight", module)
+        self.assertEqual(module["eh_proj.weight"][0], [64, 128])
+        self.assertEqual(module["embed_tokens.weight"], tensors[0]["model.embed_tokens.weight"])
+        self.assertEqual(module["shared_head.head.weight"], tensors[0]["lm_head.weight"])
 
     def test_nodes(self):
         """Dispatch by node: the losses of flat dispatch, fewer bytes between the nodes, as many as

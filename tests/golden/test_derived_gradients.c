@@ -118,6 +118,10 @@ static const struct {
             "model.shared_experts=1 model.first_dense=1 model.router=sigmoid model.router_scale=2.5 model.router_groups=4 "
             "model.router_top_groups=2 model.router_bias=true model.dropout=0.1 ",
      NULL, true, false},
+    {LATENT "model.mtp_modules=3 model.tied=true ", NULL, true, false},
+    {LATENT "model.q_lora_rank=6 model.mtp_modules=1 model.mtp_weight=0.8 model.experts=6 model.experts_per_token=2 model.expert_ffn=5 "
+            "model.router=sigmoid model.aux_loss=0.05 ",
+     NULL, false, false},
     {LLAMA "model.kv_heads=3 ", &parallel_family, false, false},
     {GPT2 "model.dropout=0.2 ", &parallel_family, false, false},
     {LLAMA, &parallel_family, false, true},

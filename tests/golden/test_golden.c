@@ -22,7 +22,8 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "gemma3-tied", "gemma3-untied-bias", "olmo3-untied", "olmo3-tied-bias",
                                      "mixtral-window", "qwen3-moe-mixed", "olmoe-clipped", "qwen2-moe-untied",
                                      "qwen2-moe-windows", "phi3-partial", "phi3-longrope", "llama-longrope",
-                                     "gpt-oss", "gpt-oss-tied", "deepseek-dense", "deepseek-experts"};
+                                     "gpt-oss", "gpt-oss-tied", "deepseek-dense", "deepseek-experts",
+                                     "deepseek-mtp", "deepseek-mtp-packed"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",
@@ -82,7 +83,7 @@ static void train(const char *model, const char *layout, double scale)
     qd_batch_source source = golden_source(g);
     ok(qd_team_create(&config, &source, &team));
     load_weights(team, g);
-    const qd_golden_tensor *losses, *norms;
+    const qd_golden_tensor *losses, *norms, *further = qd_golden_lookup(g, "mtp_losses");
     ok(qd_golden_find(g, "losses", QD_F64, &losses));
     ok(qd_golden_find(g, "grad_norms", QD_F64, &norms));
     for (int64_t step = 0; step < config.steps; step++) {
@@ -92,6 +93,9 @@ static void train(const char *model, const char *layout, double scale)
         double tolerance = scale * (step == 0 ? 1e-5 : 1e-4);
         if (!(out.loss - expected <= tolerance * expected && expected - out.loss <= tolerance * expected))
             fail_msg("%s, %s, step %d: loss %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.loss, expected);
+        double ahead = further ? ((const double *)further->data)[step] : 0.0;
+        if (!(out.mtp_loss - ahead <= tolerance * ahead && ahead - out.mtp_loss <= tolerance * ahead))
+            fail_msg("%s, %s, step %d: loss of further tokens %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.mtp_loss, ahead);
         if (!(out.grad_norm - norm <= 1e-3 * norm && norm - out.grad_norm <= 1e-3 * norm))
             fail_msg("%s, %s, step %d: gradient norm %.9g, PyTorch %.9g", model, layout, (int)step + 1, out.grad_norm, norm);
         if (step == 0)

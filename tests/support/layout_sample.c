@@ -61,6 +61,10 @@ const layout_model layout_families[] = {
             "model.first_dense=1 model.router=sigmoid model.router_groups=4 model.router_top_groups=2 model.router_scale=2.5 "
             "model.router_bias_rate=0.001 ",
      4, 8}, /* DeepSeek V2 and V3: queries are not compressed */
+    {LATENT "model.q_lora_rank=13 data.seq=17 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.first_dense=1 "
+            "model.router=sigmoid model.router_bias_rate=0.001 model.aux_loss=0.01 model.mtp_modules=1 model.mtp_weight=0.4 ",
+     4, 8}, /* DeepSeek V3 with multi-token prediction */
+    {LATENT "data.seq=14 model.tied=true model.mtp_modules=2 ", 4, 0}, /* two prediction modules, one table */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

@@ -75,6 +75,9 @@ static bool change_op(qd_program *p, qd_module_class *c, int at, const mutation 
     case OP_SCALE:
         op->scale *= m->number;
         return true;
+    case OP_AHEAD:
+        op->ahead += (int32_t)m->number;
+        return true;
     case OP_CAP:
         op->cap *= m->number;
         return true;

@@ -43,7 +43,7 @@ outcome outcome_run(const char *words, qd_random_tokens random)
             fail_msg("%s: %lld bytes were sent, but %lld were planned and dispatched", words, (long long)(after.sent - before.sent),
                      (long long)planned);
         r.rounds = after.rounds;
-        r.losses[s] = out.loss;
+        r.losses[s] = out.loss + out.mtp_loss;
         r.norms[s] = out.grad_norm;
         if (s == 0)
             trained_read(team, QD_TENSOR_GRADIENT, &r.gradients, &r.count);

@@ -87,6 +87,24 @@ void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole
         memcpy(out + 4 * batch * rows, in + 2 * batch * seq, (size_t)(batch * seq) * sizeof *out);
 }
 
+void qd_context_ahead(int64_t batch, int64_t seq, int cp, int coord, int ahead, const int32_t *in, int32_t *out)
+{
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int count = qd_context_runs(seq, cp, coord, runs);
+    int64_t rows = qd_context_rows(seq, cp, coord), part = batch * rows;
+    for (int64_t b = 0; b < batch; b++) {
+        const int32_t *tokens = in + b * seq, *targets = tokens + batch * seq, *start = targets + batch * seq;
+        for (int i = 0; i < count; i++)
+            for (int64_t r = 0; r < runs[i].count; r++)
+                for (int k = 1; k <= ahead; k++) {
+                    int64_t own = runs[i].position + r, at = own + k;
+                    int32_t *to = out + 2 * (k - 1) * part + b * rows + runs[i].row + r;
+                    to[0] = at < seq ? tokens[at] : 0;
+                    to[part] = at < seq && start[at] == start[own] ? targets[at] : -1;
+                }
+    }
+}
+
 int qd_context_kv_share(int cp, int kv_heads)
 {
     return kv_heads > cp ? kv_heads / cp : 1;

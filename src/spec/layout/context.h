@@ -41,7 +41,11 @@ int qd_context_kv_share(int cp, int kv_heads);
  * starts. out: this rank's rows of each, their positions, and if `whole`, the document starts of
  * the whole sequences. */
 void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole, const int32_t *in, int32_t *out);
-/* Number of int32 elements in `out`. */
+/* Writes the input of module k = 1 .. `ahead` that predicts further tokens, from the same `in`:
+ * this rank's rows of tokens k further on, and of targets k further on; -1 where these are in
+ * another document, or behind the sequence. out: (ahead, 2, batch, rows). */
+void qd_context_ahead(int64_t batch, int64_t seq, int cp, int coord, int ahead, const int32_t *in, int32_t *out);
+/* Number of int32 elements in `out` of qd_context_select. */
 int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool whole);
 
 /* Bytes that the ranks of one group send for one layer and micro-batch of `tokens` tokens, forward

@@ -26,6 +26,7 @@ static qd_status add_param(qd_ledger *l, qd_arena *arena, int module, int fuse, 
     p->tied_to = d->tied ? 0 : -1;
     p->counts = d->counts;
     p->adapter = d->adapter;
+    p->ahead = d->ahead;
     p->frozen = l->model.lora.rank > 0 && !d->adapter;
     p->expert = d->expert;
     p->expert_dim = d->expert_dim;
@@ -199,6 +200,15 @@ unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param)
         if (ledger->params[param].gradient[axis].kind == QD_PARTIAL)
             axes |= QD_AXIS_BIT(axis);
     return axes;
+}
+
+int qd_ledger_tied(const qd_ledger *ledger)
+{
+    const qd_module *head = &ledger->modules[ledger->module_count - 1];
+    for (int i = head->param_begin; i < head->param_begin + head->param_count; i++)
+        if (ledger->params[i].tied_to >= 0)
+            return i;
+    return -1;
 }
 
 int64_t qd_ledger_parameters(const qd_ledger *ledger)

@@ -24,6 +24,7 @@ typedef struct qd_param {
     qd_init init;
     double init_std;
     bool adapter; /* a factor of an adapter */
+    bool ahead;   /* of a module that predicts further tokens: part of the head, with the matrices of a block */
     bool frozen; /* it is not trained: no gradient, no optimizer state */
     bool counts; /* router biases: the gradient counts the tokens that chose each expert; not part of the norm, has its own update rule */
     int expert;  /* index of the expert it belongs to, -1: none */
@@ -99,6 +100,9 @@ void qd_ledger_port_rows(const qd_ledger *ledger, int rank, int64_t rows, int64_
 
 /* Axes over which the gradient of a parameter is a partial sum that still has to be reduced. */
 unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
+
+/* The parameter that shares the values of the token table, -1: none. The head may have one. */
+int qd_ledger_tied(const qd_ledger *ledger);
 
 /* Number of parameter elements; tied parameters are counted once. */
 int64_t qd_ledger_parameters(const qd_ledger *ledger);

@@ -95,8 +95,10 @@ typedef struct qd_op {
     qd_op_exchange exchange;
     int32_t after;             /* waits for this asynchronous op and all before it; -1: none */
     int64_t chunk;             /* head: rows of logits per chunk */
+    int32_t ahead;             /* embedding, loss: of tokens that are this many further on (model.mtp_modules) */
     int32_t site;              /* dropout: index among the dropouts of the module */
-    double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch;
+    double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch
+                                  (prediction modules: times mtp_weight / mtp_modules);
                                   scale: the factor */
     double eps;                /* norm: epsilon; 0: that of the model */
     double cap;                /* head, loss: soft-cap of the logits; 0: none */
@@ -120,12 +122,15 @@ typedef enum qd_slot_kind {
     QD_SLOT_GRAD_OUT, /* incoming gradient of OUT */
     QD_SLOT_GRAD_IN,  /* outgoing gradient of IN */
     /* Tokens, targets (in generation: positions) and document starts: (3, rows) int32; more with
-     * cp, see qd_context_select. */
+     * cp, see qd_context_select; then tokens and targets of each module that predicts further
+     * ones. */
     QD_SLOT_INPUT,
     QD_SLOT_ROPE,     /* table of rotary angles; param 1: that of layers with windows */
     QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim), or (context, latent) */
     QD_SLOT_LOGITS,   /* (1, vocab), of the last row */
-    QD_SLOT_LOSS,     /* two doubles of the step: sum of losses, number of tokens counted */
+    /* Two doubles of the step: sum of losses, number of tokens counted; two more of prediction
+     * modules. */
+    QD_SLOT_LOSS,
     QD_SLOT_LOCAL
 } qd_slot_kind;
 

@@ -5,7 +5,7 @@
 #include "spec/passes/sequence.h"
 
 enum {
-    PER_ROW, ONE, TWO, THREE, ALL_ROWS, ASSIGNMENTS, TOKENS, HEADS, EXPERTS, PER_TOKEN,
+    PER_ROW, ONE, TWO, INPUT_PARTS, ALL_ROWS, ASSIGNMENTS, TOKENS, HEADS, EXPERTS, PER_TOKEN,
     LOADS,                 /* rows of the router's load */
     POSITIONS, ROPE_DIMS,  /* of the table of rotary angles */
     CACHE_ROWS, CACHE_COLS,
@@ -25,7 +25,7 @@ enum {
 
 /* Results per row have their rows when they are placed. */
 static const qd_sequence_value values[VALUES] = {
-    [INPUT] = {"input", QD_VALUE_I32, THREE, ALL_ROWS, .kind = QD_SLOT_INPUT},
+    [INPUT] = {"input", QD_VALUE_I32, INPUT_PARTS, ALL_ROWS, .kind = QD_SLOT_INPUT},
     [MEAN] = {" mean", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
     [RSTD] = {" rstd", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
     [DX] = {"", QD_VALUE_ACTIVATION, PER_ROW, HIDDEN, .buffer = true, .of = 1 + X, .before = "d_"},
@@ -146,6 +146,7 @@ static void finish(qd_sequence *s, qd_op *op)
     const qd_class_config *c = s->w->config;
     op->eps = op->kind == QD_OP_NORM ? l->declared->factor : 0.0;
     op->site = op->kind == QD_OP_DROPOUT ? l->declared->site : 0;
+    op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS ? l->declared->ahead : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
         op->window = qd_window_within(l->declared->window, qd_positions(c->seq, c->context));
     if (op->kind == QD_OP_SCALE) { /* in the type of the weights, as transformers does */
@@ -213,7 +214,8 @@ void qd_pass_forward(qd_class_writer *w)
     const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
     bool positioned = c->context > 0 || w->seq < c->seq;
     lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), .finish = finish,
-                        .number = {[ONE] = 1, [TWO] = 2, [THREE] = 3, [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
+                        .number = {[ONE] = 1, [TWO] = 2, [INPUT_PARTS] = 3 + (c->training ? 2 * qd_model_ahead(w->model) : 0),
+                                   [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
                                    [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,
                                    [POSITIONS] = qd_positions(c->seq, c->context), [ROPE_DIMS] = qd_rope_dims(w->model),
@@ -234,10 +236,12 @@ void qd_pass_forward(qd_class_writer *w)
         l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : c->activation, 0, v->cols);
     }
     const qd_decl_op *join = c->context > 0 ? qd_layer_op(decl, QD_DECL_LATENT_QKV) : NULL;
-    if (join && !w->no_memory)
+    if (join && join->ahead == 0 && !w->no_memory)
         keep_latent(&l, join);
     for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
         l.declared = &decl->ops[i];
+        if (l.declared->ahead > 0 && !c->training)
+            continue; /* only training predicts further tokens */
         if (!qd_decl_has_lowering(l.declared->kind))
             w->wrong = "a declared op has no rule in the pass `forward`";
         prepare(&l, l.declared);

@@ -225,8 +225,10 @@ static void apply(derivation *d, const gradient_rule *rule)
             operands.slot[j] = 1 + find_source(d, rule->operands.slot[j] - 1);
     if (d->unused || (rule->phase == QD_PHASE_WEIGHT && !writes_gradient(w, rule->op, &operands)))
         return;
-    w->phase = rule->phase;
+    /* The gradient of a table that another stage owns is sent to it after phase I. */
+    w->phase = d->op.ahead > 0 ? QD_PHASE_INPUT : rule->phase;
     qd_op *op = qd_class_op(w, rule->op, operands);
+    op->ahead = d->op.ahead;
     op->window = d->op.window;
     op->scale = d->op.scale;
     op->site = d->op.site;

@@ -4,7 +4,7 @@
  * target. The gradient of x is left as this rank's partial sum. On one rank all of it is one op. */
 #include "spec/passes/sequence.h"
 
-enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN };
+enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN, AHEAD };
 enum { X, MATRIX, INPUT, DX, MATRIX_GRAD, LOSS, LOGITS, LOSSES, TOP, SUMS, VALUES };
 static const qd_sequence_value values[VALUES] = {
     [LOSSES] = {"losses", QD_VALUE_F32, ROWS, .cols = ONE},
@@ -50,6 +50,8 @@ static void finish(qd_sequence *s, qd_op *op)
         op->chunk = s->w->slots[s->slot[LOGITS]].rows;
     if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_MAX || op->kind == QD_OP_LOSS_PART || op->kind == QD_OP_LOSS_GRAD)
         op->cap = s->w->model->logit_softcap;
+    if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_PART || op->kind == QD_OP_LOSS_GRAD || op->kind == QD_OP_LOSS_SUM)
+        op->ahead = (int32_t)s->number[AHEAD];
 }
 
 void qd_place_loss(qd_placing *p, const qd_op *op)
@@ -63,7 +65,7 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     qd_sequence s = {w, QD_SEQUENCE_TABLES(values, steps), manners, finish,
                      .facts = (gradients ? GRADIENTS : 0) | (trained ? TRAINED : 0), .group = {w->tensor},
                      .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = tokens, [HIDDEN] = hidden,
-                                [FIRST_TOKEN] = qd_class_first_token(w, weight)},
+                                [FIRST_TOKEN] = qd_class_first_token(w, weight), [AHEAD] = op->ahead},
                      .flops = {2.0 * (1 + gradients + (gradients && trained)) * (double)w->rows * (double)tokens * (double)hidden}};
     qd_sequence_begin(&s);
     QD_SEQUENCE_TAKE(&s, op, HEAD_LOSS, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS));

@@ -184,7 +184,7 @@ void qd_gradients_before(qd_builder *b, int item)
         }
     }
     int *tied = &b->grad.tied[mb % b->grad.depth];
-    if (*tied < 0 && has_tied(b, module)) {
+    if (*tied < 0 && has_tied(b, module) && b->order.items[item].pass != QD_PASS_W) { /* complete after phase I */
         *tied = qd_build_alloc(b, QD_BUFFER_TIED_GRAD, module, -1, b->p->storage.tied * grad_size(b));
         zero_gradients(b, *tied, module, module, true);
     }

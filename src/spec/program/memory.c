@@ -85,7 +85,8 @@ static qd_status bad(const qd_program *p, int action, int buffer, const char *wh
 {
     char text[160];
     qd_action_describe(p, action, text, sizeof text);
-    return QD_FAIL(QD_USAGE, "step program, action %d (%s): buffer %d %s", action, text, buffer, what);
+    return QD_FAIL(QD_USAGE, "step program, action %d (%s): buffer %d (%s) %s", action, text, buffer,
+                   qd_buffer_kind_name(p->buffers[buffer].kind), what);
 }
 
 /* An operation on the communication stream is complete for an action that waits for it, or for a

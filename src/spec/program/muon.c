@@ -40,7 +40,7 @@ typedef struct qd_muon {
 bool qd_muon_takes(const qd_ledger *ledger, int param)
 {
     const qd_param *p = &ledger->params[param];
-    return p->ndim == 2 && p->tied_to < 0 && !p->frozen && ledger->modules[p->module].layer >= 0;
+    return p->ndim == 2 && p->tied_to < 0 && !p->frozen && (p->ahead || ledger->modules[p->module].layer >= 0);
 }
 
 static int family_of(const qd_program *p, int matrix)

@@ -74,6 +74,8 @@ static void set_uses(builder *b, qd_action *a, int module, int mb)
     if (b->strategy->training) {
         qd_gradients_uses(b, module, mb, a->use);
         a->overwrite = qd_gradients_first(b, module, mb, qd_action_phases(a));
+        if (a->kind == QD_ACTION_BACKWARD_WEIGHT)
+            a->use[QD_USE_TIED_GRAD] = -1; /* complete since phase I, and possibly sent and freed */
     }
     a->use[QD_USE_IN] = before ? before->port : -1;
     a->use[QD_USE_OUT] = flight->port;
@@ -273,14 +275,15 @@ static void run_item(builder *b, int index)
         qd_build_free(b, input);
 }
 
-/* Reduces the sum of losses and the number of tokens over the groups: two doubles. */
+/* Reduces the sum of losses and the number of tokens over the groups: two doubles, four with
+ * modules that predict further tokens. */
 static void reduce_loss(builder *b)
 {
     const int groups[] = {b->group.data_axes, b->group.pipeline}; /* all stages but the last add zero */
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++) {
         if (groups[i] < 0)
             continue;
-        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, groups[i], 2, QD_F64, -1);
+        qd_action *a = qd_build_collective(b, QD_ACTION_REDUCE, -1, groups[i], qd_program_losses(b->p), QD_F64, -1);
         a->buffer = b->p->persistent[QD_BUFFER_LOSS];
         a->stream = QD_STREAM_COMPUTE;
     }
@@ -513,11 +516,12 @@ static void bind_exchanges(builder *b, qd_module_class *class_)
 static void bind_scales(const builder *b, qd_module_class *class_)
 {
     const qd_strategy *s = b->strategy;
-    bool batch = b->ledger->model.moe.balance == QD_BALANCE_BATCH;
+    const qd_model *m = &b->ledger->model;
+    bool batch = m->moe.balance == QD_BALANCE_BATCH;
     for (int i = 0; i < class_->op_count; i++) {
         qd_op *op = &class_->ops[i];
         if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_GRAD || op->kind == QD_OP_ROUTE_GRAD)
-            op->scale = 1.0 / (double)qd_program_tokens(b->p);
+            op->scale = (op->ahead > 0 ? m->mtp_weight / m->mtp_modules : 1.0) / (double)qd_program_tokens(b->p);
         if (op->kind == QD_OP_ROUTE_GRAD)
             op->load_tokens = (double)s->seq * (batch ? (double)s->micro_batch * b->ledger->mesh.degree[QD_AXIS_DP] : 1.0);
     }
@@ -628,7 +632,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(qd_muon_create(&b, arena, &moment2));
     add_persistent(&b, moment2);
     qd_offload_create(&b, arena);
-    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, 2, QD_F64);
+    qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, qd_program_losses(p), QD_F64);
     qd_gradients_begin(&b);
     for (int turn = 0; turn < b.order.turn_count; turn++) {
         qd_transfers_before(&b, turn);

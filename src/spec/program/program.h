@@ -135,10 +135,11 @@ typedef enum qd_buffer_kind {
     QD_BUFFER_KIND_COUNT
 } qd_buffer_kind;
 
-/* Doubles of LOSS: sum of losses, number of tokens counted; NORM: the gradient norm, the factor
+/* Doubles of LOSS: sum of losses, number of tokens counted, and both of the modules that predict
+ * further tokens; NORM: the gradient norm, the factor
  * that updates multiply gradients by (not finite: no update), the first parameter whose gradient is
  * not finite or -1. */
-enum { QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD, QD_LOSS_COUNT };
+enum { QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_AHEAD, QD_LOSS_AHEAD_TOKENS, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD, QD_LOSS_COUNT };
 
 typedef struct qd_buffer {
     qd_buffer_kind kind;
@@ -269,11 +270,29 @@ static inline int qd_program_cp(const qd_program *p, int *coord)
     return p->ledger->mesh.degree[QD_AXIS_CP];
 }
 
-/* Size of an INPUT buffer in int32 elements. */
-static inline int64_t qd_program_input(const qd_program *p)
+/* Doubles of LOSS that are summed over ranks. */
+static inline int64_t qd_program_losses(const qd_program *p)
+{
+    return qd_model_ahead(&p->ledger->model) > 0 ? QD_LOSS_NORM : QD_LOSS_AHEAD;
+}
+
+/* Modules that predict further tokens and that the program runs. */
+static inline int qd_program_ahead(const qd_program *p)
+{
+    return p->strategy.training ? qd_model_ahead(&p->ledger->model) : 0;
+}
+
+/* Size of an INPUT buffer in int32 elements; `ahead` is where the part of prediction modules
+ * begins. */
+static inline int64_t qd_program_input_ahead(const qd_program *p)
 {
     int coord, cp = qd_program_cp(p, &coord);
     return qd_context_input(p->strategy.micro_batch, p->strategy.seq, cp, coord, cp > 1 && p->strategy.cp_mode == QD_CP_ULYSSES);
+}
+static inline int64_t qd_program_input(const qd_program *p)
+{
+    int coord, cp = qd_program_cp(p, &coord);
+    return qd_program_input_ahead(p) + 2 * qd_program_ahead(p) * p->strategy.micro_batch * qd_context_rows(p->strategy.seq, cp, coord);
 }
 
 const char *qd_action_name(qd_action_kind kind);

@@ -97,8 +97,9 @@ static void turn_messages(qd_builder *b, int rank, int index, const int *last_mo
     if (stage > 0)
         add_message(b, (message){.kind = MESSAGE_PORT_GRAD, .from = rank, .to = s->rank_of[stage - 1], .module = last_module[stage - 1],
                                  .microbatch = mb, .sent = sent, .used = turn_of[1][cell(s, stage - 1, mb)]});
-    bool trained = b->ledger->model.tied && !b->ledger->params[b->ledger->param_count - 1].frozen;
-    bool tied = trained && stage == s->stages - 1 && (b->strategy->sync_each || mb == s->micro_batches - 1);
+    int param = qd_ledger_tied(b->ledger);
+    bool tied = param >= 0 && !b->ledger->params[param].frozen && stage == s->stages - 1 &&
+                (b->strategy->sync_each || mb == s->micro_batches - 1);
     if (tied)
         add_message(b, (message){.kind = MESSAGE_TIED, .from = rank, .to = s->rank_of[0], .microbatch = mb, .sent = sent,
                                  .used = turn_of[2][cell(s, 0, mb)]});
@@ -274,9 +275,10 @@ void qd_transfers_after(qd_builder *b, int turn)
     for (int i = t && !b->no_memory ? t->sends[turn] : -1; i >= 0; i = t->messages[i].next) {
         const message *m = &t->messages[i];
         qd_flight *flight = qd_flight_of(b, m->module, m->microbatch);
-        if (m->kind == MESSAGE_TIED)
+        int tied = m->kind == MESSAGE_TIED ? qd_ledger_tied(b->ledger) : -1;
+        if (tied >= 0)
             send(b, m, b->grad.in_blocks ? &b->grad.tied[m->microbatch % b->grad.depth] : &b->p->persistent[QD_BUFFER_TIED_GRAD],
-                 b->p->storage.offset[b->ledger->param_count - 1], b->p->storage.count[b->ledger->param_count - 1], b->strategy->grad);
+                 b->p->storage.offset[tied], b->p->storage.count[tied], b->strategy->grad);
         else
             send(b, m, m->kind == MESSAGE_PORT ? &flight->port : &flight->port_grad, 0, count, b->strategy->activation);
     }
@@ -291,7 +293,7 @@ void qd_transfers_finish(qd_builder *b)
 /* After the update, sends the values that the last stage has a copy of, each rank its part. */
 void qd_transfers_values(qd_builder *b)
 {
-    int tied = b->ledger->param_count - 1, owner = b->ledger->params[tied].tied_to;
+    int tied = qd_ledger_tied(b->ledger), owner = tied < 0 ? -1 : b->ledger->params[tied].tied_to;
     if (owner < 0 || b->ledger->params[tied].frozen || b->order.schedule->ranks == 1 || !qd_ledger_tied_apart(b->ledger, tied))
         return;
     const qd_module *first = &b->ledger->modules[0], *last = &b->ledger->modules[b->modules - 1];

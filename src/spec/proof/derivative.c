@@ -96,6 +96,12 @@ const fact *qd_derivation_find_result(const derivation *d, fact_kind kind, uint6
     return NULL;
 }
 
+void qd_derivation_trains(derivation *d, fact_kind kind, uint64_t y)
+{
+    for (int i = 0; i < d->fact_count; i++)
+        d->facts[i].trains = d->facts[i].trains || (d->facts[i].kind == kind && d->facts[i].y == y);
+}
+
 qd_status qd_derivation_fail(const derivation *d, proof_operand operand, const char *why)
 {
     return qd_proof_fail(d->w, operand, 0, -1, "%s", why);
@@ -214,6 +220,22 @@ static qd_status input_gradient(const derivation *d)
     return QD_OK;
 }
 
+/* Several ops may read one parameter (the token table and the head's matrix of prediction modules):
+ * its gradient has a part of each. */
+static qd_status shared_gradients(const derivation *d)
+{
+    const qd_module *module = &d->w->ledger->modules[d->w->class_->module];
+    for (int i = 0; i < d->fact_count; i++)
+        for (int k = 0; k < d->fact_count && d->facts[i].trains; k++) {
+            const fact *f = &d->facts[k];
+            bool reads = f->kind == FACT_LINEAR || f->kind == FACT_EMBED || f->kind == FACT_HEAD_LOSS;
+            if (reads && f->key == d->facts[i].key && !f->trains)
+                return QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: the gradient of %s has no part of one of the ops that read it",
+                               d->w->program->rank, module->name, d->w->ledger->params[module->param_begin + (int)f->key - 1].name);
+        }
+    return QD_OK;
+}
+
 qd_status qd_proof_derivative(proof_walk *w)
 {
     derivation d = {.w = w, .slots = calloc((size_t)w->ops->slot_count + 1, sizeof *d.slots)};
@@ -226,6 +248,8 @@ qd_status qd_proof_derivative(proof_walk *w)
         status = follow(&d, 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT);
     if (status == QD_OK)
         status = input_gradient(&d);
+    if (status == QD_OK)
+        status = shared_gradients(&d);
     free(d.slots);
     free(d.facts);
     free(d.uses);

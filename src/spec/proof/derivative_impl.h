@@ -31,7 +31,9 @@ typedef enum fact_kind {
     FACT_ATTENTION,
     FACT_ROUTE,
     FACT_PERMUTE,
-    FACT_COMBINE
+    FACT_COMBINE,
+    FACT_EMBED,
+    FACT_HEAD_LOSS
 } fact_kind;
 /* An op of the forward pass. */
 typedef struct fact {
@@ -41,6 +43,7 @@ typedef struct fact {
     uint64_t more; /* LATENT: the third operand */
     /* LINEAR: which parameter; 0: none, or another rank adds it. ATTENTION: the sinks, 0: none. */
     uint64_t bias;
+    bool trains; /* LINEAR, EMBED, HEAD_LOSS: an op adds its part of the gradient of the parameter `key` */
 } fact;
 
 typedef struct use {
@@ -121,6 +124,7 @@ qd_status qd_derivation_uses(derivation *d, uint64_t value, uint64_t result);
 qd_status qd_derivation_note(derivation *d, fact f);
 const fact *qd_derivation_find(const derivation *d, fact_kind kind, uint64_t key);
 const fact *qd_derivation_find_result(const derivation *d, fact_kind kind, uint64_t y);
+void qd_derivation_trains(derivation *d, fact_kind kind, uint64_t y);
 qd_status qd_derivation_fail(const derivation *d, proof_operand operand, const char *why);
 bool qd_derivation_has_all(const derivation *d, const known *g, uint64_t value);
 bool qd_derivation_as_gradient(const derivation *d, const known *g, uint64_t value, known *out);

@@ -24,10 +24,21 @@ static qd_status linear(derivation *d)
     return QD_OK;
 }
 
+/* The GEMM with a weight whose gradient an op computes. Several GEMMs may read the head's matrix:
+ * then the one whose result has the gradient DY. */
+static const fact *linear_of(const derivation *d, proof_operand weight)
+{
+    uint64_t key = qd_known_param(d, weight), dy = qd_known_at(d, DY).value;
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].key == key && d->facts[i].y == dy)
+            return &d->facts[i];
+    return qd_derivation_find(d, FACT_LINEAR, key);
+}
+
 static qd_status linear_dx(derivation *d)
 {
     qd_op_kind kind = d->w->op->kind;
-    const fact *f = qd_derivation_find(d, FACT_LINEAR, qd_known_param(d, WEIGHT));
+    const fact *f = linear_of(d, WEIGHT);
     if (!f)
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
@@ -48,12 +59,13 @@ static qd_status linear_dx(derivation *d)
 
 static qd_status linear_dw(derivation *d)
 {
-    const fact *f = qd_derivation_find(d, FACT_LINEAR, qd_known_param(d, WEIGHT_GRAD));
+    const fact *f = linear_of(d, WEIGHT_GRAD);
     if (!f)
         return qd_derivation_no_fact(d);
     QD_TRY(qd_derivation_whole(d, DY, f->y));
     if (qd_op_is_grouped(d->w->op->kind) || qd_proof_has(d->w, COUNTS))
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
+    qd_derivation_trains(d, FACT_LINEAR, f->y);
     if (f->bias != 0 && qd_proof_has(d->w, BIAS_GRAD) && qd_known_param(d, BIAS_GRAD) != f->bias)
         return qd_derivation_fail(d, BIAS_GRAD, "it is not the bias that the forward pass adds");
     return qd_derivation_is_value(d, X, f->x);
@@ -586,11 +598,13 @@ qd_status qd_derivation_op(derivation *d)
     const qd_op *op = d->w->op;
     switch (op->kind) {
     case QD_OP_EMBED:
-        qd_known_set_value(d, Y, thing(EMBEDDED));
+        qd_known_set_value(d, Y, number(EMBEDDED, (uint64_t)op->ahead, 0, 0));
+        QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_EMBED, .key = qd_known_param(d, WEIGHT), .y = qd_known_at(d, Y).value}));
         return qd_derivation_is_value(d, INPUT, thing(INPUTS));
     case QD_OP_EMBED_GRAD:
         QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
-        return qd_derivation_whole(d, DY, thing(EMBEDDED));
+        qd_derivation_trains(d, FACT_EMBED, number(EMBEDDED, (uint64_t)op->ahead, 0, 0));
+        return qd_derivation_whole(d, DY, number(EMBEDDED, (uint64_t)op->ahead, 0, 0));
     case QD_OP_NORM:
         return norm(d);
     case QD_OP_NORM_GRAD:
@@ -683,6 +697,8 @@ qd_status qd_derivation_op(derivation *d)
         QD_TRY(qd_derivation_uses(d, qd_known_at(d, X).value, LOSS_TERM));
         if (qd_proof_has(d->w, WEIGHT_GRAD) && qd_known_param(d, WEIGHT_GRAD) != qd_known_param(d, WEIGHT))
             return qd_derivation_no_fact(d);
+        QD_TRY(qd_derivation_note(d, (fact){.kind = FACT_HEAD_LOSS, .key = qd_known_param(d, WEIGHT), .y = (uint64_t)op->ahead,
+                                            .trains = qd_proof_has(d->w, WEIGHT_GRAD)}));
         qd_known_set(d, DX, qd_known_gradient(qd_known_at(d, X).value, LOSS_TERM));
         return QD_OK;
     case QD_OP_LOSS_MAX:
@@ -700,12 +716,12 @@ qd_status qd_derivation_op(derivation *d)
         QD_TRY(qd_derivation_is_value(d, SUMS, number(ROW_SUMS, logits, 0, 0)));
         QD_TRY(qd_derivation_uses(d, logits, LOSS_TERM));
         qd_known_set(d, LOGITS, qd_known_gradient(logits, LOSS_TERM));
-        qd_known_set_value(d, LOSSES, thing(ROW_LOSSES));
+        qd_known_set_value(d, LOSSES, number(ROW_LOSSES, (uint64_t)op->ahead, 0, 0));
         return QD_OK;
     }
     case QD_OP_LOSS_SUM:
         QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
-        return qd_derivation_is_value(d, LOSSES, thing(ROW_LOSSES));
+        return qd_derivation_is_value(d, LOSSES, number(ROW_LOSSES, (uint64_t)op->ahead, 0, 0));
     case QD_OP_ROUTE:
         qd_known_set_value(d, CHOICE, thing(CHOICES));
         qd_known_set_value(d, LOAD, thing(LOADS));

@@ -100,7 +100,7 @@ typedef struct proof_class {
     int write_count, write_capacity;
     uint8_t *reads;  /* per slot: bits of the phases (and QD_PHASES_AGAIN) that read it */
     unsigned phases; /* phases that have ops */
-    bool has_loss;
+    int losses, embeds; /* losses that it adds up, embeddings that it looks up */
     proof_place loss; /* placement of what it adds to the loss */
 } proof_class;
 

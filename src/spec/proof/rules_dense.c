@@ -126,6 +126,9 @@ qd_status qd_proof_rule_embed(proof_walk *w)
     proof_value input, table;
     QD_TRY(qd_proof_read(w, INPUT, &input));
     QD_TRY(qd_proof_param(w, WEIGHT, &table));
+    int ahead = w->class_->embeds++ + (w->class_->module > 0); /* the head looks up the tokens that its losses predict from */
+    if (w->op->ahead != ahead)
+        return qd_proof_fail(w, INPUT, 0, -1, "tokens %d further on are looked up, not those %d further on", w->op->ahead, ahead);
     proof_value y = qd_proof_value_of(w, &input.place[0], false);
     for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
         if (table.place[0].code[d] == CODE_ROWS && input.place[0].code[d] == CODE_SAME)
@@ -435,8 +438,13 @@ qd_status qd_proof_rule_zero(proof_walk *w)
 static qd_status mean_over_batch(const proof_walk *w)
 {
     const qd_strategy *s = &w->program->strategy;
+    const qd_model *m = &w->ledger->model;
     double tokens = (double)s->micro_batch * (double)s->micro_batches * (double)s->seq * w->proof->mesh->degree[QD_AXIS_DP];
-    if (fabs(w->op->scale * tokens - 1.0) > 1e-9)
+    double weight = w->op->ahead > 0 ? m->mtp_weight / m->mtp_modules : 1.0;
+    if (w->op->ahead > 0 && fabs(w->op->scale * tokens - weight) > 1e-9 * weight)
+        return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses of further tokens are multiplied by %g, but it is %g / %.0f tokens",
+                             w->op->scale, weight, tokens);
+    if (w->op->ahead == 0 && fabs(w->op->scale * tokens - 1.0) > 1e-9)
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses are divided by %.0f tokens, but the global batch has %.0f",
                              w->op->scale > 0.0 ? 1.0 / w->op->scale : 0.0, tokens);
     return QD_OK;
@@ -450,14 +458,23 @@ static qd_status capped(const proof_walk *w)
     return QD_OK;
 }
 
+/* The losses of a micro-batch are of the next token, then of the token after it, and so on. */
+static qd_status in_turn(const proof_walk *w)
+{
+    if (w->op->ahead != w->class_->losses && w->class_->losses <= qd_program_ahead(w->program)) /* else: add_loss refuses it */
+        return qd_proof_fail(w, INPUT, 0, -1, "it reads targets %d tokens further on, but loss %d of the head is next", w->op->ahead,
+                             w->class_->losses);
+    return QD_OK;
+}
+
 static qd_status add_loss(proof_walk *w, proof_operand of, const proof_value *losses)
 {
     proof_place place = losses->place[0];
     for (int d = 0; d < w->proof->frames[place.fold].count; d++)
         place.code[d] = (uint8_t)norm_sum((proof_code)place.code[d]);
-    if (w->class_->has_loss)
+    if (w->class_->losses > qd_program_ahead(w->program))
         return qd_proof_fail(w, of, 0, -1, "the losses of a micro-batch are added a second time");
-    w->class_->has_loss = true;
+    w->class_->losses++;
     w->class_->loss = place;
     proof_value v = qd_proof_value_of(w, &place, false);
     return qd_proof_write(w, LOSS, &v);
@@ -471,6 +488,7 @@ qd_status qd_proof_rule_head_loss(proof_walk *w)
     QD_TRY(whole_columns(w, X, &x));
     QD_TRY(whole_param(w, WEIGHT));
     QD_TRY(capped(w));
+    QD_TRY(in_turn(w));
     if (w->op->chunk < 1)
         return qd_proof_fail(w, LOGITS, 0, -1, "no row fits");
     proof_value losses = qd_proof_value_of(w, &x.place[0], false), dx = qd_proof_value_of(w, &x.place[0], true);
@@ -536,6 +554,7 @@ qd_status qd_proof_rule_loss_max(proof_walk *w)
 qd_status qd_proof_rule_loss_part(proof_walk *w)
 {
     proof_value logits;
+    QD_TRY(in_turn(w));
     QD_TRY(read_logits(w, &logits));
     QD_TRY(read_reduced(w, TOP, &logits));
     proof_value sums = of_columns(w, &logits, CODE_SUM);
@@ -548,6 +567,7 @@ qd_status qd_proof_rule_loss_grad(proof_walk *w)
     QD_TRY(read_logits(w, &logits));
     QD_TRY(read_reduced(w, TOP, &logits));
     QD_TRY(read_reduced(w, SUMS, &logits));
+    QD_TRY(in_turn(w));
     if (w->program->strategy.training)
         QD_TRY(mean_over_batch(w));
     proof_value losses = of_columns(w, &logits, CODE_SAME);
@@ -561,6 +581,7 @@ qd_status qd_proof_rule_loss_sum(proof_walk *w)
     proof_value losses;
     QD_TRY(qd_proof_read(w, LOSSES, &losses));
     QD_TRY(qd_proof_no_sum(w, LOSSES, &losses));
+    QD_TRY(in_turn(w));
     return add_loss(w, LOSSES, &losses);
 }
 

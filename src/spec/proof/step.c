@@ -290,9 +290,9 @@ static qd_status transfer(proof_run *r)
     if (kind == QD_BUFFER_TIED_GRAD)
         return qd_proof_gradients_action(r);
     if (kind == QD_BUFFER_PARAM) { /* of tied parameters, after the update */
-        const qd_param *p = &r->ledger->params[r->ledger->param_count - 1];
-        if (a->kind == QD_ACTION_SEND && p->tied_to >= 0 && r->updated[p->tied_to] == 0)
-            return qd_proof_action_fail(r, -1, 0, -1, "values of %s are sent before their update", p->name);
+        int tied = qd_ledger_tied(r->ledger);
+        if (a->kind == QD_ACTION_SEND && tied >= 0 && r->updated[r->ledger->params[tied].tied_to] == 0)
+            return qd_proof_action_fail(r, -1, 0, -1, "values of %s are sent before their update", r->ledger->params[tied].name);
         r->copy_fresh = r->copy_fresh || a->kind == QD_ACTION_RECV;
         return QD_OK;
     }

@@ -130,7 +130,7 @@ qd_status qd_proof_gradients_module(proof_run *r)
     int begin = r->ledger->modules[a->module].param_begin;
     if (phases == QD_PHASES_AGAIN)
         return QD_OK;
-    if (c->has_loss && phases & 1u << QD_PHASE_FORWARD) {
+    if (c->losses > 0 && phases & 1u << QD_PHASE_FORWARD) {
         const proof_gradient term = {.kind = KNOWN, .op = QD_OP_LOSS_SUM, .count = 1, .place = c->loss};
         QD_TRY(qd_proof_follows(r, "the loss", &r->loss_by));
         QD_TRY(add_to(r, -1, &r->loss, &term, false));
@@ -209,7 +209,7 @@ static qd_status reduce(proof_run *r)
         return qd_proof_action_fail(r, -1, 0, -1, "it communicates in a group that does not exist");
     qd_group group = p->groups[a->group];
     if (a->buffer == p->persistent[QD_BUFFER_LOSS]) {
-        if (a->first != 0 || a->count != 2)
+        if (a->first != 0 || a->count != qd_program_losses(p))
             return qd_proof_action_fail(r, -1, 0, -1, "the sum of losses and the count of tokens are not summed together");
         QD_TRY(qd_proof_follows(r, "the loss", &r->loss_by));
         if (group.axes != QD_AXIS_BIT(QD_AXIS_PP))
@@ -551,7 +551,7 @@ static qd_status zero(proof_run *r)
 {
     const qd_action *a = r->action;
     if (a->buffer == r->program->persistent[QD_BUFFER_LOSS]) {
-        if (r->loss.kind == KNOWN || a->first != 0 || a->count != 2)
+        if (r->loss.kind == KNOWN || a->first != 0 || a->count != qd_program_losses(r->program))
             return qd_proof_action_fail(r, -1, 0, -1, "losses are set to 0 after they were summed");
         r->loss.kind = ZEROES;
         return qd_proof_follows(r, "the loss", &r->loss_by);

@@ -329,7 +329,8 @@ static qd_status check_windows(proof_walk *w)
         bool again = false;
         for (int k = 0; k < w->ops->op_count; k++) {
             const qd_op *other = &w->ops->ops[k];
-            if (other->kind != QD_OP_LINEAR_DW || qd_proof_slot_of(other, WEIGHT_GRAD) != grad)
+            /* A weight that several GEMMs read has a gradient of the rows of each. */
+            if (other->kind != QD_OP_LINEAR_DW || qd_proof_slot_of(other, WEIGHT_GRAD) != grad || qd_proof_slot_of(other, X) != x)
                 continue;
             rows += other->k;
             again = again || (k != i && other->first < op->first + op->k && op->first < other->first + other->k);
@@ -432,9 +433,10 @@ static qd_status follow_all(proof_walk *w)
         status = follow(w, w->apart ? 1u << QD_PHASE_WEIGHT : 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT);
     if (status == QD_OK)
         status = check_ports(w);
-    if (status == QD_OK && w->class_->module == w->ledger->module_count - 1 && s->context == 0 && !w->class_->has_loss)
-        status = QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: no op sums the losses", w->program->rank,
-                         w->ledger->modules[w->class_->module].name);
+    if (status == QD_OK && w->class_->module == w->ledger->module_count - 1 && s->context == 0 &&
+        w->class_->losses != 1 + qd_program_ahead(w->program))
+        status = QD_FAIL(QD_MISMATCH, "gradients: rank %d, %s: %s", w->program->rank, w->ledger->modules[w->class_->module].name,
+                         w->class_->losses == 0 ? "no op sums the losses" : "no op sums the losses of further tokens");
     qd_proof_slots_destroy(w->slots, w->ops->slot_count);
     w->slots = NULL;
     return status;
@@ -448,7 +450,8 @@ qd_status qd_proof_walk_class(qd_proof *proof, proof_class *class_)
         w.apart = true;
         QD_TRY(follow_all(&w));
         class_->write_count = 0;
-        class_->has_loss = w.apart = false;
+        class_->losses = class_->embeds = 0;
+        w.apart = false;
     }
     QD_TRY(follow_all(&w));
     QD_TRY(qd_proof_slot_sizes(&w));

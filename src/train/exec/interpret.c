@@ -45,11 +45,6 @@ struct qd_interpreter {
     char not_finite[160]; /* "": nothing found */
 };
 
-static int64_t micro_rows(const qd_program *p)
-{
-    return qd_program_rows(p);
-}
-
 /* The stream on which an action's copies or kernels run. */
 static qd_stream *stream_of(const qd_interpreter *it, int stream)
 {
@@ -173,16 +168,17 @@ static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
 {
     const qd_strategy *s = &it->program->strategy;
     const qd_batch_source *source = it->in->source;
-    int64_t rows = micro_rows(it->program);
+    int64_t rows = s->micro_batch * s->seq;
     int32_t *host = it->input[turn];
     it->input_first[turn] = -1;
     QD_TRY(qd_event_wait(it->input_read[turn]));
     int coord, cp = qd_program_cp(it->program, &coord);
-    if (cp == 1)
-        return source->fill(source->context, first, s->micro_batch, s->seq, host, host + rows, host + 2 * rows);
-    rows = s->micro_batch * s->seq;
-    QD_TRY(source->fill(source->context, first, s->micro_batch, s->seq, it->whole, it->whole + rows, it->whole + 2 * rows));
-    qd_context_select(s->micro_batch, s->seq, cp, coord, s->cp_mode == QD_CP_ULYSSES, it->whole, host);
+    int32_t *whole = cp == 1 ? host : it->whole;
+    QD_TRY(source->fill(source->context, first, s->micro_batch, s->seq, whole, whole + rows, whole + 2 * rows));
+    if (cp > 1)
+        qd_context_select(s->micro_batch, s->seq, cp, coord, s->cp_mode == QD_CP_ULYSSES, whole, host);
+    qd_context_ahead(s->micro_batch, s->seq, cp, coord, qd_program_ahead(it->program), whole,
+                     host + qd_program_input_ahead(it->program));
     return QD_OK;
 }
 
@@ -482,7 +478,7 @@ static qd_status take_figures(qd_interpreter *it)
     const qd_program *p = it->program;
     const double *f = it->figures;
     QD_TRY(qd_event_wait(it->known));
-    if (!isfinite(f[QD_LOSS_SUM]))
+    if (!isfinite(f[QD_LOSS_SUM]) || (qd_program_ahead(p) > 0 && !isfinite(f[QD_LOSS_AHEAD])))
         snprintf(it->not_finite, sizeof it->not_finite, "the loss is not a finite number");
     else if (p->strategy.training && f[QD_LOSS_BAD] >= 0.0)
         snprintf(it->not_finite, sizeof it->not_finite, "the gradient of %s is not finite", p->ledger->params[(int)f[QD_LOSS_BAD]].name);
@@ -774,6 +770,9 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
     }
     *output = (qd_step_output){
         .loss = it->figures[QD_LOSS_TOKENS] > 0.0 ? it->figures[QD_LOSS_SUM] / it->figures[QD_LOSS_TOKENS] : 0.0,
+        .mtp_loss = it->figures[QD_LOSS_TOKENS] > 0.0 && qd_program_ahead(it->program) > 0
+                        ? it->figures[QD_LOSS_AHEAD] / it->figures[QD_LOSS_TOKENS] / qd_program_ahead(it->program)
+                        : 0.0,
         .tokens = it->figures[QD_LOSS_TOKENS],
         .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),

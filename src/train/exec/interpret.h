@@ -47,6 +47,7 @@ typedef struct qd_step_input {
 
 typedef struct qd_step_output {
     double loss;      /* mean over the counted tokens of the global batch */
+    double mtp_loss;  /* mean over the modules that predict further tokens, each normalized by the same tokens; 0: there are none */
     double tokens;    /* counted */
     double grad_norm; /* before clipping */
     double lr;

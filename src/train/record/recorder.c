@@ -181,8 +181,9 @@ static void put_event(qd_strbuf *out, const qd_train_step *s)
         {"loss/training", s->loss},           {"train/gradient_norm", s->grad_norm},         {"train/learning_rate", s->lr},
         {"speed/step_seconds", s->step_seconds}, {"speed/tokens_per_second", s->tokens_per_second},
         {"loss/validation", s->validation_loss}, {"speed/mfu", s->mfu},
+        {"loss/mtp", s->mtp_loss},
     };
-    enum { ALWAYS = 5, VALIDATION = 5, MFU = 6 };
+    enum { ALWAYS = 5, VALIDATION = 5, MFU = 6, MTP = 7 };
     qd_tf_scalar chosen[sizeof all / sizeof *all];
     int count = ALWAYS;
     memcpy(chosen, all, ALWAYS * sizeof *all);
@@ -190,6 +191,8 @@ static void put_event(qd_strbuf *out, const qd_train_step *s)
         chosen[count++] = all[VALIDATION];
     if (s->mfu > 0.0)
         chosen[count++] = all[MFU];
+    if (s->mtp_loss > 0.0)
+        chosen[count++] = all[MTP];
     qd_tf_put_scalars(out, wall_time(), s->step, chosen, count);
 }
 

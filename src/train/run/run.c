@@ -455,6 +455,7 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .validation_seconds = s->validated.seconds,
         .validation_best = s->improved,
         .skipped = output->skipped,
+        .mtp_loss = output->mtp_loss,
     };
     const char *warning = NULL;
     if (s->metrics)

@@ -58,10 +58,12 @@ static int64_t width(const evaluation *e, qd_val v)
 static void embed(evaluation *e, const qd_decl_op *op, double *y)
 {
     int64_t d = e->model->hidden;
-    for (int64_t t = 0; t < e->rows; t++)
+    for (int64_t t = 0; t < e->rows; t++) {
+        int64_t token = t % e->r->seq + op->ahead < e->r->seq ? e->r->tokens[t + op->ahead] : 0;
         for (int64_t i = 0; i < d; i++)
-            y[t * d + i] = param(e, op->weight.param)[e->r->tokens[t] * d + i] +
+            y[t * d + i] = param(e, op->weight.param)[token * d + i] +
                            (op->weight2.count ? param(e, op->weight2.param)[t % e->r->seq * d + i] : 0);
+    }
 }
 
 static void norm_row(const evaluation *e, const double *x, int64_t n, bool rms, double eps, const double *gain, const double *bias,
@@ -423,7 +425,14 @@ static void loss(evaluation *e, const qd_decl_op *op, const double *x)
                 logits[i] = e->model->logit_softcap * tanh(logits[i] / e->model->logit_softcap);
             sum += exp(logits[i]);
         }
-        e->loss += (log(sum) - logits[e->r->targets[t]]) / (double)e->rows;
+        int64_t last = t + op->ahead; /* the token before the target, in the same sequence and document */
+        if (last / e->r->seq != t / e->r->seq || (e->r->doc_start && e->r->doc_start[last] != e->r->doc_start[t]))
+            continue;
+        double term = (log(sum) - logits[e->r->targets[last]]) / (double)e->rows;
+        if (op->ahead == 0)
+            e->loss += term;
+        else
+            e->auxiliary += e->model->mtp_weight / e->model->mtp_modules * term;
     }
     free(logits);
 }

@@ -18,7 +18,7 @@ typedef struct reference_model {
 void reference_create(reference_model *r, const qd_ledger *ledger);
 void reference_destroy(reference_model *r);
 
-/* The mean loss over the tokens. *auxiliary: losses of routers, which are part of the gradients but
- * not of the loss. */
+/* The mean loss over the tokens. *auxiliary: losses of routers and of prediction modules, which are
+ * part of the gradients but not of the loss. */
 double reference_loss(reference_model *r, double *auxiliary);
 #endif

@@ -67,7 +67,8 @@ static qd_model full(const qd_model_field *f)
     m.qk_norm = f->when == QD_WHEN_QK_NORM;
     m.moe.shared = 1;
     m.activation = f->when == QD_WHEN_CLAMPED ? QD_ACT_SWIGLU_CLAMPED : m.activation;
-    m.arch = f->when == QD_WHEN_LATENT ? QD_ARCH_DEEPSEEK : m.arch;
+    m.arch = f->when == QD_WHEN_LATENT || f->when == QD_WHEN_MTP ? QD_ARCH_DEEPSEEK : m.arch;
+    m.mtp_modules = f->when == QD_WHEN_MTP;
     return m;
 }
 
@@ -208,7 +209,7 @@ static void options_go_through_the_saved_configuration(void **state)
         if (f->option.key && !option_counts(f, "model.qkv_bias=false") && !option_counts(f, experts) &&
             !option_counts(f, "model.rope_scaling=yarn model.window=16") && !option_counts(f, "model.qk_norm=true") &&
             !option_counts(f, "model.experts=16 model.shared_experts=2") && !option_counts(f, "model.activation=swiglu_clamped") &&
-            !option_counts(f, "model.arch=deepseek") &&
+            !option_counts(f, "model.arch=deepseek") && !option_counts(f, "model.arch=deepseek model.mtp_modules=1") &&
             !option_counts(f, "model.rope_scaling=longrope model.head_dim=6 model.rope_short_factor=2,2,2 model.rope_long_factor=1,1,1"))
             fail_msg("%s changes no model", f->option.key);
 }

@@ -31,6 +31,7 @@
 #define LATENT \
     SIZES "model.arch=deepseek model.q_lora_rank=24 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 " \
           "model.v_head_dim=6 "
+#define MTP LATENT "model.tied=false model.mtp_modules=1 "
 #define MOE SIZES "model.kv_heads=4 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 model.aux_loss=0.05 "
 #define DEEPSEEK MOE "model.shared_experts=1 model.router=sigmoid model.router_bias_rate=0.01 model.z_loss=0.001 "
 #define QWEN2_MOE MOE "model.shared_experts=1 model.shared_ffn=40 model.shared_gate=true model.qkv_bias=true "
@@ -417,6 +418,28 @@ static const mutant mutants[] = {
      {OP_TOKENS, "route.grad", "block.0", .nth = 0, .number = 2},
      {"(route.grad)", "'expert_load'", "loads are divided by 16 tokens"}},
     {DEEPSEEK TP2, {OP_SCALE, "route.grad", "block.0", .nth = 0, .number = 2}, {"(route.grad)", "auxiliary losses", NULL}},
+    /* Router gradients under ep; the norm before the router is in the same reduction. */
+    {MOE EP2 "parallel.bucket_mb=0.001 ",
+     {ACTION_DROP, "reduce", "dp×cp", .param = "block.0.mlp.router.weight", .nth = 0},
+     {"block.0.mlp_norm.weight, axis dp", "never summed", NULL}},
+    {MOE EP2 "parallel.bucket_mb=0.001 ",
+     {ACTION_TWICE, "reduce", "dp×cp", .param = "block.0.mlp.router.weight", .nth = 0},
+     {"block.0.mlp_norm.weight, axis dp", "multiplies it by 4", NULL}},
+    {MOE EP2, {OP_DROP, "route.grad", "block.0", .nth = 0}, {"'d_router_logits'", "no op has written", NULL}},
+    /* Multi-token prediction: what its losses are normalized by, which tokens it reads, and its
+     * part of the shared tables' gradients. */
+    {MTP "parallel.ranks=2 ", {OP_SCALE, "head.loss", "head", .nth = 1, .number = 2}, {"(head.loss)", "losses of further tokens", NULL}},
+    {MTP TP2, {OP_SCALE, "loss.grad", "head", .nth = -1, .number = 0.5}, {"(loss.grad)", "losses of further tokens", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_SCALE, "head.loss", "head", .nth = 0, .number = 0.3}, {"(head.loss)", "losses are divided by", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_DROP, "head.loss", "head", .nth = 1}, {"'d_normed_ahead'", "no op has written it", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_AHEAD, "head.loss", "head", .nth = 1, .number = -1}, {"(head.loss)", "0 tokens further on", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_AHEAD, "head.loss", "head", .nth = 0, .number = 1}, {"(head.loss)", "1 tokens further on", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_AHEAD, "embed", "head", .nth = 0, .number = -1}, {"(embed)", "tokens 0 further on", NULL}},
+    {MTP "parallel.ranks=2 ", {OP_AHEAD, "embed.grad", "head", .nth = 0, .number = 1}, {"(embed.grad)", NULL, NULL}},
+    {MTP "parallel.ranks=2 ", {OP_DROP, "embed.grad", "head", .nth = 0}, {"head.tokens.weight", "no op computes its gradient", NULL}},
+    {MTP "parallel.ranks=2 ", {ACTION_DROP, "add_tied", NULL, .nth = 0}, {"embed.tokens.weight", "of its", NULL}},
+    {MTP "parallel.ranks=4 parallel.pp=2 ", {ACTION_DROP, "add_tied", NULL, .nth = 0}, {"embed.tokens.weight", "of its", NULL}},
+    {MTP TP2, {ACTION_DROP, "reduce", "tp", .param = "head.mtp.0.hidden_proj.weight", .nth = 0}, {"axis tp", "never summed", NULL}},
     {MOE TP2,
      {ACTION_DROP, "reduce", "tp", .param = "block.0.mlp.router.weight", .nth = 0},
      {"squares", "block.0.mlp_norm.weight, axis tp", "never summed"}},
@@ -512,6 +535,7 @@ static void everything_is_needed(void **state)
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
         LLAMA TP2 LORA "parallel.zero=3 lora.dropout=0.1 ",
+        MTP "parallel.ranks=4 parallel.pp=2 parallel.tp=2 parallel.schedule=zb_h1 ",
         LLAMA TP2 PLAIN LORA,
         MOE "parallel.ranks=4 parallel.ep=4 " LORA,
     };
@@ -598,6 +622,8 @@ static void operands_are_the_right_ones(void **state)
         GEMMA3 "parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         QWEN2_MOE "parallel.ranks=4 parallel.tp=2 parallel.ep=2 ",
         LLAMA TP2 LORA "model.qk_norm=true ",
+        MTP TP2,
+        MTP "model.mtp_modules=2 model.tied=true ",
         DEEPSEEK "parallel.ranks=2 parallel.ep=2 " LORA,
         SINKS TP2,
         SINKS CP2,

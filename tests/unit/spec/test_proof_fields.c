@@ -57,14 +57,16 @@ static const char *const layouts[] = {
     MOE "model.mlp_bias=true model.router_logit_bias=true parallel.ranks=4 parallel.ep=2 parallel.etp=2 parallel.expert_rows=1 ",
     MOE "model.mlp_bias=true parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node parallel.expert_rows=1 ",
     LLAMA "model.sinks=true parallel.ranks=4 parallel.tp=2 parallel.cp=2 parallel.cp_mode=ulysses ",
+    SIZES "model.arch=deepseek model.mtp_modules=2 model.tied=true parallel.ranks=2 parallel.tp=2 ",
+    SIZES "model.arch=deepseek model.mtp_modules=1 ",
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
- * chunk; s site; o scale; p soft-cap; z epsilon; l load_tokens; P parts, A column of the last part,
- * C columns of the first part. Exchanges: g group, i its index, d type, q count. */
+ * chunk; s site; a ahead; o scale; p soft-cap; z epsilon; l load_tokens; P parts, A column of the
+ * last part, C columns of the first part. Exchanges: g group, i its index, d type, q count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
-    [QD_OP_EMBED] = "mnkf",
-    [QD_OP_EMBED_GRAD] = "mnkf",
+    [QD_OP_EMBED] = "mnkfa",
+    [QD_OP_EMBED_GRAD] = "mnkfa",
     [QD_OP_NORM] = "mnz",
     [QD_OP_NORM_GRAD] = "mn",
     [QD_OP_LINEAR] = "mnkft",
@@ -101,7 +103,7 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_ACTIVATION_GRAD_Y] = "mn",
     [QD_OP_ADD] = "mn",
     [QD_OP_DROPOUT] = "mnfs",
-    [QD_OP_HEAD_LOSS] = "mnkcop",
+    [QD_OP_HEAD_LOSS] = "mnkcopa",
     [QD_OP_HEAD_LOGITS] = "",
     [QD_OP_HEAD_NORM] = "mnhv",
     [QD_OP_HEAD_NORM_GRAD] = "mnhv",
@@ -134,9 +136,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_RELAY_ROUNDS] = "mnkfexgid",
     [QD_OP_RELAY_ROUNDS_GRAD] = "mnkfexgid",
     [QD_OP_LOSS_MAX] = "mnfp",
-    [QD_OP_LOSS_PART] = "mnftp",
-    [QD_OP_LOSS_GRAD] = "mnftop",
-    [QD_OP_LOSS_SUM] = "m",
+    [QD_OP_LOSS_PART] = "mnftpa",
+    [QD_OP_LOSS_GRAD] = "mnftopa",
+    [QD_OP_LOSS_SUM] = "ma",
     [QD_OP_ALL_REDUCE] = "mnfgidq",
     [QD_OP_ALL_GATHER] = "mngid",
     [QD_OP_REDUCE_SCATTER] = "mngid",
@@ -163,7 +165,8 @@ static bool change(qd_op *op, char field, bool more)
                     : field == 't' ? &op->to : field == 'w' ? &op->window : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
                       : field == 'P' ? &op->parts : field == 'A' ? &op->part_at[op->parts - 1] : field == 'C' ? &op->part_cols[0]
-                      : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index : NULL;
+                      : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index
+                      : field == 'a' ? &op->ahead : NULL;
     double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : field == 'z' ? &op->eps : NULL;
     if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0) || (field == 'z' && op->eps == 0.0))
         return false;

@@ -129,7 +129,7 @@ static void families_are_proved(void **state)
     for (int f = 0; f < LAYOUT_FAMILIES; f++) {
         layout_sample sample = {.seed = (uint64_t)f + 1};
         int proved = 0;
-        for (int l = 0; l < 12 && proved < sample_count(12, 2); l++) {
+        for (int l = 0; l < 18 && proved < sample_count(12, 2); l++) {
             char words[1600], kind[160];
             bool cannot;
             layout_sample_draw(&sample, &layout_families[f], 1, words, sizeof words, kind, sizeof kind);

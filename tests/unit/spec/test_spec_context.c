@@ -115,6 +115,36 @@ static void inputs_are_picked(void **state)
     }
 }
 
+/* Tokens and targets further on come from whole sequences: also where they are on another rank; not
+ * from other documents, and not from beyond the end. */
+static void further_tokens(void **state)
+{
+    (void)state;
+    enum { BATCH = 2, SEQ = 11, CP = 2, AHEAD = 2, SECOND = 4 };
+    int32_t in[3 * BATCH * SEQ], out[2 * AHEAD * BATCH * SEQ];
+    for (int i = 0; i < BATCH * SEQ; i++) {
+        in[i] = 100 + i;
+        in[BATCH * SEQ + i] = 200 + i;
+        in[2 * BATCH * SEQ + i] = i >= SECOND && i < SEQ ? SECOND : 0; /* the first sequence has two documents */
+    }
+    for (int r = 0; r < CP; r++) {
+        qd_row_run runs[QD_CONTEXT_RUNS];
+        int count = qd_context_runs(SEQ, CP, r, runs);
+        int64_t rows = qd_context_rows(SEQ, CP, r);
+        qd_context_ahead(BATCH, SEQ, CP, r, AHEAD, in, out);
+        for (int i = 0; i < count * BATCH * AHEAD; i++) {
+            const qd_row_run *run = &runs[i % count];
+            int64_t b = i / count % BATCH, k = 1 + i / (count * BATCH);
+            for (int64_t x = 0; x < run->count; x++) {
+                int64_t at = run->position + x, part = 2 * (k - 1) * BATCH * rows + b * rows + run->row + x;
+                bool inside = at + k < SEQ, same = b == 1 || at >= SECOND || at + k < SECOND;
+                assert_int_equal(out[part], inside ? 100 + b * SEQ + at + k : 0);
+                assert_int_equal(out[part + BATCH * rows], inside && same ? 200 + b * SEQ + at + k : -1);
+            }
+        }
+    }
+}
+
 static void short_sequences_are_refused(void **state)
 {
     (void)state;
@@ -128,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(every_position_once), cmocka_unit_test(work_is_balanced),
                                        cmocka_unit_test(pairs_are_counted),
-                                       cmocka_unit_test(inputs_are_picked), cmocka_unit_test(short_sequences_are_refused)};
+                                       cmocka_unit_test(inputs_are_picked), cmocka_unit_test(further_tokens),
+                                       cmocka_unit_test(short_sequences_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
