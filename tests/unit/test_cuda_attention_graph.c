@@ -20,12 +20,23 @@ static qd_attention_args shape(int64_t batch, int64_t seq, int heads, int kv_hea
     };
 }
 
+/* Values of another size, as in latent attention. */
+static qd_attention_args latent(int64_t batch, int64_t seq, int heads, int head_dim, int v_dim)
+{
+    qd_attention_args a = shape(batch, seq, heads, heads, head_dim);
+    a.q_stride = a.k_stride = a.v_stride = (int64_t)heads * (2 * head_dim + v_dim);
+    a.o_stride = (int64_t)heads * v_dim;
+    a.v_dim = v_dim;
+    return a;
+}
+
 static void accepts_graphs(void **state)
 {
     (void)state;
     qd_attention_args shapes[] = {
         shape(64, 1024, 12, 12, 64), shape(4, 4096, 32, 8, 128), shape(2, 384, 8, 1, 96),  shape(3, 200, 4, 2, 40),
-        shape(1, 8192, 8, 4, 256),   shape(2, 4096, 32, 8, 128), shape(1, 8192, 8, 4, 256),
+        shape(1, 8192, 8, 4, 256),   shape(2, 4096, 32, 8, 128), shape(1, 8192, 8, 4, 256), latent(4, 4096, 16, 192, 128),
+        latent(1, 777, 128, 192, 128),
     };
     shapes[5].window = shapes[6].window = 1024;
     shapes[4].softcap = shapes[6].softcap = 50;
