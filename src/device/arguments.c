@@ -17,6 +17,10 @@ qd_status qd_grouped_check(const qd_grouped_args *a)
     QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
     if (a->by_experts && (a->active || a->gate_up))
         return QD_FAIL(QD_USAGE, "grouped: SwiGLU can be fused into a GEMM by rows only, and this one is by experts");
+    if (a->bias && (a->by_experts || a->gate_up))
+        return QD_FAIL(QD_USAGE, "grouped: a bias can be fused into a GEMM by rows only, without the gradient of SwiGLU");
+    if (a->bias)
+        QD_TRY(qd_check_float("grouped", "bias", a->bias_dtype));
     if (!a->gate_up != !a->d_gate_up)
         return QD_FAIL(QD_USAGE, "grouped: gate_up and d_gate_up must be given together");
     if (a->active && !a->gate_up && a->n % 2 != 0)
@@ -42,6 +46,41 @@ qd_status qd_matmul_check(const qd_matmul_args *a)
         return QD_FAIL(QD_USAGE, "matmul: the fused derivative of GELU excludes a bias");
     if (a->residual && a->residual == a->c)
         return QD_FAIL(QD_USAGE, "matmul: residual must not be c; accumulate adds to c");
+    return QD_OK;
+}
+
+qd_status qd_activation_check(const char *kernel, const qd_activation_args *a)
+{
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
+    if (a->kind != QD_ACT_GELU_TANH && a->kind != QD_ACT_GELU && !qd_activation_is_gated(a->kind))
+        return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
+    if (a->kind == QD_ACT_SWIGLU_CLAMPED && !(a->limit > 0.0f))
+        return QD_FAIL(QD_USAGE, "%s: the limit of a clamped SwiGLU is %g: it must be above 0", kernel, (double)a->limit);
+    return QD_OK;
+}
+
+qd_status qd_sink_check(const char *kernel, const qd_sink_args *a, bool backward)
+{
+    QD_TRY(qd_check_float(kernel, "sink", a->param_dtype));
+    if (a->batch < 0 || a->seq < 0 || a->heads < 1 || a->first < 0 || a->first + a->heads > a->all)
+        return QD_FAIL(QD_USAGE, "%s: heads %d to %d of %d, %lld sequences of %lld rows", kernel, a->first, a->first + a->heads, a->all,
+                       (long long)a->batch, (long long)a->seq);
+    if (backward)
+        return qd_check_float(kernel, "gradient", a->grad_dtype);
+    QD_TRY(qd_check_float(kernel, "o", a->dtype));
+    if (a->head_dim < 1 || a->o_stride < (int64_t)a->heads * a->head_dim)
+        return QD_FAIL(QD_USAGE, "%s: rows of %lld elements cannot have %d heads of %d", kernel, (long long)a->o_stride, a->heads,
+                       a->head_dim);
+    return QD_OK;
+}
+
+qd_status qd_grouped_bias_check(const char *kernel, const qd_grouped_bias_args *a)
+{
+    QD_TRY(qd_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_check_float(kernel, "bias", a->bias_dtype));
+    if (a->rows < 0 || a->first < 0 || a->n < 0 || a->first + a->n > a->width)
+        return QD_FAIL(QD_USAGE, "%s: columns %lld to %lld of rows with %lld", kernel, (long long)a->first, (long long)(a->first + a->n),
+                       (long long)a->width);
     return QD_OK;
 }
 

@@ -13,6 +13,13 @@ qd_status qd_grouped_check(const qd_grouped_args *a);
 /* Checks types, sizes, strides and which fused steps may be combined. */
 qd_status qd_matmul_check(const qd_matmul_args *a);
 
+/* Checks types, and the limit of a clamped SwiGLU. */
+qd_status qd_activation_check(const char *kernel, const qd_activation_args *a);
+
+/* Check types, and that heads or columns are within those that there are. */
+qd_status qd_sink_check(const char *kernel, const qd_sink_args *a, bool backward);
+qd_status qd_grouped_bias_check(const char *kernel, const qd_grouped_bias_args *a);
+
 /* QD_USAGE unless window and soft-cap are at least 0. */
 qd_status qd_check_scores(const char *kernel, int64_t window, float softcap);
 

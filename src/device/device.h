@@ -226,7 +226,7 @@ typedef struct qd_attention_args {
      * o. */
     const void *d_o;
     void *dq, *dk, *dv;
-    float *delta; /* (batch, heads, seq) scratch; output of attention_delta: rowsum(d_o * o) per head */
+    float *delta; /* (batch, heads, seq) output of the backward pass and of attention_delta: rowsum(d_o * o) per head */
 } qd_attention_args;
 
 static inline int qd_attention_v_dim(int head_dim, int v_dim)
@@ -275,7 +275,7 @@ typedef struct qd_attention_part_args {
 typedef struct qd_attention_cached_args {
     const void *q, *k, *v;
     void *o, *k_cache, *v_cache;
-    float *lse; /* (heads, rows), log-sum-exps of the scores; may be NULL (always with a GPU) */
+    float *lse; /* (heads, rows), log-sum-exps of the scores; may be NULL */
     int64_t rows, past, context, q_stride, k_stride, v_stride, o_stride;
     int64_t window; /* 0: none */
     int heads, kv_heads, head_dim;

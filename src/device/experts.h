@@ -123,7 +123,8 @@ typedef struct qd_combine_args {
  *   by experts  b_e (n, k) = c (rows, n)ᵀ · a (rows, k), sources in ascending order; 0 for an
  *               expert without rows. accumulate: added to b. squares (experts, n), if set: sums of
  *               squares of b's rows as stored
- * By rows SwiGLU can be fused, bit-identical to the separate kernel:
+ * By rows a bias, then SwiGLU can be fused, bit-identical to the separate kernels:
+ *   bias        (experts, n): added to the rows of c, after these have been rounded
  *   active      n = 2 w; also active (rows, w) = silu(gate) * up, where gate and up are the first
  *               and the last w columns of c
  *   gate_up     c (rows, n) is the gradient of such an `active` and undefined afterwards; gate_up
@@ -135,12 +136,14 @@ typedef struct qd_grouped_args {
     void *b, *c;
     void *active, *d_gate_up; /* NULL: no SwiGLU; types are c's */
     const void *gate_up;
-    double *squares; /* may be NULL */
+    const void *bias; /* may be NULL */
+    double *squares;  /* may be NULL */
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;
     int sources, experts;
     bool trans_b, by_experts, accumulate;
-    qd_dtype a_dtype, b_dtype, c_dtype;
+    float alpha, limit; /* limit > 0: SwiGLU is clamped, as in qd_activation_args */
+    qd_dtype a_dtype, b_dtype, c_dtype, bias_dtype;
 } qd_grouped_args;
 
 /* bias -= rate * sign(total - mean) in fp32 (`bias`), rounded into `param` if that is another

@@ -108,14 +108,6 @@ typedef struct qd_latent_args {
     qd_dtype dtype;
 } qd_latent_args;
 
-/* Kernels without a CUDA version, which the CUDA device refuses by name (cuda/refused.c). Models
- * that need them are refused earlier (spec/config/device_models.c). */
-#define QD_CPU_KERNEL_TABLE(X)                                                                              \
-    X(sink, qd_sink_args)                                                                                   \
-    X(sink_backward, qd_sink_args)                                                                          \
-    X(grouped_bias, qd_grouped_bias_args)                                                                   \
-    X(grouped_bias_grad, qd_grouped_bias_args)
-
 #define QD_VARIANT_KERNEL_TABLE(X)                                                                          \
     X(qk_squares, qd_qk_norm_args)                                                                          \
     X(qk_norm, qd_qk_norm_args)                                                                             \
@@ -127,5 +119,8 @@ typedef struct qd_latent_args {
     X(softcap, qd_softcap_args)                                                                             \
     X(latent_join, qd_latent_args)                                                                          \
     X(latent_split, qd_latent_args)                                                                         \
-    QD_CPU_KERNEL_TABLE(X)
+    X(sink, qd_sink_args)                                                                                   \
+    X(sink_backward, qd_sink_args)                                                                          \
+    X(grouped_bias, qd_grouped_bias_args)                                                                   \
+    X(grouped_bias_grad, qd_grouped_bias_args)
 #endif

@@ -25,12 +25,10 @@ static const act_case cases[] = {
     KIND_CASES(QD_ACT_SWIGLU),
     KIND_CASES(QD_ACT_GEGLU_TANH),
     KIND_CASES(QD_ACT_GEGLU),
+    KIND_CASES(QD_ACT_SWIGLU_CLAMPED),
     {QD_ACT_GELU_TANH, 21, 1001, OVER_DY, QD_F32},
     {QD_ACT_GELU, 21, 1001, OVER_DY, QD_BF16},
 };
-
-/* GPUs refuse these. */
-static const act_case clamped[] = {KIND_CASES(QD_ACT_SWIGLU_CLAMPED)};
 
 static const act_case speed[] = {
     {QD_ACT_GELU_TANH, 4096, 3072, APART, QD_F32},
@@ -39,6 +37,7 @@ static const act_case speed[] = {
     {QD_ACT_GELU_TANH, 4096, 3072, APART, QD_BF16},
     {QD_ACT_SWIGLU, 4096, 3072, APART, QD_BF16},
     {QD_ACT_GEGLU_TANH, 4096, 3072, APART, QD_BF16},
+    {QD_ACT_SWIGLU_CLAMPED, 4096, 3072, APART, QD_BF16},
 };
 
 static const char *kind_name(qd_activation kind)
@@ -67,7 +66,7 @@ static double logistic(double x)
 
 /* Of the clamped SwiGLU. */
 #define ALPHA 1.702
-#define LIMIT 2.5
+#define LIMIT 2.508 /* not a bf16 number: no input is at the kink */
 
 /* The other factor, and its derivative. */
 static double factor(qd_activation kind, double up, double *slope)
@@ -279,12 +278,6 @@ int main(int argc, char **argv)
          .case_count = COUNT(cases), .speed_count = COUNT(speed), .describe = describe, .tensors = backward_tensors,
          .reference = backward_reference, .run = backward_run, .loss = loss, .gradients = {{X, DX}},
          .gradient_count = 1, .bytes = backward_bytes},
-        {.kernel = "activation_forward", .cases = clamped, .case_size = sizeof *clamped, .case_count = COUNT(clamped),
-         .describe = describe, .tensors = forward_tensors, .derive = derive, .reference = forward_reference, .run = forward_run,
-         .cpu_only = true},
-        {.kernel = "activation_backward", .cases = clamped, .case_size = sizeof *clamped, .case_count = COUNT(clamped),
-         .describe = describe, .tensors = backward_tensors, .reference = backward_reference, .run = backward_run, .loss = loss,
-         .gradients = {{X, DX}}, .gradient_count = 1, .cpu_only = true},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(each_element)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

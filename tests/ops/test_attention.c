@@ -74,10 +74,9 @@ static int list(const attention_case *c, ops_tensor *t, bool backward)
     t[DQ] = (ops_tensor){"dq", gradient, c->dtype, l.rows, l.q_stride, 0, 0, 0, 0, false, 0, floor};
     t[DK] = (ops_tensor){"dk", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.k, 0, 0, 0, 0, false, 0, floor};
     t[DV] = (ops_tensor){"dv", c->fused ? OPS_ABSENT : gradient, c->dtype, l.rows, l.v, 0, 0, 0, 0, false, 0, 0};
-    ops_role scratch = backward ? OPS_SCRATCH : OPS_ABSENT;
-    t[DELTA] = (ops_tensor){"delta", scratch, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, 0};
+    t[DELTA] = (ops_tensor){"delta", gradient, QD_F32, c->batch * c->heads, c->seq, 0, 0, 0, 0, false, 0, floor};
     if (c->dtype == QD_BF16) /* the kernel reads the rounded o */
-        t[DQ].tol = t[DK].tol = 1e-2;
+        t[DQ].tol = t[DK].tol = t[DELTA].tol = 1e-2;
     if (c->spread > 1) /* scores of some hundreds, of which fp32 keeps 1e-5 */
         t[O].tol = t[DQ].tol = t[DK].tol = t[DV].tol = 3e-5;
     return COUNT;

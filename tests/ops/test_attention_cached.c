@@ -13,23 +13,24 @@ typedef struct cached_case {
     double softcap; /* 0: none */
     qd_dtype dtype;
     int v_dim; /* values are this many elements of keys; 0: there is a cache of values */
+    bool lse;  /* whether log-sum-exps are wanted, as with sinks */
 } cached_case;
 
 static const cached_case cases[] = {
-    {1, 0, 1, 0, 1, 1, 2, 0, QD_F32, 0},
-    {3, 5, 16, 0, 4, 2, 6, 0, QD_F32, 0},
-    {1, 700, 1024, 0, 2, 1, 64, 0, QD_F32, 0},
-    {9, 0, 40, 0, 2, 2, 32, 5, QD_F32, 0},
-    {1, 300, 300, 40, 4, 1, 16, 0, QD_F32, 0},  /* a ring longer than the window */
-    {1, 77, 40, 40, 2, 1, 20, 3, QD_F32, 0},    /* as long as the window: its oldest row is overwritten */
-    {5, 60, 44, 40, 2, 1, 24, 0, QD_F32, 0},
-    {7, 0, 90, 16, 2, 2, 8, 4, QD_F32, 0},
-    {1, 900, 256, 256, 8, 4, 256, 50, QD_BF16, 0},
-    {4, 30, 64, 0, 4, 2, 128, 0, QD_BF16, 0},
-    {3, 5, 16, 0, 4, 1, 26, 0, QD_F32, 20},
-    {1, 700, 1024, 0, 5, 1, 576, 0, QD_F32, 512},
-    {6, 40, 64, 0, 4, 1, 576, 9, QD_BF16, 512},
-    {2, 300, 300, 40, 2, 2, 700, 0, QD_F32, 33},
+    {1, 0, 1, 0, 1, 1, 2, 0, QD_F32, 0, false},
+    {3, 5, 16, 0, 4, 2, 6, 0, QD_F32, 0, true},
+    {1, 700, 1024, 0, 2, 1, 64, 0, QD_F32, 0, true},
+    {9, 0, 40, 0, 2, 2, 32, 5, QD_F32, 0, false},
+    {1, 300, 300, 40, 4, 1, 16, 0, QD_F32, 0, false},  /* a ring longer than the window */
+    {1, 77, 40, 40, 2, 1, 20, 3, QD_F32, 0, false},    /* as long as the window: its oldest row is overwritten */
+    {5, 60, 44, 40, 2, 1, 24, 0, QD_F32, 0, true},
+    {7, 0, 90, 16, 2, 2, 8, 4, QD_F32, 0, false},
+    {1, 900, 256, 256, 8, 4, 256, 50, QD_BF16, 0, false},
+    {4, 30, 64, 0, 4, 2, 128, 0, QD_BF16, 0, true},
+    {3, 5, 16, 0, 4, 1, 26, 0, QD_F32, 20, true},
+    {1, 700, 1024, 0, 5, 1, 576, 0, QD_F32, 512, false},
+    {6, 40, 64, 0, 4, 1, 576, 9, QD_BF16, 512, false},
+    {2, 300, 300, 40, 2, 2, 700, 0, QD_F32, 33, false},
 };
 
 static void describe(const void *p, char *text, size_t size)
@@ -40,7 +41,7 @@ static void describe(const void *p, char *text, size_t size)
              qd_dtype_name(c->dtype));
 }
 
-enum { Q, K, V, O, K_CACHE, V_CACHE, TENSORS };
+enum { Q, K, V, O, K_CACHE, V_CACHE, LSE, TENSORS };
 
 static int value_dim(const cached_case *c)
 {
@@ -60,6 +61,8 @@ static int tensors(const void *p, ops_tensor *t)
     t[V_CACHE].name = "v_cache";
     if (c->v_dim)
         t[V_CACHE].role = OPS_ABSENT;
+    t[LSE] = (ops_tensor){.name = "lse", .role = c->lse ? OPS_OUT : OPS_ABSENT, .dtype = QD_F32, .rows = c->heads, .cols = c->rows,
+                          .floor = 0.1};
     return TENSORS;
 }
 
@@ -93,6 +96,8 @@ static void reference(const void *p, double *const *v)
             }
             for (int i = 0; i < value_dim(c); i++)
                 o[i] /= total;
+            if (c->lse)
+                v[LSE][h * c->rows + r] = log(total);
         }
 }
 
@@ -101,10 +106,10 @@ static qd_status run(const qd_kernels *k, qd_stream *stream, const void *p, void
     const cached_case *c = p;
     int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
     return k->attention_cached(stream, &(qd_attention_cached_args){
-        .q = t[Q], .k = t[K], .v = t[V], .o = t[O], .k_cache = t[K_CACHE], .v_cache = t[V_CACHE], .rows = c->rows, .past = c->past,
-        .context = c->context, .q_stride = q, .k_stride = kv, .v_stride = kv, .o_stride = c->heads * value_dim(c), .window = c->window,
-        .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .v_dim = c->v_dim, .scale = (float)(1 / sqrt(c->head_dim)),
-        .softcap = (float)c->softcap, .dtype = c->dtype});
+        .q = t[Q], .k = t[K], .v = t[V], .o = t[O], .k_cache = t[K_CACHE], .v_cache = t[V_CACHE], .lse = t[LSE], .rows = c->rows,
+        .past = c->past, .context = c->context, .q_stride = q, .k_stride = kv, .v_stride = kv, .o_stride = c->heads * value_dim(c),
+        .window = c->window, .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .v_dim = c->v_dim,
+        .scale = (float)(1 / sqrt(c->head_dim)), .softcap = (float)c->softcap, .dtype = c->dtype});
 }
 
 int main(int argc, char **argv)

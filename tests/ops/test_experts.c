@@ -250,8 +250,13 @@ static qd_status gate_backward_run(const qd_kernels *k, qd_stream *stream, const
 
 /* By experts. OVERWRITE: earlier contents of b are ignored; SQUARES: sums of squares of b's rows
  * are requested. By rows. SWIGLU: SwiGLU of the results is requested too; GRADIENT: the gradient of
- * SwiGLU replaces the results, and AGAIN is recomputed SwiGLU. */
-enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16 };
+ * SwiGLU replaces the results, and AGAIN is recomputed SwiGLU. BIASED: the results contain biases;
+ * CLAMPED: SwiGLU is clamped. */
+enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16, BIASED = 32, CLAMPED = 64 };
+
+/* Of the clamped SwiGLU. */
+#define ALPHA 1.702
+#define LIMIT 1.5
 
 typedef struct grouped_case {
     int sources, experts;
@@ -323,14 +328,22 @@ static const grouped_case grouped_cases[] = {
     {1, 1, {2900}, 0, 2900, 656, 136, true, false, QD_BF16, QD_BF16, SWIGLU},
     {1, 2, {2100, 3700}, 0, 5800, 136, 40, false, false, QD_BF16, QD_BF16, GRADIENT},
     {1, 1, {2900}, 0, 2900, 328, 136, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN},
+    {1, 3, {5, 0, 9}, 0, 14, 34, 23, true, false, QD_F32, QD_F32, SWIGLU | BIASED | CLAMPED},
+    {1, 3, {5, 0, 9}, 0, 14, 17, 23, false, false, QD_F32, QD_F32, GRADIENT | AGAIN | CLAMPED},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 3, 8, 17, 32, true, false, QD_F32, QD_F32, BIASED},
+    {2, 2, {65, 3, 0, 129}, 0, 197, 272, 72, true, false, QD_BF16, QD_BF16, SWIGLU | BIASED | CLAMPED},
+    {1, 2, {2100, 3700}, 0, 5800, 136, 40, true, false, QD_BF16, QD_BF16, BIASED},
+    {1, 2, {2100, 3700}, 0, 5800, 272, 40, true, false, QD_BF16, QD_BF16, SWIGLU | BIASED},
+    {1, 2, {2100, 3700}, 0, 5800, 272, 40, true, false, QD_BF16, QD_BF16, SWIGLU | BIASED | CLAMPED},
+    {1, 1, {2900}, 0, 2900, 328, 136, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN | CLAMPED},
 };
-enum { GA, GB, GC, GN, GS, GE, GU, GD, GROUPED_TENSORS };
+enum { GA, GB, GC, GN, GS, GE, GU, GD, GBIAS, GROUPED_TENSORS };
 
 static void grouped_describe(const void *p, char *text, size_t size)
 {
     const grouped_case *c = p;
-    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s%s %s %s", c->sources, c->experts, (long long)c->begin,
-             (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "",
+    snprintf(text, size, "%d sources, %d experts, rows %lld+%lld, (%lld, %lld)%s%s%s%s%s %s %s", c->sources, c->experts,
+             (long long)c->begin, (long long)c->rows, (long long)c->n, (long long)c->k, c->trans_b ? "ᵀ" : "",
              c->way & OVERWRITE ? " by experts, over b"
              : c->by_experts    ? " by experts"
                                 : "",
@@ -338,6 +351,7 @@ static void grouped_describe(const void *p, char *text, size_t size)
              : c->way & SWIGLU   ? ", SwiGLU"
              : c->way & GRADIENT ? ", SwiGLU's gradient"
                                  : "",
+             c->way & CLAMPED ? ", clamped" : "", c->way & BIASED ? ", biases" : "",
              qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
 }
 
@@ -361,6 +375,8 @@ static int grouped_tensors(const void *p, ops_tensor *t)
                          .cols = 2 * half};
     t[GD] = (ops_tensor){.name = "d_gate_up", .role = c->way & GRADIENT ? OPS_OUT : OPS_ABSENT, .dtype = c->dtype, .rows = c->rows,
                          .cols = 2 * half, .tol = rounded};
+    t[GBIAS] = (ops_tensor){.name = "bias", .role = c->way & BIASED ? OPS_IN : OPS_ABSENT, .dtype = c->b_dtype, .rows = c->experts,
+                            .cols = c->n};
     return GROUPED_TENSORS;
 }
 
@@ -371,12 +387,15 @@ static void swiglu_reference(const grouped_case *c, double *const *v)
     const double *both = c->way & GRADIENT ? v[GU] : v[GC];
     for (int64_t i = 0; i < c->rows * half; i++) {
         const int64_t gate = i / half * 2 * half + i % half, up = gate + half;
-        const double s = 1.0 / (1.0 + exp(-both[gate])), value = both[gate] * s;
+        const bool clamped = c->way & CLAMPED;
+        const double alpha = clamped ? ALPHA : 1, x = clamped ? fmin(both[gate], LIMIT) : both[gate];
+        const double factor = clamped ? fmin(fmax(both[up], -LIMIT), LIMIT) + 1 : both[up];
+        const double s = 1.0 / (1.0 + exp(-alpha * x)), value = x * s;
         if (c->way & (SWIGLU | AGAIN))
-            v[GE][i] = value * both[up];
+            v[GE][i] = value * factor;
         if (c->way & GRADIENT) {
-            v[GD][gate] = v[GC][i] * both[up] * (s + both[gate] * s * (1.0 - s));
-            v[GD][up] = v[GC][i] * value;
+            v[GD][gate] = clamped && both[gate] > LIMIT ? 0 : v[GC][i] * factor * (s + alpha * x * s * (1.0 - s));
+            v[GD][up] = clamped && fabs(both[up]) > LIMIT ? 0 : v[GC][i] * value;
         }
     }
 }
@@ -406,7 +425,7 @@ static void grouped_reference(const void *p, double *const *v)
                         sum += v[GA][row * c->k + k] * b[c->trans_b ? n * c->k + k : k * c->n + n];
                 }
                 if (!c->by_experts)
-                    v[GC][row * c->n + n] = sum;
+                    v[GC][row * c->n + n] = sum + (c->way & BIASED ? v[GBIAS][i % c->experts * c->n + n] : 0);
             }
         }
     if (c->way & (SWIGLU | GRADIENT))
@@ -426,7 +445,9 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
                                                  .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts,
                                                  .accumulate = !(c->way & OVERWRITE), .active = t[GE], .gate_up = t[GU], .d_gate_up = t[GD],
-                                                 .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype});
+                                                 .bias = t[GBIAS], .alpha = (float)ALPHA, .limit = c->way & CLAMPED ? (float)LIMIT : 0.0f,
+                                                 .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype,
+                                                 .bias_dtype = c->b_dtype});
 }
 
 /* Long lists: on a GPU another kernel, with several tiles per block. */
@@ -446,6 +467,9 @@ static const long_case long_cases[] = {
     {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN},
     {1, 1, {3001}, 0, 3001, 4112, 456, true, SWIGLU},
     {1, 1, {3001}, 0, 3001, 4104, 456, false, GRADIENT},
+    {1, 2, {2100, 3700}, 0, 5800, 3088, 72, true, SWIGLU | BIASED | CLAMPED},
+    {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN | CLAMPED},
+    {2, 1, {3000, 2900}, 5, 5700, 2056, 72, true, BIASED},
 };
 
 static void *device_table(qd_device *device, int64_t elements, bool filled)
@@ -493,6 +517,8 @@ static void long_case_on(qd_device *device, int number)
     listed = listed < c->rows ? listed : c->rows;
     void *a = device_table(device, c->rows * c->k, true), *b = device_table(device, c->experts * c->n * c->k, true);
     void *gate_up = gradient ? device_table(device, c->rows * 2 * half, true) : NULL;
+    void *bias = c->way & BIASED ? device_table(device, c->experts * c->n, true) : NULL;
+    const float limit = c->way & CLAMPED ? (float)LIMIT : 0.0f;
     void *results[2], *active[2] = {NULL, NULL}, *grads[2] = {NULL, NULL}, *counts;
     for (int i = 0; i < 2; i++) {
         results[i] = device_table(device, c->rows * c->n, false);
@@ -503,11 +529,11 @@ static void long_case_on(qd_device *device, int number)
     ops_assert_ok(qd_copy(stream, counts, c->counts, sizeof c->counts));
     qd_grouped_args args = {.a = a, .b = b, .c = results[0], .counts = counts, .count_stride = c->experts, .begin = c->begin,
                             .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources, .experts = c->experts, .trans_b = c->trans_b,
-                            .active = active[0], .gate_up = gate_up, .d_gate_up = grads[0],
-                            .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_BF16};
+                            .active = active[0], .gate_up = gate_up, .d_gate_up = grads[0], .bias = bias, .alpha = (float)ALPHA,
+                            .limit = limit, .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_BF16, .bias_dtype = QD_BF16};
     ops_assert_ok(k->grouped(stream, &args));
     args.active = args.d_gate_up = NULL;
-    args.gate_up = NULL;
+    args.gate_up = args.bias = NULL;
     for (int64_t row = 0; row < c->rows; row += 1000) {
         args.a = (const uint16_t *)a + row * c->k;
         args.c = (uint16_t *)results[1] + row * c->n;
@@ -515,9 +541,14 @@ static void long_case_on(qd_device *device, int number)
         args.rows = c->rows - row < 1000 ? c->rows - row : 1000;
         ops_assert_ok(k->grouped(stream, &args));
     }
-    qd_activation_args swiglu = {.kind = QD_ACT_SWIGLU, .x = gradient ? gate_up : results[1], .dy = gradient ? results[1] : NULL,
+    if (bias)
+        ops_assert_ok(k->grouped_bias(stream, &(qd_grouped_bias_args){
+            .x = results[1], .bias = bias, .counts = counts, .count_stride = c->experts, .begin = c->begin, .rows = c->rows, .width = c->n,
+            .n = c->n, .sources = c->sources, .experts = c->experts, .dtype = QD_BF16, .bias_dtype = QD_BF16}));
+    qd_activation_args swiglu = {.kind = limit > 0 ? QD_ACT_SWIGLU_CLAMPED : QD_ACT_SWIGLU, .alpha = (float)ALPHA, .limit = limit,
+                                 .x = gradient ? gate_up : results[1], .dy = gradient ? results[1] : NULL,
                                  .dx = grads[1], .y = active[1], .rows = listed, .cols = half, .dtype = QD_BF16};
-    if (c->way != PLAIN)
+    if (c->way & (SWIGLU | GRADIENT))
         ops_assert_ok(gradient ? k->activation_backward(stream, &swiglu) : k->activation_forward(stream, &swiglu));
     if (gradient)
         assert_same_bits(device, "gradients", number, grads[0], grads[1], listed * 2 * half);
@@ -528,6 +559,8 @@ static void long_case_on(qd_device *device, int number)
     qd_device_free(device, a, c->rows * c->k * 2);
     qd_device_free(device, b, c->experts * c->n * c->k * 2);
     qd_device_free(device, counts, sizeof c->counts);
+    if (bias)
+        qd_device_free(device, bias, c->experts * c->n * 2);
     if (gate_up)
         qd_device_free(device, gate_up, c->rows * 2 * half * 2);
     for (int i = 0; i < 2; i++) {
@@ -565,6 +598,9 @@ static void refuses(void **state)
     args.by_experts = false;
     args.gate_up = x;
     ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "must be given together");
+    args.d_gate_up = args.active = x;
+    args.bias = x;
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "a bias can be fused");
 }
 
 int main(int argc, char **argv)

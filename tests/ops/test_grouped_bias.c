@@ -111,9 +111,9 @@ int main(int argc, char **argv)
 {
     const ops_op ops[] = {
         {.kernel = "grouped_bias", .cases = cases, .case_count = COUNT(cases), .case_size = sizeof *cases, .describe = describe,
-         .tensors = forward_tensors, .reference = forward_reference, .run = forward_run, .cpu_only = true},
+         .tensors = forward_tensors, .reference = forward_reference, .run = forward_run},
         {.kernel = "grouped_bias_grad", .cases = cases, .case_count = COUNT(cases), .case_size = sizeof *cases, .describe = describe,
-         .tensors = backward_tensors, .reference = backward_reference, .run = backward_run, .cpu_only = true},
+         .tensors = backward_tensors, .reference = backward_reference, .run = backward_run},
     };
     return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
 }

@@ -132,9 +132,9 @@ int main(int argc, char **argv)
     const ops_op ops[] = {
         {.kernel = "sink", .cases = cases, .case_count = COUNT(cases), .speed_cases = speed, .speed_count = COUNT(speed),
          .case_size = sizeof *cases, .describe = describe, .tensors = forward_tensors, .reference = forward_reference,
-         .run = forward_run, .bytes = forward_bytes, .cpu_only = true},
+         .run = forward_run, .bytes = forward_bytes},
         {.kernel = "sink_backward", .cases = cases, .case_count = COUNT(cases), .case_size = sizeof *cases, .describe = describe,
-         .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference, .run = backward_run, .cpu_only = true},
+         .tensors = backward_tensors, .derive = backward_derive, .reference = backward_reference, .run = backward_run},
     };
     return ops_main(argc, argv, ops, COUNT(ops), NULL, 0);
 }

@@ -718,7 +718,6 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
     if (config->model.moe.experts * config->etp > GPU_BLOCKS && strcmp(config->device, "cpu") != 0)
         return QD_FAIL(QD_UNSUPPORTED, "on a GPU model.experts times parallel.etp may be at most %d; they are %d and %d", GPU_BLOCKS,
                        config->model.moe.experts, config->etp);
-    QD_TRY(qd_config_check_device(config));
     QD_TRY(share_batch(config, &mesh, strategy));
     QD_TRY(qd_ledger_create(&config->model, config->family, &mesh, arena, ledger));
     return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena,

@@ -120,9 +120,6 @@ bool qd_config_snapshot(const qd_config *config);
 /* The ledger and the strategy that the programs of all ranks are built from. Allocated in
  * `arena`. */
 qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **ledger, qd_strategy *strategy);
-/* QD_UNSUPPORTED with the key if the model needs a kernel that the device lacks:
- * device_models.c. */
-qd_status qd_config_check_device(const qd_config *config);
 /* Mesh, ledger and the program of `rank`; sets micro_batches. Allocated in `arena`. A run that
  * validates gets the program of its evaluations too (qd_program.evaluation), one with sample texts
  * their memory (qd_program.sample_bytes). */

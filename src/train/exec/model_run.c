@@ -129,8 +129,6 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
     run->config.evaluation.seconds = 0.0;
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
-    if (run->config.strategy.traits)
-        QD_TRY(qd_config_check_device(&run->config));
     QD_TRY(set_precision(source, &run->config.strategy));
     run->config.gpu = -1;
     run->config.world = run->config.ep = run->config.etp = run->config.nodes = 1;

@@ -58,18 +58,25 @@ static qd_status expert_gemm(qd_stream *stream, const qd_grouped_args *a, int ex
         .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
-/* SwiGLU of rows whose GEMM is done. */
-static qd_status swiglu(qd_stream *stream, const qd_grouped_args *a, int64_t row, int64_t rows)
+/* Bias and SwiGLU of rows of an expert whose GEMM is done. */
+static qd_status finish(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows)
 {
     const qd_dtype t = a->c_dtype;
+    const qd_activation kind = a->limit > 0.0f ? QD_ACT_SWIGLU_CLAMPED : QD_ACT_SWIGLU;
+    const int32_t count = (int32_t)rows;
+    if (a->bias)
+        QD_TRY(qd_cpu_grouped_bias(stream, &(qd_grouped_bias_args){
+            .x = qd_cpu_at_mut(a->c, row * a->n, t), .bias = (void *)(uintptr_t)qd_cpu_at(a->bias, expert * a->n, a->bias_dtype),
+            .counts = &count, .rows = rows, .width = a->n, .n = a->n, .sources = 1, .experts = 1, .dtype = t,
+            .bias_dtype = a->bias_dtype}));
     if (a->gate_up)
         return qd_cpu_activation_backward(stream, &(qd_activation_args){
-            .kind = QD_ACT_SWIGLU, .x = qd_cpu_at(a->gate_up, row * 2 * a->n, t), .dy = qd_cpu_at(a->c, row * a->n, t),
+            .kind = kind, .x = qd_cpu_at(a->gate_up, row * 2 * a->n, t), .dy = qd_cpu_at(a->c, row * a->n, t),
             .dx = qd_cpu_at_mut(a->d_gate_up, row * 2 * a->n, t), .y = a->active ? qd_cpu_at_mut(a->active, row * a->n, t) : NULL,
-            .rows = rows, .cols = a->n, .dtype = t});
+            .rows = rows, .cols = a->n, .alpha = a->alpha, .limit = a->limit, .dtype = t});
     return !a->active ? QD_OK : qd_cpu_activation_forward(stream, &(qd_activation_args){
-        .kind = QD_ACT_SWIGLU, .x = qd_cpu_at(a->c, row * a->n, t), .y = qd_cpu_at_mut(a->active, row * a->n / 2, t), .rows = rows,
-        .cols = a->n / 2, .dtype = t});
+        .kind = kind, .x = qd_cpu_at(a->c, row * a->n, t), .y = qd_cpu_at_mut(a->active, row * a->n / 2, t), .rows = rows,
+        .cols = a->n / 2, .alpha = a->alpha, .limit = a->limit, .dtype = t});
 }
 
 static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int expert, int experts)
@@ -95,7 +102,7 @@ qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)
             last = last > end ? end : last;
             if (first < last) {
                 QD_TRY(expert_gemm(stream, a, e, first - a->begin, last - first, !overwrite));
-                QD_TRY(swiglu(stream, a, first - a->begin, last - first));
+                QD_TRY(finish(stream, a, e, first - a->begin, last - first));
             } else if (overwrite) {
                 QD_TRY(zero_weights(stream, a, e, 1));
             }

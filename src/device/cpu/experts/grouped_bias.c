@@ -1,21 +1,11 @@
-/* Biases of experts: checks, and the split into rows of one expert, or into experts. */
+/* Biases of experts: the split into rows of one expert, or into experts. */
 #include "device/cpu/kernels_impl.h"
-
-static qd_status check(const char *kernel, const qd_grouped_bias_args *a)
-{
-    QD_TRY(qd_check_float(kernel, "x", a->dtype));
-    QD_TRY(qd_check_float(kernel, "bias", a->bias_dtype));
-    if (a->rows < 0 || a->first < 0 || a->n < 0 || a->first + a->n > a->width)
-        return QD_FAIL(QD_USAGE, "%s: columns %lld to %lld of rows with %lld", kernel, (long long)a->first, (long long)(a->first + a->n),
-                       (long long)a->width);
-    return QD_OK;
-}
 
 qd_status qd_cpu_grouped_bias(qd_stream *stream, const qd_grouped_bias_args *a)
 {
     const qd_cpu_grouped_bias_ops *ops = qd_cpu_grouped_bias_ops_for(qd_cpu_of(stream));
     int64_t at = 0, end = a->begin + a->rows;
-    QD_TRY(check("grouped_bias", a));
+    QD_TRY(qd_grouped_bias_check("grouped_bias", a));
     for (int s = 0; s < a->sources; s++)
         for (int e = 0; e < a->experts; e++) {
             int64_t first = at, last = at + a->counts[s * a->count_stride + e];
@@ -30,7 +20,7 @@ qd_status qd_cpu_grouped_bias(qd_stream *stream, const qd_grouped_bias_args *a)
 
 qd_status qd_cpu_grouped_bias_grad(qd_stream *stream, const qd_grouped_bias_args *a)
 {
-    QD_TRY(check("grouped_bias_grad", a));
+    QD_TRY(qd_grouped_bias_check("grouped_bias_grad", a));
     qd_cpu_for(stream, a->experts, 1, qd_cpu_grouped_bias_ops_for(qd_cpu_of(stream))->sum, a);
     return QD_OK;
 }

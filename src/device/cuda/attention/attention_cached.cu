@@ -44,12 +44,12 @@ struct partial {
     float most, total;
 };
 
-/* Block (stretch, head, row). With one stretch, writes the result; else its part: partials (rows,
- * heads, stretches) and sums (rows, heads, stretches, value_dim). PER: elements of a head per
- * lane. */
+/* Block (stretch, head, row). lse_rows: rows of a.lse, which may be those of several launches. With
+ * one stretch, writes the result; else its part: partials (rows, heads, stretches) and sums (rows,
+ * heads, stretches, value_dim). PER: elements of a head per lane. */
 template <int PER>
 static __global__ void __launch_bounds__(THREADS)
-    stretch_kernel(qd_attention_cached_args a, int64_t keys_each, partial *partials, float *sums, bool half)
+    stretch_kernel(qd_attention_cached_args a, int64_t keys_each, partial *partials, float *sums, int64_t lse_rows, bool half)
 {
     __shared__ partial parts[WARPS];
     __shared__ float values[WARPS][PER * 32];
@@ -112,6 +112,8 @@ static __global__ void __launch_bounds__(THREADS)
         partials[place].most = top;
         partials[place].total = sum;
     }
+    if (gridDim.x == 1 && threadIdx.x == 0 && a.lse)
+        a.lse[head * lse_rows + row] = shift + logf(sum);
     for (int i = threadIdx.x; i < v_dim; i += THREADS) {
         float v[1] = {0.0f};
 #pragma unroll
@@ -128,7 +130,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* Block (head, row): combines the stretches in order. */
 static __global__ void __launch_bounds__(THREADS)
-    join_kernel(qd_attention_cached_args a, const partial *partials, const float *sums, int stretches, bool half)
+    join_kernel(qd_attention_cached_args a, const partial *partials, const float *sums, int stretches, int64_t lse_rows, bool half)
 {
     const int head = blockIdx.x, d = value_dim(a);
     const int64_t row = blockIdx.y, place = (row * a.heads + head) * stretches;
@@ -138,6 +140,8 @@ static __global__ void __launch_bounds__(THREADS)
     const float shift = top == -INFINITY ? 0.0f : top;
     for (int s = 0; s < stretches; s++)
         total += partials[place + s].total * expf(partials[place + s].most - shift);
+    if (threadIdx.x == 0 && a.lse)
+        a.lse[head * lse_rows + row] = shift + logf(total);
     for (int i = threadIdx.x; i < d; i += THREADS) {
         float v[1] = {0.0f};
         for (int s = 0; s < stretches; s++)
@@ -172,6 +176,7 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
         part.rows = a->rows - first < most_rows ? a->rows - first : most_rows;
         part.past = a->past + first;
         part.q = (const char *)a->q + first * a->q_stride * (half ? 2 : 4);
+        part.lse = a->lse ? a->lse + first : NULL;
         part.o = (char *)a->o + first * a->o_stride * (half ? 2 : 4);
         const int64_t all = part.past + part.rows, keys = a->window && a->window < all ? a->window : all, pairs = part.rows * a->heads;
         int64_t stretches = divide_up(4 * l.multiprocessors, pairs), most = divide_up(keys, STRETCH_LEAST);
@@ -189,11 +194,11 @@ extern "C" qd_status qd_cuda_attention_cached(qd_stream *stream, const qd_attent
         }
         auto kernel = a->head_dim <= 256 ? stretch_kernel<8> : a->head_dim <= 576 ? stretch_kernel<18> : stretch_kernel<32>;
         kernel<<<dim3((unsigned)stretches, (unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, each, partials, sums,
-                                                                                                         half);
+                                                                                                         a->rows, half);
         QD_CUDA_LAUNCHED();
         if (stretches > 1) {
             join_kernel<<<dim3((unsigned)a->heads, (unsigned)part.rows), THREADS, 0, l.stream>>>(part, partials, sums, (int)stretches,
-                                                                                                 half);
+                                                                                                 a->rows, half);
             QD_CUDA_LAUNCHED();
         }
     }

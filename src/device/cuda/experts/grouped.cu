@@ -341,7 +341,9 @@ static qd_status square_rows(qd_stream *stream, const qd_grouped_args *a)
 static qd_status swiglu_of_rows(qd_stream *stream, const qd_grouped_args *a)
 {
     qd_activation_args x = {};
-    x.kind = QD_ACT_SWIGLU;
+    x.kind = a->limit > 0.0f ? QD_ACT_SWIGLU_CLAMPED : QD_ACT_SWIGLU;
+    x.alpha = a->alpha;
+    x.limit = a->limit;
     x.rows = a->rows;
     x.cols = a->gate_up ? a->n : a->n / 2;
     x.x = a->gate_up ? a->gate_up : a->c;
@@ -350,6 +352,23 @@ static qd_status swiglu_of_rows(qd_stream *stream, const qd_grouped_args *a)
     x.y = a->active;
     x.dtype = a->c_dtype;
     return a->gate_up ? qd_cuda_activation_backward(stream, &x) : qd_cuda_activation_forward(stream, &x);
+}
+
+static qd_status add_bias(qd_stream *stream, const qd_grouped_args *a)
+{
+    qd_grouped_bias_args x = {};
+    x.x = a->c;
+    x.bias = const_cast<void *>(a->bias);
+    x.counts = a->counts;
+    x.count_stride = a->count_stride;
+    x.begin = a->begin;
+    x.rows = a->rows;
+    x.width = x.n = a->n;
+    x.sources = a->sources;
+    x.experts = a->experts;
+    x.dtype = a->c_dtype;
+    x.bias_dtype = a->bias_dtype;
+    return qd_cuda_grouped_bias(stream, &x);
 }
 
 qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
@@ -370,5 +389,7 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     }
     if (a->squares)
         return square_rows(stream, a);
+    if (a->bias)
+        QD_TRY(add_bias(stream, a));
     return a->active || a->gate_up ? swiglu_of_rows(stream, a) : QD_OK;
 }

@@ -15,9 +15,9 @@ enum { QD_GROUPED_SEGMENTS = 1024 }; /* most sources * experts */
 bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped_args *a);
 /* Of the calls that they support, whether the kernel of grouped_pingpong.cu is faster. */
 bool qd_cuda_grouped_pingpong_suits(const qd_cuda_launch *launch, const qd_grouped_args *a);
-qd_status qd_cuda_grouped_pingpong(qd_stream *stream, const qd_grouped_args *a); /* with SwiGLU if requested */
-/* There must be results and rows. Without SwiGLU. Computes a->squares where b is bf16; the caller
- * does so where b is fp32. */
+qd_status qd_cuda_grouped_pingpong(qd_stream *stream, const qd_grouped_args *a); /* with bias and SwiGLU if requested */
+/* There must be results and rows. Without bias and SwiGLU. Computes a->squares where b is bf16; the
+ * caller does so where b is fp32. */
 qd_status qd_cuda_grouped_hopper(qd_stream *stream, const qd_grouped_args *a);
 
 #ifdef __cplusplus

@@ -12,9 +12,9 @@
  * rows of a. Results are transposed in shared memory while they are stored: x runs along their
  * columns. Rows beyond an expert's last are computed but not stored.
  *
- * SwiGLU or its gradient is computed while results are stored: tensor cores do not wait for it, and
- * no other kernel reads the results again. The gradient also needs gate and up; TMA fetches them
- * shortly before, because no registers are left for loads. */
+ * A bias, SwiGLU or its gradient is computed while results are stored: tensor cores do not wait for
+ * it, and no other kernel reads the results again. The gradient also needs gate and up; TMA fetches
+ * them shortly before, because no registers are left for loads. */
 #include "device/cuda/rowwise/activation_impl.cuh"
 #include "device/cuda/experts/grouped_impl.cuh"
 #include "device/cuda/experts/hopper_impl.cuh"
@@ -245,19 +245,52 @@ __device__ __forceinline__ uint4 make_piece(const float (&v)[VECTOR])
     return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
 
-__device__ __forceinline__ uint4 active_of(const uint4 &gate, const uint4 &up)
+/* Both are bf16 numbers; the sum is rounded again. */
+__device__ __forceinline__ uint32_t sum_of_pairs(uint32_t x, uint32_t y)
+{
+    float low, high, more_low, more_high;
+    unpack(x, low, high);
+    unpack(y, more_low, more_high);
+    return pack(low + more_low, high + more_high);
+}
+
+/* The bias of a piece of an expert's row is added. It is loaded each time: registers are scarce,
+ * and it stays in the L1 cache. */
+__device__ __forceinline__ void add_bias(uint4 &piece, const qd_grouped_args &g, int expert, int64_t column)
+{
+    const uint4 bias = __ldg(reinterpret_cast<const uint4 *>((const bf16 *)g.bias + expert * g.n + column));
+    piece = make_uint4(sum_of_pairs(piece.x, bias.x), sum_of_pairs(piece.y, bias.y), sum_of_pairs(piece.z, bias.z),
+                       sum_of_pairs(piece.w, bias.w));
+}
+
+/* The function of a gate, and its slope. */
+template <bool CLAMPED> __device__ __forceinline__ float gate_factor(const qd_grouped_args &g, float x, float &slope)
+{
+    if constexpr (CLAMPED)
+        return limit_gate(x, g.limit, slope, [&](float gate, float &d) { return silu_for_bf16(gate, d, g.alpha); });
+    else
+        return silu_for_bf16(x, slope);
+}
+
+template <bool CLAMPED> __device__ __forceinline__ float up_factor(const qd_grouped_args &g, float x, float &slope)
+{
+    slope = 1.0f;
+    return CLAMPED ? limit_up(x, g.limit, slope) : x;
+}
+
+template <bool CLAMPED> __device__ __forceinline__ uint4 active_of(const qd_grouped_args &g, const uint4 &gate, const uint4 &up)
 {
     float x[VECTOR], y[VECTOR], slope;
     load_piece(gate, x);
     load_piece(up, y);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++)
-        x[i] = silu_for_bf16(x[i], slope) * y[i];
+        x[i] = gate_factor<CLAMPED>(g, x[i], slope) * up_factor<CLAMPED>(g, y[i], slope);
     return make_piece(x);
 }
 
 /* gate and up become their gradients, d (the gradient of active) becomes active. */
-__device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 &d)
+template <bool CLAMPED> __device__ __forceinline__ void turn_to_gradients(const qd_grouped_args &g, uint4 &gate, uint4 &up, uint4 &d)
 {
     float x[VECTOR], y[VECTOR], z[VECTOR];
     load_piece(gate, x);
@@ -265,9 +298,10 @@ __device__ __forceinline__ void turn_to_gradients(uint4 &gate, uint4 &up, uint4 
     load_piece(d, z);
 #pragma unroll
     for (int i = 0; i < VECTOR; i++) {
-        float slope, value = silu_for_bf16(x[i], slope), again = value * y[i];
-        x[i] = z[i] * y[i] * slope;
-        y[i] = z[i] * value;
+        float slope, up_slope, value = gate_factor<CLAMPED>(g, x[i], slope), factor = up_factor<CLAMPED>(g, y[i], up_slope);
+        float again = value * factor;
+        x[i] = z[i] * factor * slope;
+        y[i] = z[i] * value * up_slope;
         z[i] = again;
     }
     gate = make_piece(x);
@@ -282,9 +316,10 @@ __device__ __forceinline__ uint4 staged_piece(char *staging, int row)
     return *reinterpret_cast<const uint4 *>(staged(staging, row + threadIdx.x % WARPGROUP / 8, threadIdx.x % 8));
 }
 
+template <bool CLAMPED>
 __device__ __forceinline__ void store_gradients(const qd_grouped_args &g, uint4 d, uint4 gate, uint4 up, int64_t row, int column)
 {
-    turn_to_gradients(gate, up, d);
+    turn_to_gradients<CLAMPED>(g, gate, up, d);
     piece_at(g.d_gate_up, 2 * g.n, row, column) = gate;
     piece_at(g.d_gate_up, 2 * g.n, row, g.n + column) = up;
     if (g.active)
@@ -292,7 +327,7 @@ __device__ __forceinline__ void store_gradients(const qd_grouped_args &g, uint4 
 }
 
 /* Stores the block's part of a tile, 64 x 64 per step, by the warpgroup. */
-template <swiglu SWIGLU>
+template <swiglu SWIGLU, bool CLAMPED>
 __device__ __forceinline__ void store_turned(const float (&c)[HALVES][SUMS], shared &s, const qd_grouped_args &g, const grouped_tile &t,
                                              int rank, ring<SLOTS> &slots)
 {
@@ -325,13 +360,17 @@ __device__ __forceinline__ void store_turned(const float (&c)[HALVES][SUMS], sha
                 if (has_slot && in_slot == 0)
                     barrier_wait(&s.slot_full[slots.stage], slots.phase);
                 if (SWIGLU == GRADIENT && counts) {
-                    store_gradients(g, piece, staged_piece(slot, in_slot), staged_piece(slot + SLOT_SIDE, in_slot), row, column);
+                    store_gradients<CLAMPED>(g, piece, staged_piece(slot, in_slot), staged_piece(slot + SLOT_SIDE, in_slot), row, column);
                 } else if (SWIGLU == FORWARD && counts) {
+                    if (CLAMPED && g.bias)
+                        add_bias(piece, g, t.expert, half * (g.n / 2) + column);
                     piece_at(g.c, g.n, row, half * (g.n / 2) + column) = piece;
                     if (half == 1)
-                        piece_at(g.active, g.n / 2, row, column) = active_of(gates[i], piece);
+                        piece_at(g.active, g.n / 2, row, column) = active_of<CLAMPED>(g, gates[i], piece);
                     gates[i] = piece;
                 } else if (SWIGLU == WITHOUT && counts) {
+                    if (g.bias)
+                        add_bias(piece, g, t.expert, column);
                     piece_at(g.c, g.n, row, column) = piece;
                 }
                 if (has_slot && (in_slot + 16 == SLOT_ROWS || part + i * 16 + 16 >= Y_ROWS)) {
@@ -346,7 +385,8 @@ __device__ __forceinline__ void store_turned(const float (&c)[HALVES][SUMS], sha
     }
 }
 
-template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g, int rank)
+template <bool TRANSPOSED, swiglu SWIGLU, bool CLAMPED>
+__device__ __forceinline__ void multiply_all(shared &s, const qd_grouped_args &g, int rank)
 {
     const int warpgroup = threadIdx.x / WARPGROUP - 1;
     tiles list(g, s.table, blockIdx.x / PAIR, gridDim.x / PAIR);
@@ -370,7 +410,7 @@ template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multip
         release(&s.empty[last]);
         if (SWIGLU == GRADIENT && number > 0)
             await_turn(STORE, warpgroup);
-        store_turned<SWIGLU>(c, s, g, t, rank, slots);
+        store_turned<SWIGLU, CLAMPED>(c, s, g, t, rank, slots);
         if (SWIGLU == GRADIENT && list.has_more())
             pass_turn(STORE, warpgroup);
     }
@@ -384,7 +424,7 @@ template <bool TRANSPOSED, swiglu SWIGLU> __device__ __forceinline__ void multip
 #define IN_PAIRS __cluster_dims__(PAIR)
 #endif
 
-template <bool TRANSPOSED, swiglu SWIGLU>
+template <bool TRANSPOSED, swiglu SWIGLU, bool CLAMPED>
 __global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_constant__ CUtensorMap x_map,
                                                                 const __grid_constant__ CUtensorMap y_map,
                                                                 const __grid_constant__ CUtensorMap gate_up_map,
@@ -417,7 +457,7 @@ __global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_con
             fetch_gate_up(s, &gate_up_map, g, rank);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
-        multiply_all<TRANSPOSED, SWIGLU>(s, g, rank);
+        multiply_all<TRANSPOSED, SWIGLU, CLAMPED>(s, g, rank);
     }
     pair_sync(); /* a block must not exit while the other may still write to its shared memory */
 #else
@@ -425,7 +465,7 @@ __global__ __launch_bounds__(THREADS, 1) IN_PAIRS void multiply(const __grid_con
 #endif
 }
 
-template <bool TRANSPOSED, swiglu SWIGLU> qd_status launch_pingpong(qd_stream *stream, const qd_grouped_args *a)
+template <bool TRANSPOSED, swiglu SWIGLU, bool CLAMPED> qd_status launch_pingpong(qd_stream *stream, const qd_grouped_args *a)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     CUtensorMap x_map, y_map, gate_up_map = {};
@@ -434,14 +474,23 @@ template <bool TRANSPOSED, swiglu SWIGLU> qd_status launch_pingpong(qd_stream *s
     QD_TRY(qd_cuda_tensor_map(&y_map, a->a, 0, a->rows, a->k, Y_ROWS / PAIR));
     if (SWIGLU == GRADIENT)
         QD_TRY(qd_cuda_tensor_map(&gate_up_map, a->gate_up, 0, a->rows, 2 * a->n, SLOT_ROWS));
-    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<TRANSPOSED, SWIGLU>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+    QD_CUDA_TRY(cudaFuncSetAttribute(multiply<TRANSPOSED, SWIGLU, CLAMPED>, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
     const int blocks = launch.multiprocessors / PAIR * PAIR;
-    multiply<TRANSPOSED, SWIGLU><<<blocks, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, gate_up_map, *a);
+    multiply<TRANSPOSED, SWIGLU, CLAMPED><<<blocks, THREADS, SHARED_BYTES, launch.stream>>>(x_map, y_map, gate_up_map, *a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
 
 } // namespace
+
+/* With SwiGLU, biases are added by the instance for clamped ones only: registers of the other are
+ * exhausted. */
+static bool suits_bias(const qd_grouped_args *a)
+{
+    if (a->bias && a->active && !(a->limit > 0.0f))
+        return false;
+    return !a->bias || (a->bias_dtype == QD_BF16 && is_aligned(a->bias));
+}
 
 static bool suits_swiglu(const qd_grouped_args *a)
 {
@@ -453,14 +502,14 @@ static bool suits_swiglu(const qd_grouped_args *a)
 bool qd_cuda_grouped_pingpong_suits(const qd_cuda_launch *launch, const qd_grouped_args *a)
 {
     return !a->by_experts && a->k <= SHALLOW && a->rows >= (int64_t)TILES_OF_SEGMENT * Y_ROWS * a->sources * a->experts &&
-           launch->multiprocessors >= PAIR && launch->shared_most >= SHARED_BYTES && suits_swiglu(a);
+           launch->multiprocessors >= PAIR && launch->shared_most >= SHARED_BYTES && suits_swiglu(a) && suits_bias(a);
 }
 
 qd_status qd_cuda_grouped_pingpong(qd_stream *stream, const qd_grouped_args *a)
 {
     if (a->gate_up)
-        return launch_pingpong<false, GRADIENT>(stream, a);
+        return a->limit > 0.0f ? launch_pingpong<false, GRADIENT, true>(stream, a) : launch_pingpong<false, GRADIENT, false>(stream, a);
     if (a->active)
-        return launch_pingpong<true, FORWARD>(stream, a);
-    return a->trans_b ? launch_pingpong<true, WITHOUT>(stream, a) : launch_pingpong<false, WITHOUT>(stream, a);
+        return a->limit > 0.0f ? launch_pingpong<true, FORWARD, true>(stream, a) : launch_pingpong<true, FORWARD, false>(stream, a);
+    return a->trans_b ? launch_pingpong<true, WITHOUT, false>(stream, a) : launch_pingpong<false, WITHOUT, false>(stream, a);
 }

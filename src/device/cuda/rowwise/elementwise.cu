@@ -126,13 +126,25 @@ static __device__ __forceinline__ float logistic(float x, float &complement)
     return s;
 }
 
+/* x times the logistic function of alpha x. T: storage type of results. */
+template <typename T> static __device__ __forceinline__ float silu(float x, float &slope, float alpha)
+{
+    if constexpr (std::is_same_v<T, bf16>) {
+        return silu_for_bf16(x, slope, alpha);
+    } else {
+        float complement, s = logistic(alpha * x, complement);
+        slope = s + alpha * x * (s * complement);
+        return x * s;
+    }
+}
+
 /* Whether an activation is the factor of a second input, `up`. */
 template <int KIND> struct gated {
-    enum { value = KIND == QD_ACT_SWIGLU || KIND == QD_ACT_GEGLU_TANH || KIND == QD_ACT_GEGLU };
+    enum { value = KIND == QD_ACT_SWIGLU || KIND == QD_ACT_SWIGLU_CLAMPED || KIND == QD_ACT_GEGLU_TANH || KIND == QD_ACT_GEGLU };
 };
 
 /* The function of x, of the gate if there is one. T: storage type of results. */
-template <int KIND, typename T> static __device__ __forceinline__ float activate(float x, float &slope)
+template <int KIND, typename T> static __device__ __forceinline__ float activate(const qd_activation_args &a, float x, float &slope)
 {
     if constexpr (KIND == QD_ACT_GELU || KIND == QD_ACT_GEGLU) {
         float p = normcdff(x);
@@ -143,12 +155,10 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
         float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
         slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
         return x * s;
-    } else if constexpr (std::is_same_v<T, bf16>) {
-        return silu_for_bf16(x, slope);
+    } else if constexpr (KIND == QD_ACT_SWIGLU_CLAMPED) {
+        return limit_gate(x, a.limit, slope, [&](float gate, float &d) { return silu<T>(gate, d, a.alpha); });
     } else {
-        float complement, s = logistic(x, complement);
-        slope = s + x * (s * complement);
-        return x * s;
+        return silu<T>(x, slope, 1.0f);
     }
 }
 
@@ -166,7 +176,7 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         x_at = row * 2 * a.cols + col;
         y_at = row * a.cols + col;
     }
-    float x[N], up[N], d[N], again[N], slope; /* again: the recomputed forward result, if requested in the backward pass */
+    float x[N], up[N], d[N], again[N], slope, up_slope = 1.0f; /* again: the recomputed forward result, if requested in the backward pass */
     load<N>((const T *)a.x + x_at, x);
     if constexpr (GATED)
         load<N>((const T *)a.x + x_at + a.cols, up);
@@ -174,11 +184,13 @@ template <int KIND, typename T, int N, bool BACKWARD> static __global__ void act
         load<N>((const T *)a.dy + y_at, d);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float value = activate<KIND, T>(x[i], slope);
+        float value = activate<KIND, T>(a, x[i], slope);
+        if constexpr (KIND == QD_ACT_SWIGLU_CLAMPED)
+            up[i] = limit_up(up[i], a.limit, up_slope);
         again[i] = GATED ? value * up[i] : value;
         if constexpr (BACKWARD && GATED) {
             x[i] = d[i] * up[i] * slope;
-            up[i] = d[i] * value;
+            up[i] = d[i] * value * up_slope;
         } else if constexpr (BACKWARD) {
             x[i] = d[i] * slope;
         } else {
@@ -216,7 +228,7 @@ template <int KIND, bool BACKWARD> static qd_status launch_activation(qd_stream 
 
 template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_stream *stream, const qd_activation_args *a)
 {
-    QD_TRY(qd_check_float(kernel, "x", a->dtype));
+    QD_TRY(qd_activation_check(kernel, a));
     switch (a->kind) {
     case QD_ACT_GELU_TANH:
         return launch_activation<QD_ACT_GELU_TANH, BACKWARD>(stream, a);
@@ -228,10 +240,10 @@ template <bool BACKWARD> static qd_status run_activation(const char *kernel, qd_
         return launch_activation<QD_ACT_GEGLU_TANH, BACKWARD>(stream, a);
     case QD_ACT_GEGLU:
         return launch_activation<QD_ACT_GEGLU, BACKWARD>(stream, a);
-    case QD_ACT_SWIGLU_CLAMPED: /* refused before anything is built */
-        break;
+    case QD_ACT_SWIGLU_CLAMPED:
+        return launch_activation<QD_ACT_SWIGLU_CLAMPED, BACKWARD>(stream, a);
     }
-    return QD_FAIL(QD_UNSUPPORTED, "%s: unknown activation %d", kernel, (int)a->kind);
+    return QD_OK; /* not reached: other kinds are refused */
 }
 
 extern "C" qd_status qd_cuda_activation_forward(qd_stream *stream, const qd_activation_args *a)
