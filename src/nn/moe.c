@@ -111,19 +111,29 @@ qd_status qd_run_combine_grad(const qd_op_call *c)
 static qd_grouped_args grouped(const qd_op_call *c, int a, int b, int counts, int y)
 {
     const qd_slot *table = &c->slots[c->op->slot[counts]];
+    const qd_model *m = call_model(c);
+    const bool clamped = m->activation == QD_ACT_SWIGLU_CLAMPED;
     return (qd_grouped_args){
         .a = c->at[a], .b = c->at[b], .c = c->at[y], .counts = (const int32_t *)c->at[counts] + c->op->expert, .count_stride = table->cols,
         .rows = c->op->m, .n = c->op->n, .k = c->op->k, .sources = (int)table->rows,
-        .experts = c->op->experts,
+        .experts = c->op->experts, .alpha = clamped ? (float)m->swiglu_alpha : 0.0f, .limit = clamped ? (float)m->swiglu_limit : 0.0f,
         .a_dtype = call_dtype(c, a), .b_dtype = call_dtype(c, b), .c_dtype = call_dtype(c, y),
     };
 }
 
-/* y (rows, n) = x (rows, k) · W (n, k)ᵀ */
+/* y [+ bias of each row's expert] */
+static void add_bias(const qd_op_call *c, qd_grouped_args *a, int bias)
+{
+    a->bias = c->at[bias];
+    a->bias_dtype = a->bias ? call_dtype(c, bias) : QD_F32;
+}
+
+/* y (rows, n) = x (rows, k) · W (n, k)ᵀ [+ bias] */
 qd_status qd_run_experts(const qd_op_call *c)
 {
     qd_grouped_args a = grouped(c, QD_EXPERTS_X, QD_EXPERTS_WEIGHT, QD_EXPERTS_COUNT, QD_EXPERTS_Y);
     a.trans_b = true;
+    add_bias(c, &a, QD_EXPERTS_BIASES);
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 
@@ -140,6 +150,7 @@ qd_status qd_run_experts_swiglu(const qd_op_call *c)
     qd_grouped_args a = grouped(c, QD_EXPERTS_SWIGLU_X, QD_EXPERTS_SWIGLU_WEIGHT, QD_EXPERTS_SWIGLU_COUNT, QD_EXPERTS_SWIGLU_GATE_UP);
     a.trans_b = true;
     a.active = c->at[QD_EXPERTS_SWIGLU_Y];
+    add_bias(c, &a, QD_EXPERTS_SWIGLU_BIASES);
     return c->frame->kernels->grouped(c->frame->stream, &a);
 }
 

@@ -289,7 +289,13 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     switch (rule_of(op)) {
     case ATTENTION: cost.attention = attention(c, model, op, false); break;
     case ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
-    case GROUPED: cost.product = experts(c, class_, op); break;
+    case GROUPED:
+        cost.product = experts(c, class_, op);
+        if (!c->profile->searched && qd_expert_bias_bytes(class_, op) > 0.0) { /* libraries add biases in passes of their own */
+            cost.memory = qd_cost_stream(c, qd_expert_bias_bytes(class_, op) * passes);
+            cost.launch += c->profile->gap * passes;
+        }
+        break;
     case HEAD: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
     case PRODUCT: cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes); break;
     case PASSES:

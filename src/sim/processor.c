@@ -125,6 +125,13 @@ static double swiglu_bytes(const qd_module_class *class_, const qd_op *op, int f
     return bytes;
 }
 
+_Static_assert(QD_EXPERTS_Y == QD_EXPERTS_SWIGLU_GATE_UP, "biases are added to the same operand");
+double qd_expert_bias_bytes(const qd_module_class *class_, const qd_op *op)
+{
+    int biases = op->kind == QD_OP_EXPERTS ? QD_EXPERTS_BIASES : op->kind == QD_OP_EXPERTS_SWIGLU ? QD_EXPERTS_SWIGLU_BIASES : -1;
+    return biases < 0 || op->slot[biases] < 0 ? 0.0 : 2.0 * (double)qd_slot_bytes(&class_->slots[op->slot[QD_EXPERTS_Y]]);
+}
+
 double qd_processor_experts(const qd_processor *p, const qd_module_class *class_, const qd_op *op)
 {
     bool weights = op->kind == QD_OP_EXPERTS_DW;
@@ -137,6 +144,8 @@ double qd_processor_experts(const qd_processor *p, const qd_module_class *class_
     double seconds = count * qd_processor_product(p, inputs ? QD_PRODUCT_INPUTS : QD_PRODUCT_FORWARD, each, n, k);
     /* At best SwiGLU is a pass over rows that are still cached; it is counted as a pass over
      * memory. */
+    double biases = qd_expert_bias_bytes(class_, op);
+    seconds += biases > 0.0 ? qd_processor_stream(p, biases) : 0.0;
     if (op->kind == QD_OP_EXPERTS_SWIGLU)
         seconds += qd_processor_stream(p, swiglu_bytes(class_, op, QD_EXPERTS_SWIGLU_GATE_UP, QD_EXPERTS_SWIGLU_Y));
     if (op->kind == QD_OP_EXPERTS_DX_SWIGLU)

@@ -56,6 +56,8 @@ qd_product_kind qd_processor_kind(qd_op_kind kind); /* for the op of a linear la
 double qd_processor_attention(const qd_processor *p, double flops, bool backward, double keys);
 /* The head's GEMMs in chunks of rows, and its passes over the logits. */
 double qd_processor_head(const qd_processor *p, const qd_module_class *class_, const qd_op *op);
+/* Bytes of a pass that adds the biases of a grouped GEMM to its rows; 0: it has none. */
+double qd_expert_bias_bytes(const qd_module_class *class_, const qd_op *op);
 /* Grouped GEMMs over experts; rows are distributed evenly. */
 double qd_processor_experts(const qd_processor *p, const qd_module_class *class_, const qd_op *op);
 

@@ -86,14 +86,15 @@
     OP(COMBINE, "combine", r(ROWS), r(PLACE), r(WEIGHT, optional), r(ADD, optional), w(Y))                                    \
     OP(COMBINE_GRAD, "combine.grad", r(DY), r(ROWS), r(FROM), r(PLACE), r(COUNT), r(WEIGHT), w(D_ROWS), w(D_WEIGHT))          \
     /* grouped GEMMs over this rank's experts; count: rows per expert, or per rank and expert */ \
-    OP(EXPERTS, "experts", r(X), r(WEIGHT), r(COUNT), w(Y))                                                                   \
+    OP(EXPERTS, "experts", r(X), r(WEIGHT), r(COUNT), w(Y), r(BIASES, optional))                                              \
     OP(EXPERTS_DX, "experts.dx", r(DY), r(WEIGHT), r(COUNT), w(DX))                                                           \
     OP(EXPERTS_DW, "experts.dw", r(DY), r(X), r(COUNT), g(WEIGHT_GRAD))                                                       \
     /* y = x + the bias of each row's expert, in place; of the columns from `first` on that the \
      * rank has of it */ \
     OP(EXPERTS_BIAS, "experts.bias", r(X), r(BIAS), r(COUNT), w(Y))                                                           \
     OP(EXPERTS_BIAS_GRAD, "experts.bias.grad", r(DY), r(COUNT), g(GRAD))                                                      \
-    OP(EXPERTS_SWIGLU, "experts.swiglu", r(X), r(WEIGHT), r(COUNT), w(GATE_UP), w(Y)) /* y = SwiGLU of gate and up */         \
+    /* y = SwiGLU of gate and up */ \
+    OP(EXPERTS_SWIGLU, "experts.swiglu", r(X), r(WEIGHT), r(COUNT), w(GATE_UP), w(Y), r(BIASES, optional))                    \
     /* d_active: buffer for the gradient of SwiGLU's result; y: that result, recomputed */ \
     OP(EXPERTS_DX_SWIGLU, "experts.dx.swiglu", r(DY), r(WEIGHT), r(COUNT), r(GATE_UP), w(D_ACTIVE), w(D_GATE_UP),             \
        w(Y, optional))                                                                                                        \

@@ -41,6 +41,7 @@ enum { SECOND = 32 };
     .at = where, .result = QD_OP_##kind, .operands = QD_OPERAND_TABLE(kind, __VA_ARGS__)
 
 static void add_in_shared(qd_class_writer *w, int i);
+static void bias_in_grouped(qd_class_writer *w, int i);
 static void remake_swiglu(qd_class_writer *w, int i);
 static void squares_in_grouped(qd_class_writer *w, int i);
 
@@ -69,8 +70,10 @@ static const fusion fusions[] = {
     /* The GEMM that gives a weight's gradient reads what reached the bias, and sums its rows. */
     {FUSE(SUMS_IN_GEMM, BIAS_GRAD, DY, SHARES_EARLIER, LINEAR_DW, DY, AT_SECOND, LINEAR_DW, (BIAS_GRAD, a(BIAS_GRAD_GRAD))),
      .absent = 1 + QD_LINEAR_DW_BIAS_GRAD},
+    {.rule = bias_in_grouped},
     {FUSE(ONE_SOURCE, EXPERTS, Y, FIRST_READER, EXPERT_ACTIVATION, X, AT_FIRST, EXPERTS_SWIGLU, (X, a(EXPERTS_X)),
-          (WEIGHT, a(EXPERTS_WEIGHT)), (COUNT, a(EXPERTS_COUNT)), (GATE_UP, a(EXPERTS_Y)), (Y, b(EXPERT_ACTIVATION_Y)))},
+          (WEIGHT, a(EXPERTS_WEIGHT)), (COUNT, a(EXPERTS_COUNT)), (GATE_UP, a(EXPERTS_Y)), (Y, b(EXPERT_ACTIVATION_Y)),
+          (BIASES, a(EXPERTS_BIASES)))},
     {FUSE(ONE_SOURCE, EXPERTS_DX, DX, ONLY_READER, EXPERT_ACTIVATION_GRAD, DY, AT_FIRST, EXPERTS_DX_SWIGLU, (DY, a(EXPERTS_DX_DY)),
           (WEIGHT, a(EXPERTS_DX_WEIGHT)), (COUNT, a(EXPERTS_DX_COUNT)), (GATE_UP, b(EXPERT_ACTIVATION_GRAD_X)),
           (D_ACTIVE, a(EXPERTS_DX_DX)), (D_GATE_UP, b(EXPERT_ACTIVATION_GRAD_DX)), (Y, b(EXPERT_ACTIVATION_GRAD_Y)))},
@@ -124,7 +127,8 @@ static bool enabled(const qd_class_writer *w, guard g, const qd_op *op)
     case SUMS_IN_GEMM: return traits->fused_bias_grad;
     /* all rows come from one rank: the device then knows their number */
     case ONE_SOURCE:
-        return w->model->activation == QD_ACT_SWIGLU && w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 && (!selective || remakes(w, true));
+        return qd_activation_is_swiglu(w->model->activation) && w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 &&
+               (!selective || remakes(w, true));
     }
     return false;
 }
@@ -226,6 +230,20 @@ static void remake_swiglu(qd_class_writer *w, int i)
     qd_class_count_bytes(w, grad);
     if (dw < i)
         qd_class_move(w, dw, i);
+}
+
+/* A grouped GEMM adds the biases of all its columns. Of the columns of a partial sum, a rank has
+ * only its share. */
+static void bias_in_grouped(qd_class_writer *w, int i)
+{
+    qd_op *op = &w->ops[i];
+    int by = op->kind == QD_OP_EXPERTS ? only_reader(w, i, op->slot[QD_EXPERTS_Y]) : -1;
+    if (by < 0 || w->ops[by].kind != QD_OP_EXPERTS_BIAS || w->ops[by].n != op->n)
+        return;
+    op->slot[QD_EXPERTS_BIASES] = w->ops[by].slot[QD_EXPERTS_BIAS_BIAS];
+    op->slot[QD_EXPERTS_Y] = w->ops[by].slot[QD_EXPERTS_BIAS_Y];
+    qd_class_count_bytes(w, op);
+    remove_op(w, by);
 }
 
 /* Grouped GEMMs that are the last to write the gradients of their matrices sum their squares for

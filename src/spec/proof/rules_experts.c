@@ -266,6 +266,31 @@ qd_status qd_proof_with_experts(const proof_walk *w, proof_operand operand, proo
     return here ? QD_OK : qd_proof_fail(w, operand, 0, -1, "its rows are not with their experts");
 }
 
+/* Ranks of etp have terms of a sum, or the whole gradient of one (`whole`), or different
+ * columns. */
+static bool bias_fits(const proof_walk *w, int digit, int code, proof_code whole, bool *shares)
+{
+    *shares = w->proof->frames[FOLD_EXPERTS].cut[digit] < w->proof->mesh->etp;
+    return *shares ? code == CODE_COLS || code == (int)whole : code == CODE_ROWS || code == CODE_EXPERTS;
+}
+
+/* Rows get the bias of their expert; each rank of etp has some columns of it, and adds them to its
+ * term. */
+static qd_status bias_joins(proof_walk *w, const proof_value *x)
+{
+    proof_value bias;
+    QD_TRY(qd_proof_param(w, BIAS, &bias));
+    QD_TRY(qd_proof_in_fold(w, BIAS, &bias, FOLD_EXPERTS));
+    for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
+        int code = x->place[0].code[d], has = bias.place[0].code[d];
+        bool shares, fits = bias_fits(w, d, code, CODE_SUM, &shares);
+        if (!fits || has != (int)(shares ? CODE_ROWS : code == CODE_EXPERTS ? CODE_EXPERTS : CODE_SAME))
+            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "it is %s, but the biases of experts are %s", qd_proof_code_text((proof_code)code),
+                                 qd_proof_code_text((proof_code)has));
+    }
+    return QD_OK;
+}
+
 qd_status qd_proof_rule_experts(proof_walk *w)
 {
     bool back = w->op->kind == QD_OP_EXPERTS_DX || w->op->kind == QD_OP_EXPERTS_DX_SWIGLU;
@@ -284,6 +309,8 @@ qd_status qd_proof_rule_experts(proof_walk *w)
                                  qd_proof_code_text(b));
         x.place[0].code[d] = (uint8_t)code;
     }
+    if (qd_proof_has(w, BIAS))
+        QD_TRY(bias_joins(w, &x));
     if (w->op->kind == QD_OP_EXPERTS_SWIGLU) {
         QD_TRY(qd_proof_no_sum(w, SUMS, &x));
         QD_TRY(qd_proof_write(w, SUMS, &x));
@@ -322,31 +349,13 @@ qd_status qd_proof_rule_experts_dw(proof_walk *w)
     return QD_OK;
 }
 
-/* Ranks of etp have terms of a sum, or the whole gradient of one (`whole`), or different
- * columns. */
-static bool bias_fits(const proof_walk *w, int digit, int code, proof_code whole, bool *shares)
-{
-    *shares = w->proof->frames[FOLD_EXPERTS].cut[digit] < w->proof->mesh->etp;
-    return *shares ? code == CODE_COLS || code == (int)whole : code == CODE_ROWS || code == CODE_EXPERTS;
-}
-
-/* Rows get the bias of their expert; each rank of etp has some columns of it, and adds them to its
- * term. */
 qd_status qd_proof_rule_experts_bias(proof_walk *w)
 {
-    proof_value x, bias;
+    proof_value x;
     QD_TRY(qd_proof_read(w, X, &x));
     QD_TRY(qd_proof_is_gradient(w, X, &x, false));
     QD_TRY(qd_proof_with_experts(w, X, &x));
-    QD_TRY(qd_proof_param(w, BIAS, &bias));
-    QD_TRY(qd_proof_in_fold(w, BIAS, &bias, FOLD_EXPERTS));
-    for (int d = 0; d < w->proof->frames[FOLD_EXPERTS].count; d++) {
-        int code = x.place[0].code[d], has = bias.place[0].code[d];
-        bool shares, fits = bias_fits(w, d, code, CODE_SUM, &shares);
-        if (!fits || has != (int)(shares ? CODE_ROWS : code == CODE_EXPERTS ? CODE_EXPERTS : CODE_SAME))
-            return qd_proof_fail(w, X, FOLD_EXPERTS, d, "it is %s, but the biases of experts are %s", qd_proof_code_text((proof_code)code),
-                                 qd_proof_code_text((proof_code)has));
-    }
+    QD_TRY(bias_joins(w, &x));
     return qd_proof_write(w, Y, &x);
 }
 

@@ -199,6 +199,7 @@ static const struct {
     {LATENT, "cpu", false, true},
     {OLMO2, "cpu", true, false},
     {LLAMA "model.sinks=true model.experts=4 model.mlp_bias=true model.router_logit_bias=true ", "cpu", true, false},
+    {LLAMA "model.experts=4 model.mlp_bias=true parallel.ranks=2 parallel.etp=2 ", "cpu", false, false}, /* biases of partial sums */
     {LLAMA "model.sinks=true ", "cpu", false, true},
     {LLAMA "model.arch=gemma2 model.logit_softcap=5 ", "cpu", true, false},
     {LLAMA "model.arch=olmo model.clip_qkv=0.5 ", "cpu", true, false},
