@@ -119,7 +119,7 @@ typedef struct lowering {
     qd_sequence s;
     int *slot; /* per declared value */
     unsigned facts;
-    const qd_decl_op *declared, *expand; /* expand: see EXPANDS, NULL: none */
+    const qd_decl_op *expand; /* see EXPANDS; NULL: none */
 } lowering;
 
 /* The columns of the parts of an adapter follow from the shapes of the layer's matrices on this
@@ -140,21 +140,21 @@ static void set_parts(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
     }
 }
 
-static void finish(qd_sequence *s, qd_op *op)
+/* What an op states as declared. */
+static void state(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
 {
-    const lowering *l = (const lowering *)(const void *)s;
-    const qd_class_config *c = s->w->config;
-    op->eps = op->kind == QD_OP_NORM ? l->declared->factor : 0.0;
-    op->site = op->kind == QD_OP_DROPOUT ? l->declared->site : 0;
-    op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS ? l->declared->ahead : 0;
+    const qd_class_config *c = w->config;
+    op->eps = op->kind == QD_OP_NORM ? d->factor : 0.0;
+    op->site = op->kind == QD_OP_DROPOUT ? d->site : 0;
+    op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS ? d->ahead : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
-        op->window = qd_window_within(l->declared->window, qd_positions(c->seq, c->context));
+        op->window = qd_window_within(d->window, qd_positions(c->seq, c->context));
     if (op->kind == QD_OP_SCALE) { /* in the type of the weights, as transformers does */
-        float factor = (float)l->declared->factor;
+        float factor = (float)d->factor;
         op->scale = c->param == QD_BF16 ? (double)qd_bf16_to_f32(qd_f32_to_bf16(factor)) : (double)factor;
     }
     if (op->kind == QD_OP_ADAPT)
-        set_parts(s->w, l->declared, op);
+        set_parts(w, d, op);
 }
 
 /* In generation, attention reads what its queries, keys and values are made of. */
@@ -213,7 +213,7 @@ void qd_pass_forward(qd_class_writer *w)
     const qd_moe *moe = &w->model->moe;
     const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
     bool positioned = c->context > 0 || w->seq < c->seq;
-    lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps), .finish = finish,
+    lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps),
                         .number = {[ONE] = 1, [TWO] = 2, [INPUT_PARTS] = 3 + (c->training ? 2 * qd_model_ahead(w->model) : 0),
                                    [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
@@ -239,12 +239,15 @@ void qd_pass_forward(qd_class_writer *w)
     if (join && join->ahead == 0 && !w->no_memory)
         keep_latent(&l, join);
     for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
-        l.declared = &decl->ops[i];
-        if (l.declared->ahead > 0 && !c->training)
+        const qd_decl_op *d = &decl->ops[i];
+        int before = w->op_count;
+        if (d->ahead > 0 && !c->training)
             continue; /* only training predicts further tokens */
-        if (!qd_decl_has_lowering(l.declared->kind))
+        if (!qd_decl_has_lowering(d->kind))
             w->wrong = "a declared op has no rule in the pass `forward`";
-        prepare(&l, l.declared);
-        qd_sequence_emit(&l.s, l.declared->kind);
+        prepare(&l, d);
+        qd_sequence_emit(&l.s, d->kind);
+        for (int k = before; k < w->op_count; k++)
+            state(w, d, &w->ops[k]);
     }
 }

@@ -276,16 +276,18 @@ void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group)
     op->exchange.reduce = QD_SUM;
 }
 
-qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
-                         int64_t cols)
+qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, int from, int to)
 {
-    qd_op *op = qd_class_op(w, kind, operands);
-    op->m = rows;
-    op->n = cols;
-    op->first = op->to = first;
+    qd_op *op = qd_class_op(w, kind, QD_OPERANDS(ALL_GATHER, (X, from), (Y, to)));
+    const qd_slot *whole = &w->slots[kind == QD_OP_ALL_GATHER ? to : from];
+    op->m = whole->rows;
+    op->n = whole->cols;
     qd_op_communicate(w, op, group);
     return op;
 }
+QD_SAME_PLACE(X, ALL_GATHER, ALL_REDUCE);
+QD_SAME_PLACE(X, ALL_GATHER, REDUCE_SCATTER);
+QD_SAME_PLACE(Y, ALL_GATHER, REDUCE_SCATTER);
 
 unsigned qd_op_access(const qd_op *op, int slot)
 {

@@ -94,10 +94,8 @@ int64_t qd_class_outputs(const qd_class_writer *w, int weight); /* of a matrix o
 int64_t qd_class_first_token(const qd_class_writer *w, int table); /* in this rank's shard of a table */
 /* Makes an op communicate its m × n elements, of the type of its first operand. */
 void qd_op_communicate(const qd_class_writer *w, qd_op *op, qd_group group);
-/* Appends an op that communicates `rows` × `cols` elements, starting at row `first` of its first
- * operand. */
-qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, qd_operands operands, int64_t first, int64_t rows,
-                         int64_t cols);
+/* Appends a gather or scatter of rows, or an all-reduce in place (`to` -1), of whole slots. */
+qd_op *qd_class_exchange(qd_class_writer *w, qd_op_kind kind, qd_group group, int from, int to);
 /* GEMMs that tensor parallelism may cut by rows. */
 static inline bool qd_op_is_gemm(qd_op_kind kind)
 {

@@ -125,9 +125,7 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
         return *gathered;
     int all = qd_class_local(w, qd_class_name(w, "", slot, " of all ranks"), w->rows, w->slots[slot].cols);
     w->slots[all].layout = QD_LAYOUT_ALL;
-    qd_operands operands = QD_OPERANDS(ALL_GATHER, (X, slot), (Y, all));
-    qd_op *gather = qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, operands, 0, w->rows, w->slots[slot].cols);
-    gather->exchange.async = w->config->overlap;
+    qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, slot, all)->exchange.async = w->config->overlap;
     if (gathered)
         *gathered = all;
     return all;
@@ -149,22 +147,16 @@ static void give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
 static void sum(qd_placing *p, int slot)
 {
     qd_class_writer *w = p->w;
-    int64_t cols = w->slots[slot].cols;
+    bool sp = w->ledger->mesh.sp;
     int own = slot;
-    if (w->ledger->mesh.sp) { /* the scattered rows are what leaves the module */
-        own = qd_class_local(w, qd_class_name(w, "", slot, " of the port"), w->port_rows, cols);
-        if (w->no_memory)
-            return;
-        w->slots[own].kind = w->slots[slot].kind;
+    if (sp) { /* the scattered rows are what leaves the module */
+        own = qd_class_like(w, qd_class_name(w, "", slot, " of the port"), slot);
+        w->slots[own].rows = w->port_rows;
         w->slots[slot].kind = QD_SLOT_LOCAL;
     }
     w->slots[own].layout = QD_LAYOUT_PORT;
     p->slot[slot].now = own;
-    qd_op *op;
-    if (own == slot)
-        op = qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, slot)), 0, w->rows, cols);
-    else
-        op = qd_class_exchange(w, QD_OP_REDUCE_SCATTER, w->tensor, QD_OPERANDS(REDUCE_SCATTER, (X, slot), (Y, own)), 0, w->rows, cols);
+    qd_op *op = qd_class_exchange(w, sp ? QD_OP_REDUCE_SCATTER : QD_OP_ALL_REDUCE, w->tensor, slot, sp ? own : -1);
     op->exchange.async = w->config->overlap;
 }
 
@@ -295,8 +287,7 @@ static void place(qd_placing *p, const qd_op *op)
     for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1 && !w->no_memory && !w->wrong; j++) {
         int slot = op->slot[j];
         if (slot >= 0 && rule->needs.slot[j] == 1 + TOTAL)
-            qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, QD_OPERANDS(ALL_REDUCE, (X, slot)), 0, w->slots[slot].rows,
-                              w->slots[slot].cols);
+            qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, slot, -1);
         else if (slot >= 0 && qd_op_writes(op, j) && w->slots[slot].layout == QD_LAYOUT_PARTIAL)
             sum(p, slot);
     }

@@ -179,15 +179,6 @@ static void set_round(qd_sequence *s, int round)
     s->flops[BACKWARD] = (3.0 * q + 2.0 * o) / (q + o) * s->flops[FORWARD]; /* QKᵀ again, dQ and dK; dP and dV */
 }
 
-/* Copies of columns do not read or write whole slots. */
-static void finish(qd_sequence *s, qd_op *op)
-{
-    const qd_slot *slots = s->w->slots;
-    if (op->kind == QD_OP_COLUMNS)
-        op->bytes = op->m * op->n * (int64_t)(qd_dtype_size(slots[op->slot[QD_COLUMNS_X]].dtype) +
-                                              qd_dtype_size(slots[op->slot[QD_COLUMNS_Y]].dtype));
-}
-
 static qd_sequence begin(qd_class_writer *w, int64_t window)
 {
     const qd_class_config *c = w->config;
@@ -199,7 +190,7 @@ static qd_sequence begin(qd_class_writer *w, int64_t window)
     int64_t sinks = ulysses ? w->heads / n : w->heads, coord = qd_group_coord(&w->ledger->mesh, group, c->rank);
     static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
     qd_sequence s = {
-        w, QD_SEQUENCE_TABLES(values, steps), manners, finish,
+        w, QD_SEQUENCE_TABLES(values, steps), manners,
         .facts = (n > 1 ? modes[c->cp_mode] : 0) | (c->activation != QD_F32 ? NARROW : 0),
         .group = {group},
         .number = {[ROWS] = w->rows, [WHOLE_ROWS] = c->batch * c->seq, [MOST_ROWS] = c->batch * qd_context_most_rows(c->seq, n),

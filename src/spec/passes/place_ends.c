@@ -4,7 +4,7 @@
  * target. The gradient of x is left as this rank's partial sum. On one rank all of it is one op. */
 #include "spec/passes/sequence.h"
 
-enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN, AHEAD };
+enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN, MOST_ROWS, AHEAD };
 enum { X, MATRIX, INPUT, DX, MATRIX_GRAD, LOSS, LOGITS, LOSSES, TOP, SUMS, VALUES };
 static const qd_sequence_value values[VALUES] = {
     [LOSSES] = {"losses", QD_VALUE_F32, ROWS, .cols = ONE},
@@ -15,15 +15,15 @@ static const qd_sequence_value values[VALUES] = {
 /* Facts: gradients are wanted; the matrix is trained. */
 enum { GRADIENTS = 1, TRAINED = 2 };
 enum { ONE_RANK, CHUNK, END };
-enum { ALL, GEMMS, READS, READS_GEMM, WRITES_GEMM, OF_TOKENS, MAXIMUM, SUM };
+enum { ALL, GEMMS, OF_LOGITS, READS_GEMM, WRITES_GEMM, OF_TOKENS, MAXIMUM, SUM };
 static const qd_manner manners[] = {
-    [ALL] = {0},
-    [GEMMS] = {.work = QD_WORK_GIVEN},
+    [ALL] = {.ahead = AHEAD},
+    [GEMMS] = {.work = QD_WORK_GIVEN, .chunk = MOST_ROWS, .capped = true, .ahead = AHEAD},
     /* Rows of the chunk that an op reads, or writes. */
-    [READS] = {.first = FIRST_ROW},
+    [OF_LOGITS] = {.first = FIRST_ROW, .capped = true},
     [READS_GEMM] = {.first = FIRST_ROW, .work = QD_WORK_GEMM},
     [WRITES_GEMM] = {.to = FIRST_ROW, .work = QD_WORK_GEMM},
-    [OF_TOKENS] = {.first = FIRST_ROW, .to = FIRST_TOKEN},
+    [OF_TOKENS] = {.first = FIRST_ROW, .to = FIRST_TOKEN, .capped = true, .ahead = AHEAD},
     [MAXIMUM] = {.first = FIRST_ROW, .to = FIRST_ROW, .over = 1, .reduce = QD_MAX},
     [SUM] = {.first = FIRST_ROW, .to = FIRST_ROW, .over = 1},
 };
@@ -32,7 +32,7 @@ static const qd_step steps[] = {
     QD_STEP(ONE_RANK, 0, 0, HEAD_LOSS, GEMMS, ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX),
             (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS), (LOGITS, LOGITS), (LOSSES, LOSSES)),
     QD_STEP(CHUNK, 0, 0, LINEAR, READS_GEMM, CHUNK_ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (Y, LOGITS)),
-    QD_STEP(CHUNK, 0, 0, LOSS_MAX, READS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (TOP, TOP)),
+    QD_STEP(CHUNK, 0, 0, LOSS_MAX, OF_LOGITS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (TOP, TOP)),
     QD_STEP(CHUNK, 0, 0, ALL_REDUCE, MAXIMUM, CHUNK_ROWS, ONE, NONE, (X, TOP)),
     QD_STEP(CHUNK, 0, 0, LOSS_PART, OF_TOKENS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP), (SUMS, SUMS)),
     QD_STEP(CHUNK, 0, 0, ALL_REDUCE, SUM, CHUNK_ROWS, TWO, NONE, (X, SUMS)),
@@ -44,16 +44,6 @@ static const qd_step steps[] = {
     QD_STEP(END, 0, 0, LOSS_SUM, ALL, ROWS, ONE, NONE, (LOSSES, LOSSES), (INPUT, INPUT), (LOSS, LOSS)),
 };
 
-static void finish(qd_sequence *s, qd_op *op)
-{
-    if (op->kind == QD_OP_HEAD_LOSS)
-        op->chunk = s->w->slots[s->slot[LOGITS]].rows;
-    if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_MAX || op->kind == QD_OP_LOSS_PART || op->kind == QD_OP_LOSS_GRAD)
-        op->cap = s->w->model->logit_softcap;
-    if (op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_LOSS_PART || op->kind == QD_OP_LOSS_GRAD || op->kind == QD_OP_LOSS_SUM)
-        op->ahead = (int32_t)s->number[AHEAD];
-}
-
 void qd_place_loss(qd_placing *p, const qd_op *op)
 {
     qd_class_writer *w = p->w;
@@ -62,9 +52,9 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     bool gradients = op->slot[QD_HEAD_LOSS_DX] >= 0, trained = op->slot[QD_HEAD_LOSS_WEIGHT_GRAD] >= 0;
     int64_t tokens = w->slots[weight].rows, hidden = w->slots[weight].cols, most = qd_head_chunk_rows(traits, w->model->vocab);
     int64_t chunk = most > w->rows ? w->rows : most;
-    qd_sequence s = {w, QD_SEQUENCE_TABLES(values, steps), manners, finish,
+    qd_sequence s = {w, QD_SEQUENCE_TABLES(values, steps), manners,
                      .facts = (gradients ? GRADIENTS : 0) | (trained ? TRAINED : 0), .group = {w->tensor},
-                     .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = tokens, [HIDDEN] = hidden,
+                     .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = tokens, [HIDDEN] = hidden, [MOST_ROWS] = chunk,
                                 [FIRST_TOKEN] = qd_class_first_token(w, weight), [AHEAD] = op->ahead},
                      .flops = {2.0 * (1 + gradients + (gradients && trained)) * (double)w->rows * (double)tokens * (double)hidden}};
     qd_sequence_begin(&s);

@@ -207,10 +207,9 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     const qd_mesh *mesh = &w->ledger->mesh;
     const qd_moe *moe = &w->model->moe;
     qd_expert_plan *e = QD_ARENA_NEW(w->arena, qd_expert_plan, 1);
-    if (!e) {
-        w->no_memory = true;
+    w->no_memory = w->no_memory || !e;
+    if (!e)
         return NULL;
-    }
     /* on the rank of cp with the most rows */
     int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]);
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
@@ -277,10 +276,8 @@ void qd_place_route(qd_placing *p, const qd_op *op)
     qd_place_keep(p, op);
     if (op->kind == QD_OP_ROUTE_PLAN)
         QD_SEQUENCE_TAKE(&w->experts->s, op, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT));
-    if (op->kind == QD_OP_ROUTE && group.size > 1 && w->config->training) {
-        int load = op->slot[QD_ROUTE_LOAD];
-        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, QD_OPERANDS(ALL_REDUCE, (X, load)), 0, w->slots[load].rows, w->slots[load].cols);
-    }
+    if (op->kind == QD_OP_ROUTE && group.size > 1 && w->config->training)
+        qd_class_exchange(w, QD_OP_ALL_REDUCE, group, op->slot[QD_ROUTE_LOAD], -1);
 }
 
 void qd_place_send(qd_placing *p, const qd_op *op)

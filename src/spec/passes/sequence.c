@@ -52,6 +52,11 @@ static void state(const qd_sequence *s, const qd_step *step, qd_op *op)
     op->expert = (int32_t)number[how->expert];
     op->window = number[how->window];
     op->round = (int32_t)number[how->round];
+    op->chunk = number[how->chunk];
+    op->ahead = (int32_t)number[how->ahead];
+    op->cap = how->capped ? s->w->model->logit_softcap : 0.0;
+    if (op->kind == QD_OP_COLUMNS) /* not of whole slots */
+        op->bytes = op->m * op->n * (int64_t)(qd_dtype_size(first->dtype) + qd_dtype_size(s->w->slots[op->slot[QD_COLUMNS_Y]].dtype));
     if (how->over == 0)
         return;
     qd_op_communicate(s->w, op, s->group[how->over - 1]);
@@ -78,7 +83,5 @@ void qd_sequence_emit(qd_sequence *s, int stage)
         if (s->w->no_memory || s->w->wrong)
             return;
         state(s, step, op);
-        if (s->finish)
-            s->finish(s, op);
     }
 }

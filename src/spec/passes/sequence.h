@@ -30,7 +30,8 @@ typedef struct qd_sequence_value {
 
 /* What an op states beyond its operands and sizes: numbers, unless noted. */
 typedef struct qd_manner {
-    int first, to, heads, kv_heads, experts, expert, window, round;
+    int first, to, heads, kv_heads, experts, expert, window, round, chunk, ahead;
+    bool capped; /* logits: with the model's soft-cap */
     enum { QD_WORK_NONE, QD_WORK_GEMM, QD_WORK_GIVEN } work; /* its FLOPs: 0, 2 m n k, or those of the sequence */
     int part;            /* QD_WORK_GIVEN: which of them */
     int over;            /* 1 + the group it communicates with; 0: it does not */
@@ -38,8 +39,6 @@ typedef struct qd_manner {
     int count;           /* elements it communicates if uneven; else m × n, times this number unless it is 0 */
     qd_reduce_op reduce;
 } qd_manner;
-
-struct qd_sequence;
 
 typedef struct qd_step {
     int stage;
@@ -52,16 +51,12 @@ typedef struct qd_step {
 #define QD_STEP(stage, when, unless, kind, how, m, n, k, ...) \
     {stage, when, unless, QD_OP_##kind, how, m, n, k, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
 
-/* Sets what the tables do not express. */
-typedef void (*qd_step_finish)(struct qd_sequence *s, qd_op *op);
-
 typedef struct qd_sequence {
     qd_class_writer *w;
     const qd_sequence_value *values;
     const qd_step *steps;
     int value_count, step_count;
     const qd_manner *manners; /* NULL: ops state nothing else */
-    qd_step_finish finish;    /* NULL: nothing to set */
     unsigned facts;
     qd_group group[3];
     double flops[2];
