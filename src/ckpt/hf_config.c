@@ -346,20 +346,32 @@ static void read_scaling(reader *r, reader *s, const char *where, const qd_hf_fa
         r->status = s->status;
 }
 
+/* transformers ignores values next to the objects for types of layers. They are refused unless they
+ * say the same, or both objects are given. */
+static void check_beside_types(reader *r, reader *p, const char *key, bool both, double base, double local_base)
+{
+    double theta = other_number(p, "rope_theta", base);
+    const bool same = strcmp(rope_kind(p, "rope_parameters"), "default") == 0 && theta == base && theta == local_base;
+    if (p->status == QD_OK && (both || same))
+        qd_strbuf_printf(r->notes, "rope_parameters has %s next to full_attention and sliding_attention: transformers ignores it\n", key);
+    else
+        REFUSE(r, QD_USAGE, "%s: 'rope_parameters' has '%s', which transformers ignores: it must have 'full_attention' and "
+                            "'sliding_attention', with one object of parameters each", FILE_OF(r), key);
+}
+
 /* Families with an object for each type of layers. Scaling in the older form, rope_scaling, is that
  * of layers without a window. */
 static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_node *parameters, const qd_json_node *scaling,
                               int64_t positions, qd_model *m)
 {
     static const char *const types[] = {"full_attention", "sliding_attention"};
-    const char *key;
+    const char *key, *beside = NULL;
     const qd_json_node *value;
     reader p = {r->document, parameters, r->notes, QD_OK};
     if (parameters)
         for (qd_json_iterator it = qd_json_begin(parameters); qd_json_next(&it, &key, &value);)
             if (strcmp(key, types[0]) != 0 && strcmp(key, types[1]) != 0)
-                REFUSE(r, QD_USAGE, "%s: 'rope_parameters' has '%s': it must have 'full_attention' and 'sliding_attention', with one "
-                                    "object of parameters each", FILE_OF(r), key);
+                beside = key;
     reader full = {r->document, parameters ? collection(&p, types[0], QD_JSON_OBJECT) : scaling, r->notes, QD_OK};
     reader sliding = {r->document, parameters ? collection(&p, types[1], QD_JSON_OBJECT) : NULL, r->notes, p.status};
     double base = f->defaults.rope.base, local_base = f->defaults.rope.local_base;
@@ -373,6 +385,8 @@ static void read_rope_by_type(reader *r, const qd_hf_family *f, const qd_json_no
     local_base = number(r, "rope_local_base_freq", local_base, "model.rope_local_base");
     local.rope.base = number(&sliding, "rope_theta", local_base, "model.rope_base");
     read_scaling(r, &sliding, types[1], f, positions, &local.rope);
+    if (beside && r->status == QD_OK)
+        check_beside_types(r, &p, beside, full.root && sliding.root, m->rope.base, local.rope.base);
     if (local.rope.fraction != 1.0)
         m->rope.fraction = local.rope.fraction; /* the caller refuses it */
     if (m->window == 0 || qd_model_equal(m, &local))

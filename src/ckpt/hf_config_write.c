@@ -132,6 +132,8 @@ static qd_status check_scores(const qd_hf_family *f, const qd_model *m)
                       "rope_local_base)");
     if (f->partial && m->rope.scaling != QD_ROPE_NONE && m->rope.scaling != QD_ROPE_LONG)
         return cannot("rotary embeddings of its Phi-3 are not scaled, or by longrope (model.rope_scaling)");
+    if (f->partial && m->rope.scaling == QD_ROPE_LONG && (int64_t)m->heads * m->head_dim != m->hidden)
+        return cannot("with longrope, heads of its Phi-3 have hidden / heads elements (model.head_dim)");
     if (m->window > 0 && f->window == QD_HF_WINDOW_NONE)
         return QD_FAIL(QD_UNSUPPORTED, "transformers has no such model: its %s has no windows (model.window)%s", f->kind,
                        m->arch == QD_ARCH_LLAMA ? "; model.hf_type=mistral has them in all layers" : "");

@@ -400,6 +400,17 @@ static void test_rope_by_type(void **state)
     m = accepted(state, "olmo3", "\"rope_theta\": 5e5, \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 8.0, "
                                  "\"original_max_position_embeddings\": 8192, \"attention_factor\": 1.25}");
     assert_true(m.rope.scaling == QD_ROPE_YARN && m.rope.base == 5e5 && m.rope.local_base == 5e5 && m.rope.attention_factor == 1.25);
+    /* Values next to the objects are ignored by transformers: they must say the same, or have no
+     * effect because both objects are given. */
+    m = accepted(state, "olmo3", "\"rope_parameters\": {\"rope_theta\": 500000.0, \"rope_type\": \"default\"}");
+    assert_true(m.rope.base == 5e5 && m.rope.scaling == QD_ROPE_NONE && qd_rope_is_local(&m) == false);
+    m = accepted(state, "olmo3", "\"rope_parameters\": {\"rope_theta\": 1e4, \"full_attention\": {\"rope_theta\": 7e4}, "
+                                 "\"sliding_attention\": {\"rope_theta\": 7e4}}");
+    assert_true(m.rope.base == 7e4);
+    refused(state, "olmo3", "\"rope_parameters\": {\"rope_theta\": 1e4, \"rope_type\": \"default\"}", "which transformers ignores");
+    refused(state, "olmo3", "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 8.0, \"rope_theta\": 500000.0}",
+            "which transformers ignores");
+    refused(state, "olmo3", "\"rope_parameters\": {\"rope_theta\": 1e4, \"full_attention\": {\"rope_theta\": 7e4}}", "rope");
     refused(state, "olmo3", "\"rope_theta\": 1e4", "for layers without windows only");
     refused(state, "gemma3_text", "\"rope_parameters\": {\"rope_theta\": 1e4}", "'rope_parameters' has 'rope_theta'");
     refused(state, "gemma3_text", "\"rope_parameters\": {\"sliding_attention\": 5}", "sliding_attention");
@@ -459,7 +470,6 @@ static void test_deepseek(void **state)
 
 static void test_export_refused(void **state)
 {
-    (void)state;
     qd_strbuf notes = {0}, text = {0};
     qd_model m = qd_model_default(QD_ARCH_GEMMA3);
     m.layers = 2, m.hidden = 32, m.heads = m.kv_heads = 4, m.head_dim = 8, m.ffn = 64, m.vocab = 61, m.max_seq = 16;
@@ -475,6 +485,12 @@ static void test_export_refused(void **state)
     assert_non_null(strstr(qd_error_message(), "qk_norm"));
     assert_int_not_equal(qd_hf_config_text(&odd, &o, &notes, &text), QD_OK);
     assert_non_null(strstr(qd_error_message(), "model.heads"));
+    /* Phi-3 of transformers expects as many factors as hidden / heads has pairs. */
+    qd_model phi = accepted(state, "phi3", PAIRS "\"rope_scaling\": {\"type\": \"longrope\", " FACTORS "}");
+    ok(qd_hf_config_text(&phi, &o, &notes, &text));
+    phi.hidden = 32;
+    assert_int_not_equal(qd_hf_config_text(&phi, &o, &notes, &text), QD_OK);
+    assert_non_null(strstr(qd_error_message(), "model.head_dim"));
     qd_strbuf_free(&notes);
     qd_strbuf_free(&text);
 }
@@ -664,7 +680,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_rope, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_rope_by_type, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_deepseek, scratch_setup, scratch_teardown),
-        cmocka_unit_test(test_export_refused),
+        cmocka_unit_test_setup_teardown(test_export_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test(test_preset_parameters),
         cmocka_unit_test_setup_teardown(test_rope_refused, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(test_refused, scratch_setup, scratch_teardown),
