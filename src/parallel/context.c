@@ -20,14 +20,16 @@ static int64_t held(const qd_program *p, int coord, int64_t cols)
     return p->strategy.micro_batch * qd_context_rows(p->strategy.seq, cp, coord) * cols;
 }
 
-/* In round t, a rank holds the rows that started at the rank t positions before it. */
+/* In round t, a rank holds the rows that started at the rank t positions before it. They go to the
+ * rank that needs them next. */
 qd_status qd_context_shift(qd_bound *bound, const qd_op *op, void *const *at, qd_work *works[2])
 {
     const qd_program *p = bound->program;
     qd_comm *group = bound->groups[op->exchange.index];
-    int n = qd_comm_size(group), rank = qd_comm_rank(group), of = (rank + n - op->round) % n;
-    QD_TRY(qd_comm_send(group, at[QD_CONTEXT_SHIFT_X], held(p, of, op->n), op->exchange.dtype, (rank + 1) % n, &works[0]));
-    return qd_comm_recv(group, at[QD_CONTEXT_SHIFT_Y], held(p, (of + n - 1) % n, op->n), op->exchange.dtype, (rank + n - 1) % n, &works[1]);
+    int n = qd_comm_size(group), rank = qd_comm_rank(group), of = (rank + n - op->round) % n, hop = op->hop;
+    QD_TRY(qd_comm_send(group, at[QD_CONTEXT_SHIFT_X], held(p, of, op->n), op->exchange.dtype, (rank + hop) % n, &works[0]));
+    return qd_comm_recv(group, at[QD_CONTEXT_SHIFT_Y], held(p, (of + n - hop) % n, op->n), op->exchange.dtype, (rank + n - hop) % n,
+                        &works[1]);
 }
 
 /* Rows for heads (round 1): each rank receives all of this rank's rows and sends all of its own.

@@ -1,8 +1,11 @@
 /* Context parallelism beyond test_layouts.c: packed documents never see each other, runs with one
- * degree of cp are bit-identical, and bytes follow the closed formulas.
+ * degree of cp are bit-identical, bytes follow the closed formulas, and a ring skips ranks beyond
+ * all windows.
  * ctest: timeout 300 */
 #include "support/sample.h"
 #include "support/trained.h"
+
+#include "spec/layout/context.h"
 
 #include <quadrille/check.h>
 
@@ -136,6 +139,90 @@ static void formulas(void **state)
     }
 }
 
+/* Whether a query of any rank has a key of the rank `round` back in its window, position by
+ * position. */
+static bool reaches(int64_t seq, int cp, int64_t window, int round)
+{
+    int owner[64];
+    for (int r = 0; r < cp; r++) {
+        qd_row_run runs[QD_CONTEXT_RUNS];
+        for (int i = qd_context_runs(seq, cp, r, runs) - 1; i >= 0; i--)
+            for (int64_t k = 0; k < runs[i].count; k++)
+                owner[runs[i].position + k] = r;
+    }
+    for (int64_t q = 0; q < seq; q++)
+        for (int64_t k = q; k >= 0 && q - k < window; k--)
+            if ((owner[q] + cp - owner[k]) % cp == round)
+                return true;
+    return false;
+}
+
+static void rounds_are_those_that_windows_reach(void **state)
+{
+    (void)state;
+    for (int cp = 2; cp <= 9; cp++)
+        for (int64_t seq = 2 * cp; seq <= 5 * cp; seq++)
+            for (int64_t window = 1; window <= seq; window++) {
+                int next = 0, count = 0;
+                for (int round = 0; round < cp; round++) {
+                    bool wanted = reaches(seq, cp, window, round);
+                    if (wanted != (next == round))
+                        fail_msg("seq %d, cp %d, window %d: round %d is %s", (int)seq, cp, (int)window, round,
+                                 wanted ? "missing" : "not needed");
+                    assert_int_equal(qd_context_rounds(seq, cp, window, round), count);
+                    count += wanted;
+                    next = wanted ? qd_context_next_round(seq, cp, window, round) : next;
+                }
+                assert_int_equal(next, cp);
+            }
+}
+
+/* Eight ranks with chunks of 3 positions. Windows of 1 to 4 reach no other chunk, the next one, and
+ * the one behind it: 1, 3 and 5 of 8 rounds. Results are those of one rank and of the other modes,
+ * with packed documents too, and the bytes sent are those of the rounds. */
+static void a_ring_skips_what_windows_do_not_reach(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *window;
+        int rounds[2]; /* per layer */
+    } rows[] = {{"model.window=1 ", {1, 1}},
+                {"model.window=4 ", {3, 3}},
+                {"model.window=5 model.full_every=2 ", {5, 8}},
+                {"model.window=4 train.precision=bf16 ", {3, 3}}};
+    static const char *const variants[] = {"parallel.zero=3 train.recompute=full", "parallel.overlap=false parallel.split_backward=true"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char words[800], one_words[640];
+        const bool half = strstr(rows[i].window, "bf16") != NULL;
+        snprintf(one_words, sizeof one_words, RUN LLAMA "data.seq=48 %s", rows[i].window);
+        snprintf(words, sizeof words, "%sparallel.ranks=8 parallel.cp=8 ", one_words);
+        const qd_random_tokens tokens = {.seed = 9, .documents = 3};
+        trained one = trained_run(one_words, 3, tokens), many = trained_run(words, 3, tokens);
+        for (int s = 0; s < 3; s++)
+            if (!(fabs(one.losses[s] - many.losses[s]) <= (half ? 2e-3 : 1e-5) * one.losses[s]))
+                fail_msg("%s: step %d: loss %.9g against %.9g", words, s + 1, many.losses[s], one.losses[s]);
+        free(one.weights);
+        free(many.weights);
+        TRAINED_COMPARE(words, variants, 2, 2, .seed = 10, .documents = i % 2 ? 4 : 0);
+        trained_plan_equals_run(words);
+
+        int64_t kv = 48 * 2 * 24, formula = 0, planned = 0;
+        for (int layer = 0; layer < 2; layer++) {
+            int64_t r = rows[i].rounds[layer];
+            formula += 4 * kv * (2 * (r - 1) * (half ? 2 : 4) + (r > 1 ? r : 0) * 4); /* 4 sequences */
+        }
+        qd_options *options = layout_options(words);
+        qd_check_report report = qd_check_report_default();
+        trained_ok(qd_check(options, 0, &report));
+        for (int line = 0; line < report.traffic_count; line++)
+            planned += strncmp(report.traffic[line].name, "cp: ", 4) == 0 ? report.traffic[line].bytes : 0;
+        if (planned != formula || report.formulas[0].bytes != formula)
+            fail_msg("%s: the program says %lld bytes, check's formula %lld, the formula %lld", words, (long long)planned,
+                     (long long)report.formulas[0].bytes, (long long)formula);
+        qd_options_destroy(options);
+    }
+}
+
 /* With bf16 storage the running results are fp32, so merging parts adds no rounding. */
 static void bf16_stays_close(void **state)
 {
@@ -207,6 +294,8 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(documents_do_not_leak),
                                        cmocka_unit_test(one_degree_gives_one_set_of_bits),
                                        cmocka_unit_test(formulas),
+                                       cmocka_unit_test(rounds_are_those_that_windows_reach),
+                                       cmocka_unit_test(a_ring_skips_what_windows_do_not_reach),
                                        cmocka_unit_test(bf16_stays_close),
                                        cmocka_unit_test(forward_passes_alone),
                                        cmocka_unit_test(what_cannot_work_is_refused)};

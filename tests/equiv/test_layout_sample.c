@@ -2,9 +2,10 @@
  * schedules, sequence parallelism, recompute, gradient synchronization, expert placement. Each is
  * compared with one rank within 1e-5, and bit by bit with those of the same dp, cp, tp and ep. Then
  * six layouts of each family with other biases or rotary embeddings, with the proof of their
- * gradients. QUADRILLE_LAYOUTS=3000 test_layout_sample draws more, QUADRILLE_FAMILY_LAYOUTS=40 more
- * of each family (of one: QUADRILLE_FAMILY=3; without the first six: QUADRILLE_FAMILY_FROM=6),
- * QUADRILLE_SEED=2 others, QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding).
+ * gradients, and one with Muon and offloaded optimizer state. QUADRILLE_LAYOUTS=3000
+ * test_layout_sample draws more, QUADRILLE_FAMILY_LAYOUTS=40 more of each family (of one:
+ * QUADRILLE_FAMILY=3; without the first six: QUADRILLE_FAMILY_FROM=6), QUADRILLE_SEED=2 others,
+ * QUADRILLE_DEVICE=cuda runs them on a GPU (to rounding).
  * ctest: timeout 900
  * ctest: processors 2 */
 #include "support/layout_sample.h"
@@ -158,8 +159,43 @@ static void families_agree(void **state)
     }
 }
 
+/* Each family with Muon, and with optimizer state in host memory, which changes no bit. */
+static void families_with_muon_and_offload(void **state)
+{
+    (void)state;
+    static const char *const layouts[] = {"parallel.ranks=4 parallel.tp=2 parallel.zero=3 ",
+                                          "parallel.ranks=4 parallel.pp=2 parallel.cp=2 parallel.zero=1 train.micro_batch=1 "};
+    int64_t only = number("QUADRILLE_FAMILY", -1), step = QD_TEST_SANITIZED ? 4 : 1;
+    if (only >= 0 || getenv("QUADRILLE_DEVICE"))
+        return;
+    for (int64_t f = 0; f < LAYOUT_FAMILIES; f += step) {
+        char words[1200], offloaded[1300];
+        const qd_random_tokens tokens = {.seed = (uint64_t)f + 5, .documents = f % 2 ? 3 : 0};
+        qd_arena *arena;
+        qd_program *program;
+        trained_ok(qd_arena_create(&arena));
+        snprintf(words, sizeof words, LAYOUT_SAMPLE_RUN "%strain.optimizer=muon train.lr=2e-3 train.eps=1e-3 ", layout_families[f].words);
+        qd_config config = layout_config(words);
+        trained_ok(qd_config_build(&config, 0, arena, &program));
+        outcome one = outcome_run(words, tokens);
+        snprintf(words, sizeof words, LAYOUT_SAMPLE_RUN "%strain.optimizer=muon train.lr=2e-3 train.eps=1e-3 %s", layout_families[f].words,
+                 layouts[f % 2]);
+        snprintf(offloaded, sizeof offloaded, "%strain.offload=optimizer train.offload_chunk_mb=0.001 ", words);
+        config = layout_config(words);
+        prove(words, &config);
+        outcome many = outcome_run(words, tokens), moved = outcome_run(offloaded, tokens);
+        outcome_compare(words, program->ledger, &many, &one);
+        same_bits(offloaded, &moved, &many);
+        outcome_free(&moved);
+        outcome_free(&many);
+        outcome_free(&one);
+        qd_arena_destroy(arena);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_agree), cmocka_unit_test(families_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(layouts_agree), cmocka_unit_test(families_agree),
+                                       cmocka_unit_test(families_with_muon_and_offload)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

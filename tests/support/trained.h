@@ -74,7 +74,7 @@ typedef struct trained_counts {
 } trained_counts;
 qd_status trained_count(qd_trainer *trainer, qd_comm *world, void *counts);
 
-/* One step sends the bytes that the program says and, if only actions communicate (no tp), in as
- * many calls. */
+/* One step sends the bytes that the program says and, if only actions communicate (neither tp nor
+ * cp), in as many calls. */
 void trained_plan_equals_run(const char *words);
 #endif

@@ -135,13 +135,16 @@ bool qd_formula_context(const qd_program *p, qd_check_formula *f)
         return false;
     /* With fewer kv heads than ranks of tp, several ranks hold the same head. */
     int64_t dims = m->head_dim + qd_model_v_dim(m), q = m->heads / tp * dims;
-    qd_context_theory t = qd_context_bytes(s->cp_mode, n, s->micro_batch * s->seq, q, m->kv_heads > tp ? m->kv_heads / tp : 1, dims,
-                                           (int64_t)qd_dtype_size(s->activation));
     *f = (qd_check_formula){.planned = planned_over(p, QD_AXIS_CP)};
+    qd_context_theory t = {.text = ""};
     for (int i = 0; i < p->action_count; i++) {
         unsigned phases = qd_action_phases(&p->actions[i]);
-        if (!phases || p->ledger->modules[p->actions[i].module].layer < 0)
+        const qd_module *module = phases ? &p->ledger->modules[p->actions[i].module] : NULL;
+        if (!phases || module->layer < 0)
             continue;
+        int64_t window = qd_window_within(qd_layer_window(&p->ledger->decls[module->decl]), s->seq);
+        t = qd_context_bytes(s->cp_mode, n, qd_context_rounds(s->seq, n, window, n), s->micro_batch * s->seq, q,
+                             m->kv_heads > tp ? m->kv_heads / tp : 1, dims, (int64_t)qd_dtype_size(s->activation));
         f->bytes += phases == QD_PHASES_AGAIN || (phases & 1u << QD_PHASE_FORWARD) ? t.forward : 0;
         f->bytes += phases & 1u << QD_PHASE_INPUT ? t.backward : 0;
     }

@@ -63,6 +63,40 @@ double qd_context_pairs(int64_t seq, int cp, int coord, int of, int64_t window)
     return pairs;
 }
 
+/* Whether a query of rank `coord` has a key of rank `of` in its window. */
+static bool meets(int64_t seq, int cp, int coord, int of, int64_t window)
+{
+    qd_row_run queries[QD_CONTEXT_RUNS], keys[QD_CONTEXT_RUNS];
+    int rows = qd_context_runs(seq, cp, coord, queries), cols = qd_context_runs(seq, cp, of, keys);
+    bool met = false;
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < cols; j++) {
+            int64_t nearest = queries[i].position - (keys[j].position + keys[j].count - 1);
+            int64_t farthest = queries[i].position + queries[i].count - 1 - keys[j].position;
+            met = met || (farthest >= 0 && nearest < window); /* distances are all numbers between the two */
+        }
+    return met;
+}
+
+int qd_context_next_round(int64_t seq, int cp, int64_t window, int round)
+{
+    for (int t = round + 1; t < cp; t++)
+        for (int coord = 0; coord < cp; coord++)
+            if (window == 0 || meets(seq, cp, coord, (coord + cp - t) % cp, window))
+                return t;
+    return cp;
+}
+
+int qd_context_rounds(int64_t seq, int cp, int64_t window, int round)
+{
+    int count = 0;
+    if (window == 0)
+        return round;
+    for (int t = 0; t < round; t = qd_context_next_round(seq, cp, window, t))
+        count++;
+    return count;
+}
+
 int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool whole)
 {
     return batch * ((cp > 1 ? 4 : 3) * qd_context_rows(seq, cp, coord) + (whole ? seq : 0));
@@ -110,13 +144,16 @@ int qd_context_kv_share(int cp, int kv_heads)
     return kv_heads > cp ? kv_heads / cp : 1;
 }
 
-qd_context_theory qd_context_bytes(qd_cp_mode mode, int n, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim, int64_t size)
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int n, int rounds, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim,
+                                   int64_t size)
 {
     int64_t keys = tokens * kv_heads * kv_dim, swapped = tokens * (q / n + qd_context_kv_share(n, kv_heads) * kv_dim) * (n - 1) * size;
     switch (mode) {
     case QD_CP_RING:
-        return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * size + n * keys * 4,
-                                   "ring, (k+v)·bs·(n-1)·size forward, the same and (k+v)·bs·4n backward"};
+        return (qd_context_theory){(rounds - 1) * keys * size, (rounds - 1) * keys * size + (rounds > 1 ? rounds : 0) * keys * 4,
+                                   rounds == n ? "ring, (k+v)·bs·(n-1)·size forward, the same and (k+v)·bs·4n backward"
+                                               : "ring of n rounds with keys in a window, (k+v)·bs·(n-1)·size forward, the same and "
+                                                 "(k+v)·bs·4n backward"};
     case QD_CP_GATHER:
         return (qd_context_theory){(n - 1) * keys * size, (n - 1) * keys * (size + 4),
                                    "gather, (k+v)·bs·(n-1)·size forward, the same and (k+v)·bs·4(n-1) backward"};

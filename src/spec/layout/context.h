@@ -29,6 +29,13 @@ int64_t qd_context_most_rows(int64_t seq, int cp);
  * of causal attention. */
 double qd_context_pairs(int64_t seq, int cp, int coord, int of, int64_t window);
 
+/* The rounds of a ring. In round t, ranks have the keys of the rank t ranks back. Rounds in which
+ * no query of any rank has a key in its window are left out; 0: without a window, all take place.
+ * qd_context_next_round: the round after `round`; cp: there is none, and the next stop of a part is
+ * its owner. qd_context_rounds: how many rounds there are before `round`. */
+int qd_context_next_round(int64_t seq, int cp, int64_t window, int round);
+int qd_context_rounds(int64_t seq, int cp, int64_t window, int round);
+
 /* How a rank's queries reach the keys of other ranks. Ring: keys and values pass from rank to rank.
  * Gather: every rank gathers all of them. Ulysses: an all-to-all exchanges heads for positions. */
 typedef enum qd_cp_mode { QD_CP_RING, QD_CP_GATHER, QD_CP_ULYSSES } qd_cp_mode;
@@ -50,13 +57,14 @@ int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool who
 
 /* Bytes that the ranks of one group send for one layer and micro-batch of `tokens` tokens, forward
  * and backward, by the closed formula. On a rank of tp, q: columns of queries and results; kv_heads
- * heads with kv_dim columns of keys and values each. size: bytes per activation element. text: the
- * formula for one step. */
+ * heads with kv_dim columns of keys and values each. size: bytes per activation element. rounds: of
+ * the ring. text: the formula for one step. */
 typedef struct qd_context_theory {
     int64_t forward, backward;
     const char *text;
 } qd_context_theory;
-qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim, int64_t size);
+qd_context_theory qd_context_bytes(qd_cp_mode mode, int cp, int rounds, int64_t tokens, int64_t q, int kv_heads, int64_t kv_dim,
+                                   int64_t size);
 
 /* QD_USAGE when a sequence is too short to divide over cp ranks. */
 qd_status qd_context_check(int64_t seq, int cp);

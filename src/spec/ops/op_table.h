@@ -151,7 +151,7 @@
     OP(HEADS_JOIN, "heads.join", r(X), w(Y))            /* the reverse */                                                     \
     OP(ROWS_SPLIT, "rows.split", r(X), w(Y))            /* y: whole sequences x, sorted by the rank that gets the rows */     \
     OP(ROWS_JOIN, "rows.join", r(X), w(Y))              /* the reverse */                                                     \
-    OP(CONTEXT_SHIFT, "context.shift", r(X), w(Y))      /* sends x to the next rank, receives y from the previous one */      \
+    OP(CONTEXT_SHIFT, "context.shift", r(X), w(Y))      /* sends x to the rank `hop` ahead, receives y from the one behind */ \
     OP(CONTEXT_GATHER, "context.gather", r(X), w(Y))    /* x: this rank's rows, y: whole sequences */                         \
     OP(CONTEXT_SCATTER, "context.scatter", r(X), w(Y))  /* x: whole sequences, y: this rank's rows of their sum */            \
     OP(CONTEXT_SWAP, "context.swap", r(X), w(Y))        /* all-to-all: x by destination rank, y by source rank */

@@ -92,6 +92,7 @@ typedef struct qd_op {
      * operand and covers part_cols[i] columns of the wide one from part_at[i] on */
     int32_t parts, part_at[QD_PARTS_MOST], part_cols[QD_PARTS_MOST];
     int32_t round;             /* context parallelism: how many ranks back the keys come from; -1: all keys, in order of positions */
+    int32_t hop;               /* context.shift: how many ranks ahead x is sent, so that y comes from as many back */
     qd_op_exchange exchange;
     int32_t after;             /* waits for this asynchronous op and all before it; -1: none */
     int64_t chunk;             /* head: rows of logits per chunk */

@@ -4,7 +4,9 @@
  *
  * - ring: keys and values pass from rank to rank n - 1 times; each part is attended to while the
  *   next is in flight. The backward pass repeats this, and the gradients of keys and values follow
- *   n times, the last time back to their owner.
+ *   n times, the last time back to their owner. With a window, they skip the ranks that are beyond
+ *   all windows: rank r has the chunks r and 2n - 1 - r, so a short window reaches the ranks r - 1
+ *   and r + 1, and a part is sent on twice.
  * - gather: every rank gathers the keys and values of whole sequences, and again in the backward
  *   pass, where their gradients are reduce-scattered.
  * - ulysses: an all-to-all gives each rank whole sequences of its share of the heads, and another
@@ -22,6 +24,7 @@ enum {
     SINK_ROWS, SINK_COLS, SINK_HEADS, FIRST_SINK, /* of the heads that o and lse have: its share of them in ulysses */
     WINDOW, ROUND_BACK, ALL_KEYS,      /* round of the ring: ranks that the keys come from, -1: all keys at once */
     OTHERS, ONE,                       /* other ranks of cp */
+    HOP,                               /* ranks to the next round of the ring, or to the owner of the keys */
 };
 
 enum {
@@ -36,8 +39,9 @@ enum {
 
 /* Facts. PARTS: ring or gather. NARROW: activations are not fp32. FIRST and LAST: the round of the
  * ring. SINKS: they join the result when it has the keys of all ranks, and before it leaves the
- * rank that has its log-sum-exps. */
-enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64, SINKS = 128 };
+ * rank that has its log-sum-exps. ALONE: windows reach no other rank, so that there is one
+ * round. */
+enum { RING = 1, GATHER = 2, PARTS = 4, ULYSSES = 8, NARROW = 16, FIRST = 32, LAST = 64, SINKS = 128, ALONE = 256 };
 
 static const qd_sequence_value values[VALUES] = {
     [SUMS] = {"attended in fp32", QD_VALUE_F32, ROWS, .cols = O_COLS, .same = 1 + O, .unless = NARROW},
@@ -67,7 +71,7 @@ static const qd_sequence_value values[VALUES] = {
     [D_QKV_OF_RANKS] = {"of ranks", QD_VALUE_ACTIVATION, ROWS, .cols = QKV_SHARES},
 };
 
-/* ROUND: once per rank of cp, in the ring. */
+/* ROUND: once per rank of cp whose keys any rank needs, in the ring. */
 enum { BEGIN, ROUND, END, GRAD_BEGIN, GRAD_ROUND, GRAD_END, SINK_ALONE, SINK_GRAD };
 
 enum { PLAIN, FROM_KEYS, TO_KEYS, TO_ROWS, TO_HEADS, GATHERED, SHIFTED, WHOLE, WHOLE_GRAD, PART, PART_GRAD, BY_HEAD, WITH_SINKS };
@@ -80,7 +84,7 @@ static const qd_manner manners[] = {
     [TO_ROWS] = {.over = 1, .count = OTHERS}, /* ulysses */
     [TO_HEADS] = {.over = 1, .count = OTHERS, .round = ONE},
     [GATHERED] = {.over = 1, .round = ROUND_BACK},
-    [SHIFTED] = {.over = 1, .round = ROUND_BACK, .async = true},
+    [SHIFTED] = {.over = 1, .round = ROUND_BACK, .hop = HOP, .async = true},
     [WHOLE] = {.heads = SHARE, .kv_heads = KV_SHARE, .window = WINDOW, .work = QD_WORK_GIVEN, .part = FORWARD},
     [WHOLE_GRAD] = {.heads = SHARE, .kv_heads = KV_SHARE, .window = WINDOW, .work = QD_WORK_GIVEN, .part = BACKWARD},
     [PART] = {.heads = HEADS, .kv_heads = KV_HEADS, .window = WINDOW, .round = ROUND_BACK, .work = QD_WORK_GIVEN, .part = FORWARD},
@@ -142,7 +146,7 @@ static const qd_step steps[] = {
     QD_STEP(GRAD_ROUND, 0, FIRST, ATTENTION_PART_GRAD, PART_GRAD, ROWS, Q, SEQ, (QKV, QKV), (INPUT, INPUT), (KV, KV_AGAIN), (LSE, LSE),
             (D_O, D_O), (DELTA, DELTA), (DQ, DQ), (DKV, D_KV_PART)),
     QD_STEP(GRAD_ROUND, 0, FIRST, ADD, PLAIN, MOST_ROWS, KV, NONE, (A, D_KV_HERE), (B, D_KV_PART), (Y, D_KV_HERE)),
-    QD_STEP(GRAD_ROUND, 0, 0, CONTEXT_SHIFT, SHIFTED, WHOLE_ROWS, KV, NONE, (X, D_KV_HERE), (Y, D_KV_NEXT)),
+    QD_STEP(GRAD_ROUND, 0, ALONE, CONTEXT_SHIFT, SHIFTED, WHOLE_ROWS, KV, NONE, (X, D_KV_HERE), (Y, D_KV_NEXT)),
 
     QD_STEP(GRAD_END, NARROW, 0, COLUMNS, PLAIN, ROWS, Q, NONE, (X, DQ), (Y, D_QKV)),
     QD_STEP(GRAD_END, RING, 0, COLUMNS, TO_KEYS, ROWS, KV, NONE, (X, D_KV_HERE), (Y, D_QKV)),
@@ -218,13 +222,17 @@ static void emit(qd_sequence *s, int begin_stage)
     int n = s->group[0].size;
     unsigned facts = s->facts;
     qd_sequence_emit(s, begin_stage);
-    for (int round = 0; facts & RING && round < n; round++) {
-        s->facts = facts | (round == 0 ? FIRST : 0) | (round == n - 1 ? LAST : 0);
+    for (int round = 0, next; facts & RING && round < n; round = next) {
+        next = qd_context_next_round(s->number[SEQ], n, s->number[WINDOW], round);
+        const unsigned alone = round == 0 && next == n ? ALONE : 0;
+        s->facts = facts | (round == 0 ? FIRST : 0) | (next == n ? LAST : 0) | alone;
+        s->number[HOP] = next - round;
         set_round(s, round);
         qd_sequence_emit(s, begin_stage + 1);
         swap(s, KV_HERE, KV_NEXT);
         swap(s, KV_AGAIN, KV_NEXT_AGAIN);
-        swap(s, D_KV_HERE, D_KV_NEXT);
+        if (!alone)
+            swap(s, D_KV_HERE, D_KV_NEXT);
     }
     s->facts = facts;
     if (facts & PARTS)

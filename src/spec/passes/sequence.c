@@ -52,6 +52,7 @@ static void state(const qd_sequence *s, const qd_step *step, qd_op *op)
     op->expert = (int32_t)number[how->expert];
     op->window = number[how->window];
     op->round = (int32_t)number[how->round];
+    op->hop = (int32_t)number[how->hop];
     op->chunk = number[how->chunk];
     op->ahead = (int32_t)number[how->ahead];
     op->cap = how->capped ? s->w->model->logit_softcap : 0.0;

@@ -30,7 +30,7 @@ typedef struct qd_sequence_value {
 
 /* What an op states beyond its operands and sizes: numbers, unless noted. */
 typedef struct qd_manner {
-    int first, to, heads, kv_heads, experts, expert, window, round, chunk, ahead;
+    int first, to, heads, kv_heads, experts, expert, window, round, hop, chunk, ahead;
     bool capped; /* logits: with the model's soft-cap */
     enum { QD_WORK_NONE, QD_WORK_GEMM, QD_WORK_GIVEN } work; /* its FLOPs: 0, 2 m n k, or those of the sequence */
     int part;            /* QD_WORK_GIVEN: which of them */

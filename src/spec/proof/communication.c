@@ -394,8 +394,9 @@ static bool same_operation(const flat *f, const place *a, const flat *g, const p
         return false;
     if (a->op >= 0) {
         const qd_op *x = op_at(f->program, a), *y = op_at(g->program, b);
-        return x->kind == y->kind && x->exchange.reduce == y->exchange.reduce && x->exchange.count == y->exchange.count &&
-               x->exchange.dtype == y->exchange.dtype && x->exchange.piece == y->exchange.piece && x->exchange.pieces == y->exchange.pieces;
+        return x->kind == y->kind && x->hop == y->hop && x->exchange.reduce == y->exchange.reduce &&
+               x->exchange.count == y->exchange.count && x->exchange.dtype == y->exchange.dtype &&
+               x->exchange.piece == y->exchange.piece && x->exchange.pieces == y->exchange.pieces;
     }
     const qd_action *x = &f->program->actions[a->action], *y = &g->program->actions[b->action];
     if (qd_action_transfers(x)) /* kinds differ, and so do the buffers they fill */

@@ -349,6 +349,8 @@ qd_status qd_proof_rule_attention_part_grad(proof_walk *w);
 qd_status qd_proof_rule_columns(proof_walk *w);
 qd_status qd_proof_rule_cut(proof_walk *w);
 qd_status qd_proof_rule_context_shift(proof_walk *w);
+/* How many rounds of the layer's ring there are before `round`. */
+int qd_proof_rounds(const proof_walk *w, int round);
 qd_status qd_proof_rule_context_gather(proof_walk *w);
 qd_status qd_proof_rule_context_scatter(proof_walk *w);
 qd_status qd_proof_rule_context_swap(proof_walk *w);

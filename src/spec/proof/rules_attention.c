@@ -217,18 +217,26 @@ static qd_status read_kv(proof_walk *w, const proof_value *qkv, proof_value *kv)
     return QD_OK;
 }
 
+int qd_proof_rounds(const proof_walk *w, int round)
+{
+    const int64_t seq = w->program->strategy.seq;
+    int64_t window = qd_layer_window(&w->ledger->decls[w->ledger->modules[w->class_->module].decl]);
+    return qd_context_rounds(seq, w->proof->mesh->degree[QD_AXIS_CP], qd_window_within(window, seq), round);
+}
+
 /* The sum over rounds, which must follow each other. */
 static qd_status next_round(proof_walk *w, proof_operand operand, const proof_value *qkv, bool gradient)
 {
     const proof_place *place = &qkv->place[0];
-    int cp = w->proof->mesh->degree[QD_AXIS_CP], round = w->op->round;
+    int cp = w->proof->mesh->degree[QD_AXIS_CP], round = w->op->round, done = round < 0 ? 0 : qd_proof_rounds(w, round);
     proof_value v = qd_proof_value_of(w, place, gradient), before;
     if (round > 0) {
         QD_TRY(qd_proof_read_any(w, operand, &before));
-        if (before.seen != round)
-            return qd_proof_fail(w, operand, 0, -1, "round %d is added to the sum of %d rounds", round, before.seen);
+        if (before.seen != done)
+            return qd_proof_fail(w, operand, 0, -1, "round %d is added to the sum of %d rounds, where %d must be before it", round,
+                                 before.seen, done);
     }
-    v.seen = round < 0 || round + 1 == cp ? 0 : round + 1;
+    v.seen = round < 0 || done + 1 == qd_proof_rounds(w, cp) ? 0 : done + 1;
     v.rotated = gradient && qkv->rotated;
     int slot = qd_proof_slot_of(w->op, operand);
     if (gradient && w->ops->slots[slot].cols > w->op->n) { /* the columns of queries in a slot with all of qkv */
@@ -283,7 +291,7 @@ qd_status qd_proof_rule_attention_part_grad(proof_walk *w)
     proof_value d_kv = qd_proof_value_of(w, &place, true);
     d_kv.rotated = qkv.rotated;
     d_kv.shift = round < 0 ? 0 : round;
-    d_kv.seen = round < 0 ? 0 : 1;
+    d_kv.seen = round < 0 || qd_proof_rounds(w, w->proof->mesh->degree[QD_AXIS_CP]) == 1 ? 0 : 1;
     return qd_proof_write(w, D_KV, &d_kv);
 }
 
@@ -363,8 +371,10 @@ qd_status qd_proof_rule_context_shift(proof_walk *w)
     if (w->op->round != v.shift)
         return qd_proof_fail(w, X, 0, -1, "rows that have been passed on %d times are taken for those of %d ranks back", v.shift,
                              w->op->round);
-    v.shift = (v.shift + 1) % cp;
-    if (v.shift == 0 && v.seen == cp)
+    if (w->op->hop < 1 || v.shift + w->op->hop > cp)
+        return qd_proof_fail(w, X, 0, -1, "rows of %d ranks back are sent on by %d ranks, beyond their owner", v.shift, w->op->hop);
+    v.shift = (v.shift + w->op->hop) % cp;
+    if (v.shift == 0 && v.seen == qd_proof_rounds(w, cp))
         v.seen = 0;
     return qd_proof_write(w, Y, &v);
 }

@@ -404,7 +404,7 @@ qd_status qd_proof_rule_add(proof_walk *w)
         return qd_proof_fail(w, ADD, 0, -1, "a gradient is added to itself");
     if (a.seen > 0 || a.shift > 0) {
         QD_TRY(qd_proof_read_any(w, ADD, &b));
-        if (b.shift != a.shift || b.seen != 1 || a.seen != a.shift)
+        if (b.shift != a.shift || b.seen != 1 || a.seen != qd_proof_rounds(w, a.shift))
             return qd_proof_fail(w, ADD, 0, -1, "terms of %d ranks, %d ranks away from home, join those of %d, %d ranks away", b.seen,
                                  b.shift, a.seen, a.shift);
         QD_TRY(qd_proof_same_place(w, ADD, &b, X, &a));

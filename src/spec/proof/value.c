@@ -105,12 +105,13 @@ qd_status qd_proof_read_rows(proof_walk *w, proof_operand operand, int64_t first
         return qd_proof_fail(w, operand, 0, -1, "it is read, but only zeroes have been written to it");
     if (v->missing)
         return qd_proof_fail(w, operand, 0, -1, "nothing has written its columns of %s", v->missing & 1 ? "queries" : "keys and values");
-    if (v->seen > 0 || v->shift > 0)
+    const int all = v->seen > 0 || v->shift > 0 ? qd_proof_rounds(w, w->proof->mesh->degree[QD_AXIS_CP]) : 0;
+    if (all > 0)
         for (int i = 0; i < w->proof->frames[FOLD_DENSE].count; i++)
             if (qd_proof_digit_axis(w->proof, i) == QD_AXIS_CP)
                 return qd_proof_fail(
                     w, operand, FOLD_DENSE, i, "it has the terms of %d of %d ranks and is %d ranks away from its owner: it is incomplete",
-                    v->seen > 0 ? v->seen : w->proof->mesh->degree[QD_AXIS_CP], w->proof->mesh->degree[QD_AXIS_CP], v->shift);
+                    v->seen > 0 ? v->seen : all, all, v->shift);
     return QD_OK;
 }
 

@@ -340,6 +340,16 @@ static const mutant mutants[] = {
     {LLAMA "model.window=4 parallel.ranks=2 parallel.cp=2 ",
      {OP_WINDOW, "attention.part.grad", "block.0", .nth = 1, .number = 0},
      {"(attention.part.grad)", "window", "which is 4"}},
+    /* A ring that skips ranks beyond the windows: not the ranks that the windows reach. */
+    {LLAMA "model.window=2 data.seq=8 parallel.ranks=4 parallel.cp=4 " PLAIN,
+     {OP_DROP, "attention.part", "block.0", .nth = 1},
+     {"(attention.part)", "round 3 is added to the sum of 1 rounds", "2 must be before it"}},
+    {LLAMA "model.window=2 data.seq=8 parallel.ranks=4 parallel.cp=4 " PLAIN,
+     {OP_DROP, "context.shift", "block.0", .nth = 0},
+     {"(context.shift)", "'kv passed on'", "no op has written it"}},
+    {LLAMA "model.window=2 data.seq=8 parallel.ranks=4 parallel.cp=4 " PLAIN,
+     {OP_DROP, "add", "block.0", .nth = -1},
+     {"(columns)", "'d_kv passed on'", "it has the terms of 2 of 3 ranks"}},
     /* Sinks: they join the denominator once, after the last round, and their gradients are sums
      * over rows, and in ulysses over heads too. */
     {SINKS CP2, {OP_TWICE, "attention.sink", "block.0", .nth = 0}, {"(attention.sink)", "contains the sinks already", NULL}},

@@ -42,6 +42,8 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=2 parallel.split_backward=true train.swiglu=again ",
     LLAMA "parallel.ranks=2 parallel.tp=2 model.window=4 model.full_every=2 ",
     LLAMA "parallel.ranks=2 parallel.cp=2 model.window=4 model.window_from=1 ",
+    LLAMA "parallel.ranks=4 parallel.cp=4 model.window=2 ", /* round 2 of the ring is left out */
+    LLAMA "parallel.ranks=2 parallel.cp=2 model.window=1 ",
     LATENT "parallel.ranks=2 parallel.tp=2 ",
     LATENT "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.cp=2 ",
     LATENT "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
@@ -61,9 +63,10 @@ static const char *const layouts[] = {
     SIZES "model.arch=deepseek model.mtp_modules=1 ",
 };
 
-/* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round; c
- * chunk; s site; a ahead; o scale; p soft-cap; z epsilon; l load_tokens; P parts, A column of the
- * last part, C columns of the first part. Exchanges: g group, i its index, d type, q count. */
+/* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round, H
+ * hop; c chunk; s site; a ahead; o scale; p soft-cap; z epsilon; l load_tokens; P parts, A column
+ * of the last part, C columns of the first part. Exchanges: g group, i its index, d type, q
+ * count. */
 static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = "mnkfa",
     [QD_OP_EMBED_GRAD] = "mnkfa",
@@ -151,7 +154,7 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_HEADS_JOIN] = "mnk",
     [QD_OP_ROWS_SPLIT] = "",
     [QD_OP_ROWS_JOIN] = "",
-    [QD_OP_CONTEXT_SHIFT] = "nrgid",
+    [QD_OP_CONTEXT_SHIFT] = "nrgidH",
     [QD_OP_CONTEXT_GATHER] = "ngid",
     [QD_OP_CONTEXT_SCATTER] = "ngid",
     [QD_OP_CONTEXT_SWAP] = "ngid",
@@ -165,7 +168,7 @@ static bool change(qd_op *op, char field, bool more)
                     : field == 't' ? &op->to : field == 'w' ? &op->window : field == 'c' ? &op->chunk : field == 'q' ? &x->count : NULL;
     int32_t *narrow = field == 'h' ? &op->heads : field == 'v' ? &op->kv_heads : field == 'e' ? &op->experts : field == 'x' ? &op->expert
                       : field == 'P' ? &op->parts : field == 'A' ? &op->part_at[op->parts - 1] : field == 'C' ? &op->part_cols[0]
-                      : field == 'r' ? &op->round : field == 's' ? &op->site : field == 'i' ? &x->index
+                      : field == 'r' ? &op->round : field == 'H' ? &op->hop : field == 's' ? &op->site : field == 'i' ? &x->index
                       : field == 'a' ? &op->ahead : NULL;
     double *real = field == 'o' ? &op->scale : field == 'p' ? &op->cap : field == 'l' ? &op->load_tokens : field == 'z' ? &op->eps : NULL;
     if ((strchr("gidq", field) && x->group.size <= 1) || (field == 'p' && op->cap == 0.0) || (field == 'z' && op->eps == 0.0))
