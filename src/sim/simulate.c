@@ -16,7 +16,7 @@ static const double RANK_JITTER = 0.005;
 static void add_line(qd_sim_line *lines, int *count, int capacity, const char *name, double value)
 {
     int i = 0;
-    while (i < *count && strcmp(lines[i].name, name) != 0)
+    while (i < *count && lines[i].name != name && strcmp(lines[i].name, name) != 0)
         i++;
     if (i == *count) {
         if (*count == capacity)
@@ -37,10 +37,10 @@ static const char *axes_name(unsigned axes)
     return axes < (1u << QD_AXIS_COUNT) && names[axes] ? names[axes] : "several axes";
 }
 
-/* Name of the axis or link that an action communicates over. */
-static const char *way_of(const qd_program *p, const qd_action *a)
+/* Name of the axis or link that an action communicates over; `groups` has those of groups. */
+static const char *way_of(const char *const *groups, const qd_action *a)
 {
-    return qd_action_copies(a) ? "the host link" : axes_name(qd_step_axes(p, a));
+    return qd_action_copies(a) ? "the host link" : groups[a->group];
 }
 
 enum { EXPOSED_LINES = sizeof((qd_sim_report *)0)->exposed / sizeof(qd_sim_line) };
@@ -79,15 +79,17 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
 {
     const qd_step_stage *stage = &step->stages[s];
     const qd_sim_times *times = qd_sim_times_of(&step->result, s);
+    const char *groups[QD_GROUP_LIMIT];
     double end = 0.0;
+    for (int g = 0; g < stage->program->group_count; g++)
+        groups[g] = axes_name(qd_mesh_spread(&stage->program->ledger->mesh, stage->program->groups[g].axes));
     for (int i = 0; i < stage->item_count; i++) {
         const qd_sim_item *item = &stage->items[i];
         const qd_action *action = &stage->program->actions[stage->action[i]];
-        const char *axes = way_of(stage->program, action);
         bool moves = qd_action_communicates(action) || qd_action_copies(action);
         if (item->stream != QD_STREAM_COMPUTE) {
             if (moves)
-                add_line(a->r->hidden, &a->r->hidden_count, EXPOSED_LINES, axes,
+                add_line(a->r->hidden, &a->r->hidden_count, EXPOSED_LINES, way_of(groups, action),
                          (times[i].end - times[i].begin) * a->share);
             continue;
         }
@@ -96,11 +98,11 @@ static void account_stage(account *a, const qd_step *step, int s, qd_sim_stage *
         /* Waiting for a message is waiting for the stage that sends it. */
         const qd_action *awaited = on >= 0 && times[on].end >= times[i].begin - 1e-12 ? &stage->program->actions[stage->action[on]] : NULL;
         if (awaited && ((qd_action_communicates(awaited) && !qd_action_transfers(awaited)) || qd_action_copies(awaited)))
-            expose(a, out, way_of(stage->program, awaited), gap);
+            expose(a, out, way_of(groups, awaited), gap);
         else if (gap > 0.0)
             out->bubble_seconds += gap;
         if (moves)
-            expose(a, out, axes, times[i].end - times[i].begin);
+            expose(a, out, way_of(groups, action), times[i].end - times[i].begin);
         else
             busy(out, times[i].end - times[i].begin, stage->exchange[i]);
         end = times[i].end;

@@ -9,11 +9,6 @@
 #include <string.h>
 
 enum { LINK_NODE = 1, LINK_NETWORK = 2 };
-unsigned qd_step_axes(const qd_program *p, const qd_action *a)
-{
-    return a->group >= 0 ? qd_mesh_spread(&p->ledger->mesh, p->groups[a->group].axes) : 0;
-}
-
 static qd_coll_kind collective_of(const qd_action *a)
 {
     return qd_action_collective((qd_action_kind)a->kind);

@@ -62,6 +62,4 @@ int qd_step_key(const qd_program *program, const qd_action *action);
 /* Whether an action does more than allocate or free memory. */
 bool qd_step_takes_time(const qd_action *action);
 
-/* The axes of a collective that have more than one rank: "dp", "tp", … */
-unsigned qd_step_axes(const qd_program *program, const qd_action *action);
 #endif

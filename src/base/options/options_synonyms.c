@@ -85,7 +85,7 @@ static const qd_synonym synonyms[] = {
     {"sample_interval generate_every generation_interval sample_freq sample_steps", "run.sample_every", NULL, NULL},
     {"sample_prompt prompts prompt", "run.sample_prompts", NULL, NULL},
     {"eval_iters eval_iterations val_iters val_batches limit_val_batches max_eval_steps", "train.eval_batches", NULL, NULL},
-    {"batch_size batch bs batchsize", NULL, NULL,
+    {"batch_size batch bs bsz batchsize", NULL, NULL,
      "sequences per step over all ranks are train.global_batch={N}; those that a rank computes at once are train.micro_batch={N}"},
     {"total_batch_size batch_size_tokens global_batch_tokens batch_tokens tokens_per_step tokens_per_batch", NULL, NULL,
      "train.global_batch counts sequences: {the tokens} / data.seq"},

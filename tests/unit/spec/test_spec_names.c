@@ -57,6 +57,7 @@ static const struct {
     {"init_from=runs/a", "'run.weights=runs/a'"},
     {"dataset=shakespeare.txt", "'data.path=shakespeare.txt'"},
     {"gradient_accumulation_steps=8", "train.global_batch to 8 x train.micro_batch x the data-parallel degree"},
+    {"bsz=12", "train.global_batch=12; those that a rank computes at once"},
     {"batch_size=12", "train.global_batch=12; those that a rank computes at once are train.micro_batch=12"},
     {"compile=true", "nothing to switch on"},
     {"wandb_log=true", "metrics.jsonl"},
