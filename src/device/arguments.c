@@ -10,6 +10,11 @@ qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype)
                    qd_dtype_name(dtype));
 }
 
+bool qd_grouped_is_part(const qd_grouped_args *a)
+{
+    return a->a_stride || a->b_stride || a->c_stride || a->add_rows;
+}
+
 qd_status qd_grouped_check(const qd_grouped_args *a)
 {
     QD_TRY(qd_check_float("grouped", "a", a->a_dtype));
@@ -17,6 +22,11 @@ qd_status qd_grouped_check(const qd_grouped_args *a)
     QD_TRY(qd_check_float("grouped", "c", a->c_dtype));
     if (a->by_experts && (a->active || a->gate_up))
         return QD_FAIL(QD_USAGE, "grouped: SwiGLU can be fused into a GEMM by rows only, and this one is by experts");
+    if (qd_grouped_is_part(a) && (a->active || a->gate_up || a->bias || a->squares))
+        return QD_FAIL(QD_USAGE, "grouped: parts of matrices, and sums with rows, exclude a bias, SwiGLU and squares");
+    if ((a->a_stride && a->a_stride < a->k) || (a->c_stride && a->c_stride < a->n) || (a->b_stride && a->b_stride < a->n * a->k))
+        return QD_FAIL(QD_USAGE, "grouped: strides a %lld, b %lld, c %lld are shorter than matrices with n %lld, k %lld",
+                       (long long)a->a_stride, (long long)a->b_stride, (long long)a->c_stride, (long long)a->n, (long long)a->k);
     if (a->bias && (a->by_experts || a->gate_up))
         return QD_FAIL(QD_USAGE, "grouped: a bias can be fused into a GEMM by rows only, without the gradient of SwiGLU");
     if (a->bias)

@@ -9,6 +9,8 @@ qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype);
 
 /* Checks types and which members may be combined. */
 qd_status qd_grouped_check(const qd_grouped_args *a);
+/* Whether it has strides, or adds to rows. */
+bool qd_grouped_is_part(const qd_grouped_args *a);
 
 /* Checks types, sizes, strides and which fused steps may be combined. */
 qd_status qd_matmul_check(const qd_matmul_args *a);

@@ -130,7 +130,10 @@ typedef struct qd_combine_args {
  *   gate_up     c (rows, n) is the gradient of such an `active` and undefined afterwards; gate_up
  *               (rows, 2 n) is an input, d_gate_up its gradient; active (rows, n), if set, is
  *               recomputed
- * Their rows beyond the end of the list are undefined. */
+ * Their rows beyond the end of the list are undefined. Without these and without squares, matrices
+ * can be parts of others (adapters): rows of a and c are a_stride and c_stride elements apart,
+ * matrices of experts b_stride (0: k, n and n k); and by rows the result can be added to c
+ * (add_rows). */
 typedef struct qd_grouped_args {
     const void *a;
     void *b, *c;
@@ -140,8 +143,9 @@ typedef struct qd_grouped_args {
     double *squares;  /* may be NULL */
     const int32_t *counts;
     int64_t count_stride, begin, rows, n, k;
+    int64_t a_stride, b_stride, c_stride;
     int sources, experts;
-    bool trans_b, by_experts, accumulate;
+    bool trans_b, by_experts, accumulate, add_rows;
     float alpha, limit; /* limit > 0: SwiGLU is clamped, as in qd_activation_args */
     qd_dtype a_dtype, b_dtype, c_dtype, bias_dtype;
 } qd_grouped_args;

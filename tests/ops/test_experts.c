@@ -251,8 +251,9 @@ static qd_status gate_backward_run(const qd_kernels *k, qd_stream *stream, const
 /* By experts. OVERWRITE: earlier contents of b are ignored; SQUARES: sums of squares of b's rows
  * are requested. By rows. SWIGLU: SwiGLU of the results is requested too; GRADIENT: the gradient of
  * SwiGLU replaces the results, and AGAIN is recomputed SwiGLU. BIASED: the results contain biases;
- * CLAMPED: SwiGLU is clamped. */
-enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16, BIASED = 32, CLAMPED = 64 };
+ * CLAMPED: SwiGLU is clamped. PART: matrices are parts of wider ones, and by rows the result is
+ * added. */
+enum { PLAIN, OVERWRITE = 1, SQUARES = 2, SWIGLU = 4, GRADIENT = 8, AGAIN = 16, BIASED = 32, CLAMPED = 64, PART = 128 };
 
 /* Of the clamped SwiGLU. */
 #define ALPHA 1.702
@@ -336,6 +337,15 @@ static const grouped_case grouped_cases[] = {
     {1, 2, {2100, 3700}, 0, 5800, 272, 40, true, false, QD_BF16, QD_BF16, SWIGLU | BIASED},
     {1, 2, {2100, 3700}, 0, 5800, 272, 40, true, false, QD_BF16, QD_BF16, SWIGLU | BIASED | CLAMPED},
     {1, 1, {2900}, 0, 2900, 328, 136, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN | CLAMPED},
+    {1, 1, {2900}, 0, 2900, 40, 1544, false, false, QD_BF16, QD_BF16, GRADIENT | AGAIN | CLAMPED},
+    /* as of adapters */
+    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 17, 5, true, false, QD_F32, QD_F32, PART},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 5, 17, false, false, QD_F32, QD_F32, PART},
+    {2, 3, {4, 0, 3, 2, 6, 0}, 0, 15, 17, 5, false, true, QD_F32, QD_F32, PART},
+    {1, 3, {130, 0, 70}, 0, 200, 136, 16, true, false, QD_BF16, QD_BF16, PART},
+    {1, 3, {130, 0, 70}, 0, 200, 16, 136, false, false, QD_BF16, QD_BF16, PART},
+    {1, 3, {130, 0, 70}, 0, 200, 136, 16, false, true, QD_BF16, QD_F32, PART | OVERWRITE},
+    {1, 3, {0, 0, 0}, 0, 0, 136, 16, false, true, QD_BF16, QD_BF16, PART | OVERWRITE},
 };
 enum { GA, GB, GC, GN, GS, GE, GU, GD, GBIAS, GROUPED_TENSORS };
 
@@ -351,18 +361,24 @@ static void grouped_describe(const void *p, char *text, size_t size)
              : c->way & SWIGLU   ? ", SwiGLU"
              : c->way & GRADIENT ? ", SwiGLU's gradient"
                                  : "",
-             c->way & CLAMPED ? ", clamped" : "", c->way & BIASED ? ", biases" : "",
+             c->way & CLAMPED ? ", clamped" : c->way & PART ? ", part" : "", c->way & BIASED ? ", biases" : "",
              qd_dtype_name(c->dtype), qd_dtype_name(c->b_dtype));
+}
+
+/* Elements between the rows of a part, or the matrices of experts. */
+static int64_t gap(const grouped_case *c)
+{
+    return !(c->way & PART) ? 0 : c->dtype == QD_BF16 ? 8 : 3;
 }
 
 static int grouped_tensors(const void *p, ops_tensor *t)
 {
     const grouped_case *c = p;
-    t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k};
+    t[GA] = (ops_tensor){.name = "a", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->k, .ld = c->k + gap(c)};
     t[GB] = (ops_tensor){.name = "b", .role = !c->by_experts ? OPS_IN : c->way & OVERWRITE ? OPS_OUT : OPS_INOUT, .dtype = c->b_dtype,
-                         .rows = c->experts, .cols = c->n * c->k};
+                         .rows = c->experts, .cols = c->n * c->k, .ld = c->n * c->k + gap(c)};
     t[GC] = (ops_tensor){.name = "c", .role = c->by_experts ? OPS_IN : c->way & GRADIENT ? OPS_SCRATCH : OPS_INOUT, .dtype = c->dtype,
-                         .rows = c->rows, .cols = c->n};
+                         .rows = c->rows, .cols = c->n, .ld = c->n + gap(c)};
     t[GN] = (ops_tensor){.name = "counts", .role = OPS_IN, .dtype = QD_I32, .rows = c->sources, .cols = c->experts};
     t[GS] = (ops_tensor){.name = "squares", .role = c->way & SQUARES ? OPS_OUT : OPS_ABSENT, .dtype = QD_F64, .rows = c->experts,
                          .cols = c->n,
@@ -410,22 +426,24 @@ static void grouped_derive(const void *p, double *const *v)
 static void grouped_reference(const void *p, double *const *v)
 {
     const grouped_case *c = p;
-    int64_t row = -c->begin;
+    int64_t row = -c->begin, a_ld = c->k + gap(c), c_ld = c->n + gap(c), b_ld = c->n * c->k + gap(c);
     for (int64_t i = 0; (c->way & OVERWRITE) && i < c->experts * c->n * c->k; i++)
-        v[GB][i] = 0;
+        v[GB][i / (c->n * c->k) * b_ld + i % (c->n * c->k)] = 0;
     for (int i = 0; i < c->sources * c->experts; i++)
         for (int64_t j = 0; j < c->counts[i]; j++, row++) {
-            double *b = v[GB] + i % c->experts * c->n * c->k;
+            double *b = v[GB] + i % c->experts * b_ld;
             for (int64_t n = 0; n < c->n && row >= 0 && row < c->rows; n++) {
                 double sum = 0;
                 for (int64_t k = 0; k < c->k; k++) {
                     if (c->by_experts)
-                        b[n * c->k + k] += v[GC][row * c->n + n] * v[GA][row * c->k + k];
+                        b[n * c->k + k] += v[GC][row * c_ld + n] * v[GA][row * a_ld + k];
                     else
-                        sum += v[GA][row * c->k + k] * b[c->trans_b ? n * c->k + k : k * c->n + n];
+                        sum += v[GA][row * a_ld + k] * b[c->trans_b ? n * c->k + k : k * c->n + n];
                 }
                 if (!c->by_experts)
-                    v[GC][row * c->n + n] = sum + (c->way & BIASED ? v[GBIAS][i % c->experts * c->n + n] : 0);
+                    v[GC][row * c_ld + n] = sum + (c->way & BIASED ? v[GBIAS][i % c->experts * c->n + n]
+                                                   : c->way & PART ? v[GC][row * c_ld + n]
+                                                                   : 0);
             }
         }
     if (c->way & (SWIGLU | GRADIENT))
@@ -445,7 +463,11 @@ static qd_status grouped_run(const qd_kernels *k, qd_stream *stream, const void 
                                                  .begin = c->begin, .rows = c->rows, .n = c->n, .k = c->k, .sources = c->sources,
                                                  .experts = c->experts, .trans_b = c->trans_b, .by_experts = c->by_experts,
                                                  .accumulate = !(c->way & OVERWRITE), .active = t[GE], .gate_up = t[GU], .d_gate_up = t[GD],
-                                                 .bias = t[GBIAS], .alpha = (float)ALPHA, .limit = c->way & CLAMPED ? (float)LIMIT : 0.0f,
+                                                 .a_stride = c->way & PART ? c->k + gap(c) : 0,
+                                                 .b_stride = c->way & PART ? c->n * c->k + gap(c) : 0,
+                                                 .c_stride = c->way & PART ? c->n + gap(c) : 0,
+                                                 .add_rows = c->way & PART && !c->by_experts, .bias = t[GBIAS], .alpha = (float)ALPHA,
+                                                 .limit = c->way & CLAMPED ? (float)LIMIT : 0.0f,
                                                  .a_dtype = c->dtype, .b_dtype = c->b_dtype, .c_dtype = c->dtype,
                                                  .bias_dtype = c->b_dtype});
 }
@@ -465,10 +487,11 @@ static const long_case long_cases[] = {
     {2, 1, {3000, 2900}, 5, 5700, 2056, 72, false, PLAIN},
     {1, 2, {2100, 3700}, 0, 5800, 3088, 72, true, SWIGLU},
     {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN},
+    {1, 2, {2100, 3700}, 0, 5800, 392, 1544, false, GRADIENT | AGAIN}, /* deep enough for one kernel */
     {1, 1, {3001}, 0, 3001, 4112, 456, true, SWIGLU},
-    {1, 1, {3001}, 0, 3001, 4104, 456, false, GRADIENT},
+    {1, 1, {3001}, 0, 3001, 520, 1608, false, GRADIENT},
     {1, 2, {2100, 3700}, 0, 5800, 3088, 72, true, SWIGLU | BIASED | CLAMPED},
-    {1, 2, {2100, 3700}, 0, 5800, 1544, 72, false, GRADIENT | AGAIN | CLAMPED},
+    {1, 2, {2100, 3700}, 0, 5800, 392, 1544, false, GRADIENT | AGAIN | CLAMPED},
     {2, 1, {3000, 2900}, 5, 5700, 2056, 72, true, BIASED},
 };
 
@@ -601,6 +624,8 @@ static void refuses(void **state)
     args.d_gate_up = args.active = x;
     args.bias = x;
     ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "a bias can be fused");
+    args.add_rows = true;
+    ops_assert_fails(k->grouped(stream, &args), QD_USAGE, "exclude a bias");
 }
 
 int main(int argc, char **argv)

@@ -89,10 +89,6 @@ qd_status qd_lora_check(const qd_config *c)
         return QD_FAIL(QD_UNSUPPORTED, "parallel.etp=%d shards the matrices of experts, which their adapters do not support: set "
                                        "parallel.ep instead, or leave gate_proj, up_proj and down_proj out of lora.targets",
                        c->etp);
-    if (strcmp(c->device, "cpu") != 0 && adapts_experts(m))
-        return QD_FAIL(QD_UNSUPPORTED, "adapters of routed experts have no kernel for run.device=%s: use run.device=cpu, or leave "
-                                       "gate_proj, up_proj and down_proj out of lora.targets",
-                       c->device);
     if (m->lora.dropout > 0.0 && tp > 1 && m->ffn % tp != 0 && qd_lora_takes(&m->lora, "down"))
         return QD_FAIL(QD_UNSUPPORTED, "lora.dropout on down_proj: parallel.tp=%d does not divide the inner width of the MLP (%lld)", tp,
                        (long long)m->ffn);

@@ -44,18 +44,24 @@ qd_status qd_cpu_gate_backward(qd_stream *stream, const qd_gate_args *a)
     return QD_OK;
 }
 
+static void *matrix_of(const qd_grouped_args *a, int expert)
+{
+    return qd_cpu_at_mut(a->b, expert * (a->b_stride ? a->b_stride : a->n * a->k), a->b_dtype);
+}
+
 /* One GEMM over the rows that an expert has from one source. accumulate: by experts, added to b. */
 static qd_status expert_gemm(qd_stream *stream, const qd_grouped_args *a, int expert, int64_t row, int64_t rows, bool accumulate)
 {
-    const void *x = qd_cpu_at(a->a, row * a->k, a->a_dtype);
-    void *weight = qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype), *y = qd_cpu_at_mut(a->c, row * a->n, a->c_dtype);
+    const int64_t lda = a->a_stride ? a->a_stride : a->k, ldc = a->c_stride ? a->c_stride : a->n;
+    const void *x = qd_cpu_at(a->a, row * lda, a->a_dtype);
+    void *weight = matrix_of(a, expert), *y = qd_cpu_at_mut(a->c, row * ldc, a->c_dtype);
     if (a->by_experts)
         return qd_cpu_matmul(stream, &(qd_matmul_args){
-            .a = y, .b = x, .c = weight, .m = a->n, .n = a->k, .k = rows, .lda = a->n, .ldb = a->k, .ldc = a->k, .trans_a = true,
+            .a = y, .b = x, .c = weight, .m = a->n, .n = a->k, .k = rows, .lda = ldc, .ldb = lda, .ldc = a->k, .trans_a = true,
             .accumulate = accumulate, .a_dtype = a->c_dtype, .b_dtype = a->a_dtype, .c_dtype = a->b_dtype});
     return qd_cpu_matmul(stream, &(qd_matmul_args){
-        .a = x, .b = weight, .c = y, .m = rows, .n = a->n, .k = a->k, .lda = a->k, .ldb = a->trans_b ? a->k : a->n, .ldc = a->n,
-        .trans_b = a->trans_b, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
+        .a = x, .b = weight, .c = y, .m = rows, .n = a->n, .k = a->k, .lda = lda, .ldb = a->trans_b ? a->k : a->n, .ldc = ldc,
+        .trans_b = a->trans_b, .accumulate = a->add_rows, .a_dtype = a->a_dtype, .b_dtype = a->b_dtype, .c_dtype = a->c_dtype});
 }
 
 /* Bias and SwiGLU of rows of an expert whose GEMM is done. */
@@ -81,8 +87,9 @@ static qd_status finish(qd_stream *stream, const qd_grouped_args *a, int expert,
 
 static qd_status zero_weights(qd_stream *stream, const qd_grouped_args *a, int expert, int experts)
 {
-    return qd_fill_zero(stream, qd_cpu_at_mut(a->b, expert * a->n * a->k, a->b_dtype),
-                        experts * a->n * a->k * (int64_t)qd_dtype_size(a->b_dtype));
+    for (int e = expert; e < expert + experts; e++)
+        QD_TRY(qd_fill_zero(stream, matrix_of(a, e), a->n * a->k * (int64_t)qd_dtype_size(a->b_dtype)));
+    return QD_OK;
 }
 
 qd_status qd_cpu_grouped(qd_stream *stream, const qd_grouped_args *a)

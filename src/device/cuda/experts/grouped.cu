@@ -256,7 +256,13 @@ __device__ __forceinline__ void store_sums(const sums<S> &sum, void *out, bool i
         }
 }
 
-/* *_vectors: whether the operand can be read in vectors of PIECE elements. */
+/* The matrix of an expert. */
+__device__ __forceinline__ void *matrix_of(const qd_grouped_args &g, int expert)
+{
+    return (char *)g.b + expert * g.b_stride * (g.b_dtype == QD_BF16 ? 2 : 4);
+}
+
+/* g has all strides. *_vectors: whether the operand can be read in vectors of PIECE elements. */
 template <typename S, bool BY_EXPERTS>
 __global__ __launch_bounds__(THREADS) void multiply(qd_grouped_args g, bool x_vectors, bool y_vectors)
 {
@@ -279,30 +285,36 @@ __global__ __launch_bounds__(THREADS) void multiply(qd_grouped_args g, bool x_ve
             any = true;
             operand x, y;
             if (BY_EXPERTS) {
-                x = operand_at(g.c, g.c_dtype, g.n, first, t.row, t.rows, depth, false, x_vectors);
-                y = operand_at(g.a, g.a_dtype, g.k, first, t.column, t.columns, depth, false, y_vectors);
+                x = operand_at(g.c, g.c_dtype, g.c_stride, first, t.row, t.rows, depth, false, x_vectors);
+                y = operand_at(g.a, g.a_dtype, g.a_stride, first, t.column, t.columns, depth, false, y_vectors);
             } else {
-                x = operand_at(g.a, g.a_dtype, g.k, t.row, 0, t.rows, depth, true, x_vectors);
-                y = g.trans_b ? operand_at(g.b, g.b_dtype, g.k, t.expert * g.n + t.column, 0, t.columns, depth, true, y_vectors)
-                              : operand_at(g.b, g.b_dtype, g.n, t.expert * g.k, t.column, t.columns, depth, false, y_vectors);
+                const void *b = matrix_of(g, t.expert);
+                x = operand_at(g.a, g.a_dtype, g.a_stride, t.row, 0, t.rows, depth, true, x_vectors);
+                y = g.trans_b ? operand_at(b, g.b_dtype, g.k, t.column, 0, t.columns, depth, true, y_vectors)
+                              : operand_at(b, g.b_dtype, g.n, 0, t.column, t.columns, depth, false, y_vectors);
             }
             add_product(sum, x, y, x_tile, y_tile);
         }
         if (!BY_EXPERTS)
-            store_sums(sum, g.c, g.c_dtype == QD_BF16, g.n, t.row, t, false);
+            store_sums(sum, g.c, g.c_dtype == QD_BF16, g.c_stride, t.row, t, g.add_rows);
         else if (any || !g.accumulate)
-            store_sums(sum, g.b, g.b_dtype == QD_BF16, g.k, t.expert * g.n + t.row, t, g.accumulate);
+            store_sums(sum, matrix_of(g, t.expert), g.b_dtype == QD_BF16, g.k, t.row, t, g.accumulate);
     }
 }
 
 } // namespace
 
-static qd_status multiply_general(const qd_cuda_launch &launch, const qd_grouped_args *a)
+static qd_status multiply_general(const qd_cuda_launch &launch, const qd_grouped_args *given)
 {
     const int blocks = launch.multiprocessors * 2;
+    qd_grouped_args strided = *given, *const a = &strided;
+    a->a_stride = a->a_stride ? a->a_stride : a->k;
+    a->b_stride = a->b_stride ? a->b_stride : a->n * a->k;
+    a->c_stride = a->c_stride ? a->c_stride : a->n;
     const bool on_tensor_cores = a->a_dtype == QD_BF16 && (a->by_experts ? a->c_dtype : a->b_dtype) == QD_BF16;
-    const bool a_vectors = can_vector(a->k, a->a), c_vectors = can_vector(a->n, a->c);
-    const bool b_vectors = can_vector(a->n, a->b) && a->k % VECTOR == 0;
+    const bool a_vectors = can_vector(a->k, a->a) && a->a_stride % VECTOR == 0;
+    const bool c_vectors = can_vector(a->n, a->c) && a->c_stride % VECTOR == 0;
+    const bool b_vectors = can_vector(a->n, a->b) && a->k % VECTOR == 0 && a->b_stride % VECTOR == 0;
     if (a->by_experts && on_tensor_cores)
         multiply<bf16, true><<<blocks, THREADS, 0, launch.stream>>>(*a, c_vectors, a_vectors);
     else if (a->by_experts)
@@ -379,13 +391,18 @@ qd_status qd_cuda_grouped(qd_stream *stream, const qd_grouped_args *a)
     if (hopper && qd_cuda_grouped_pingpong_suits(&launch, a))
         return qd_cuda_grouped_pingpong(stream, a);
     if (hopper) {
-        QD_TRY(qd_cuda_grouped_hopper(stream, a));
+        qd_grouped_args alone = *a; /* bias and SwiGLU follow in passes of their own */
+        alone.active = alone.d_gate_up = NULL;
+        alone.gate_up = alone.bias = NULL;
+        QD_TRY(qd_cuda_grouped_pingpong_suits(&launch, &alone) ? qd_cuda_grouped_pingpong(stream, &alone)
+                                                               : qd_cuda_grouped_hopper(stream, &alone));
         if (a->b_dtype == QD_BF16 && a->by_experts)
             return QD_OK; /* squares are done, too */
     } else if (results && a->rows > 0) {
         QD_TRY(multiply_general(launch, a));
     } else if (results && a->by_experts && !a->accumulate) {
-        QD_CUDA_TRY(cudaMemsetAsync(a->b, 0, (size_t)(a->experts * a->n * a->k) * qd_dtype_size(a->b_dtype), launch.stream));
+        const size_t size = qd_dtype_size(a->b_dtype), width = (size_t)(a->n * a->k) * size;
+        QD_CUDA_TRY(cudaMemset2DAsync(a->b, a->b_stride ? (size_t)a->b_stride * size : width, 0, width, (size_t)a->experts, launch.stream));
     }
     if (a->squares)
         return square_rows(stream, a);

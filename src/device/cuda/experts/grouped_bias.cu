@@ -133,6 +133,8 @@ qd_status check(const char *kernel, const qd_grouped_bias_args *a)
     if ((int64_t)a->sources * a->experts > QD_GROUPED_SEGMENTS)
         return QD_FAIL(QD_UNSUPPORTED, "%s: %d experts times %d sources; the product must not exceed %d", kernel, a->experts, a->sources,
                        (int)QD_GROUPED_SEGMENTS);
+    if (a->rows >= (int64_t)1 << 31 || a->n >= (int64_t)1 << 31)
+        return QD_FAIL(QD_UNSUPPORTED, "%s: rows %lld, n %lld; each must be below 2^31", kernel, (long long)a->rows, (long long)a->n);
     return QD_OK;
 }
 

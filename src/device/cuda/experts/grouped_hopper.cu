@@ -454,8 +454,8 @@ template <form FORM, result RESULT, typename T> qd_status launch_form(qd_stream 
 bool qd_cuda_grouped_hopper_takes(const qd_cuda_launch *launch, const qd_grouped_args *a)
 {
     const bool operands = a->a_dtype == QD_BF16 && a->c_dtype == QD_BF16 && (a->by_experts || a->b_dtype == QD_BF16);
-    return launch->has_wgmma && operands && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) && is_aligned(a->b) &&
-           is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && qd_cuda_has_tensor_maps();
+    return launch->has_wgmma && operands && !qd_grouped_is_part(a) && a->n % 8 == 0 && a->k % 8 == 0 && is_aligned(a->a) &&
+           is_aligned(a->b) && is_aligned(a->c) && launch->shared_most >= SHARED_BYTES && qd_cuda_has_tensor_maps();
 }
 
 static qd_status launch_experts(qd_stream *stream, const qd_grouped_args *a)

@@ -29,6 +29,9 @@ enum { X_BYTES = X_ROWS * LINE, Y_BYTES = Y_ROWS * LINE, STAGE = X_BYTES + Y_BYT
 enum { SLOTS = 2, SLOT_ROWS = 32, SLOT_SIDE = SLOT_ROWS * LINE }; /* a slot has 64 columns of gate, and those of up */
 enum swiglu { WITHOUT, FORWARD, GRADIENT }; /* FORWARD: the first half of x are rows of gate, the second half the matching rows of up */
 enum { SHALLOW = 3072, TILES_OF_SEGMENT = 16 }; /* the last tile of a segment is half empty on average */
+/* At less depth the gradient of SwiGLU takes longer than the other warpgroup's GEMM, and a pass of
+ * its own is faster. */
+enum { GRADIENT_DEPTH = 1536 };
 
 struct shared {
     char stages[STAGES * STAGE];
@@ -495,7 +498,7 @@ static bool suits_bias(const qd_grouped_args *a)
 static bool suits_swiglu(const qd_grouped_args *a)
 {
     if (a->gate_up)
-        return !a->trans_b && is_aligned(a->gate_up) && is_aligned(a->d_gate_up) && is_aligned(a->active);
+        return !a->trans_b && a->k >= GRADIENT_DEPTH && is_aligned(a->gate_up) && is_aligned(a->d_gate_up) && is_aligned(a->active);
     return !a->active || (a->trans_b && a->n % (2 * VECTOR) == 0 && is_aligned(a->active));
 }
 
