@@ -63,12 +63,14 @@ class Page(program.ProgramTest):
             time.sleep(0.1)
         self.assertLess(worst, 3.0)
 
-    def picture(self, chrome, name):
+    def picture(self, chrome, name, dark=False, width=1280):
         if PICTURES:
-            chrome.ask("Emulation.setDeviceMetricsOverride", width=1280, height=1180, deviceScaleFactor=1, mobile=False)
+            chrome.appearance(dark, width)
+            chrome.ask("Emulation.setDeviceMetricsOverride", width=width, height=1180, deviceScaleFactor=1, mobile=False)
             chrome.value("document.activeElement.blur(), new Promise(done => setTimeout(done, 500))")
             with open(os.path.join(PICTURES, name), "wb") as file:
                 file.write(chrome.picture(whole=False))
+            chrome.appearance(False, 1280)
 
     def test_live(self):
         os.makedirs(self.path("runs"))
@@ -84,6 +86,7 @@ class Page(program.ProgramTest):
                 self.followed(chrome, SECONDS)
                 self.assertEqual(chrome.value("document.querySelector('#runs .state').textContent"), "running")
                 self.assertIn("200,000", chrome.value("document.querySelector('#runs tbody').textContent"))
+                self.assertTrue(program.wait_until(lambda: self.lines() > 100, 60))  # the first sample text
             finally:
                 self.end(run)
             chrome.until(f"{LOSS}.list[0].x.length === {self.lines()}", 5)
@@ -98,6 +101,8 @@ class Page(program.ProgramTest):
                 self.end(run)
             self.assertEqual(chrome.value("window.loaded"), "once")
             self.picture(chrome, "serve.png")
+            self.picture(chrome, "serve-dark.png", dark=True)
+            self.picture(chrome, "serve-narrow.png", width=400)
             self.looks(chrome)
             self.assertEqual((chrome.console, chrome.value("check.errors")), ([], []))
             chrome.value("location.reload()")
