@@ -103,9 +103,10 @@ typedef struct step_text {
  * validation: 0: none. */
 static void format_step(const qd_train_step *s, double validation, step_text *text)
 {
-    char rate[32], head[96], norm[40], speed[48], mfu[32] = "", val[40] = "", lr[32];
+    char rate[32], head[96], norm[40], speed[48], mfu[32] = "", val[96] = "", lr[32];
+    int used = s->pairs > 0 ? snprintf(val, sizeof val, "  margin %.3f  right %.0f %%", s->reward_margin, 100.0 * s->reward_accuracy) : 0;
     if (validation != 0.0)
-        snprintf(val, sizeof val, "  val %.4f", validation);
+        snprintf(val + used, sizeof val - (size_t)used, "  val %.4f", validation);
     snprintf(lr, sizeof lr, "  lr %.2e", s->lr);
     /* Three digits with trailing zeros, so that columns stay aligned; not "123." */
     snprintf(norm, sizeof norm, s->grad_norm >= 0.001 && s->grad_norm < 99.9 ? "  norm %#.3g" : "  norm %.3g", s->grad_norm);

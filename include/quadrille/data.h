@@ -154,6 +154,9 @@ typedef struct qd_data_options {
     /* Renders `messages`: a tokenizer folder with a chat template, or a file with one (.jinja);
      * NULL or "": none. Errors of a folder are reported when an example needs it. */
     const char *chat_template;
+    /* With `examples`: lines have a `prompt` with a `chosen` and a `rejected` completion. Both
+     * become examples, which are packed into the same sample. */
+    bool pairs;
 } qd_data_options;
 
 /* Sets the defaults: verify, all cores, the rest 0. */

@@ -53,6 +53,12 @@ typedef struct qd_train_step {
     bool validation_best;      /* whether validation_loss is the lowest so far */
     bool skipped; /* the weights were not updated: a number was not finite, or the step was a spike (train.on_spike) */
     double mtp_loss;           /* of the modules that predict further tokens (model.mtp_modules), their mean; 0: there are none */
+    /* data.format=preferences: the loss is a mean over pairs. A reward is dpo.beta times how much
+     * more probable a completion is than for the reference model, as a logarithm. */
+    int64_t pairs;             /* compared in this step; 0: another format */
+    double reward_margin, reward_chosen; /* means: chosen minus rejected, and chosen */
+    double reward_accuracy;    /* fraction of pairs with a positive margin */
+    double validation_margin, validation_accuracy; /* of the evaluation; its tokens are pairs */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 

@@ -26,6 +26,9 @@ static qd_status open_corpus(const qd_evaluate_options *o, const char *text, con
                 (size_t)snprintf(tokens, sizeof tokens, "%s/tokens", run->folder) < sizeof tokens && stat(tokens, &info) == 0;
     c.run_dir = "";
     if (!text) {
+        if (c.data.pairs)
+            return QD_FAIL(QD_UNSUPPORTED, "%s: was trained on preferences, whose held-out pairs are evaluated while training "
+                                           "(train.eval_every): name a text", run->name);
         if (c.data.examples && o->seq > 0 && o->seq != c.strategy.seq)
             return QD_FAIL(QD_UNSUPPORTED, "%s: the held-out examples (data.format) are packed into windows of %lld tokens: omit --seq",
                            run->name, (long long)c.strategy.seq);
@@ -42,7 +45,7 @@ static qd_status open_corpus(const qd_evaluate_options *o, const char *text, con
     if (o->baseline)
         return QD_FAIL(QD_USAGE, "the baseline is scored on the held-out part of the training data: omit the text %s", text);
     c.data.path = text;
-    c.data.examples = false;
+    c.data.examples = c.data.pairs = false;
     c.data.validation = 0.0;
     c.data.cache = "";
     /* "bytes" that was not set explicitly is the default for text: leave it open. */

@@ -172,18 +172,33 @@ qd_status qd_data_window(const qd_data *d, int source, int64_t first, int64_t co
     return QD_OK;
 }
 
+qd_window_walk qd_window_examples(const qd_data *d, const qd_token_source *s, int64_t window)
+{
+    const bool held_out = window >= s->windows;
+    const qd_packing *p = held_out ? &s->validation_packing : &s->packing;
+    window -= held_out ? s->windows : 0;
+    return (qd_window_walk){.source = s, .packing = p, .first_example = held_out ? training_examples(s) : 0, .item = p->first[window],
+                            .end = p->first[window + 1], .each = d->pairs ? 2 : 1};
+}
+
+const int64_t *qd_window_next(qd_window_walk *w)
+{
+    if (w->item == w->end)
+        return NULL;
+    const int64_t *begin = &w->source->examples[w->first_example + w->packing->order[w->item] * w->each + w->part];
+    w->part = (w->part + 1) % w->each;
+    w->item += w->part == 0;
+    return begin;
+}
+
 /* The examples of a window one after another, each a document. The last token of an example is only
  * a target. What is left of the window is a document without targets. */
 static qd_status fill_packed(const qd_data *d, const qd_token_source *s, int64_t window, int32_t *tokens, int32_t *targets,
                              int32_t *doc_start)
 {
-    const bool held_out = window >= s->windows;
-    const qd_packing *p = held_out ? &s->validation_packing : &s->packing;
-    const int64_t first_example = held_out ? training_examples(s) : 0;
     int64_t at = 0;
-    window -= held_out ? s->windows : 0;
-    for (int64_t i = p->first[window]; i < p->first[window + 1]; i++) {
-        const int64_t *begin = &s->examples[first_example + p->order[i]];
+    qd_window_walk walk = qd_window_examples(d, s, window);
+    for (const int64_t *begin; (begin = qd_window_next(&walk)) != NULL;) {
         const int64_t count = begin[1] - begin[0] - 1;
         QD_TRY(qd_token_source_read(s, d->vocab, begin[0], count, tokens + at));
         QD_TRY(qd_token_source_read(s, d->vocab, begin[0] + 1, count, targets + at));
@@ -201,9 +216,7 @@ static qd_status fill_packed(const qd_data *d, const qd_token_source *s, int64_t
     return QD_OK;
 }
 
-/* Window number `window` of a source. */
-static qd_status fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets,
-                             int32_t *doc_start)
+qd_status qd_data_fill_window(const qd_data *d, int source, int64_t window, int32_t *tokens, int32_t *targets, int32_t *doc_start)
 {
     if (d->sources[source].examples)
         return fill_packed(d, &d->sources[source], window, tokens, targets, doc_start);
@@ -224,9 +237,19 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     QD_TRY(check_seq(d, seq));
     for (int64_t i = 0; i < count; i++) {
         qd_sample sample = qd_mixture_sample(&d->mixture, first + i);
-        QD_TRY(fill_window(d, sample.source, sample.window, tokens + i * seq, targets + i * seq, doc_start + i * seq));
+        QD_TRY(qd_data_fill_window(d, sample.source, sample.window, tokens + i * seq, targets + i * seq, doc_start + i * seq));
     }
     return QD_OK;
+}
+
+int qd_data_held_out(const qd_data *d, int64_t *index)
+{
+    int source = 0;
+    *index %= d->validation_windows;
+    while (*index >= d->sources[source].validation_windows)
+        *index -= d->sources[source++].validation_windows;
+    *index += d->sources[source].windows;
+    return source;
 }
 
 static qd_status fill_validation(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens,
@@ -237,24 +260,23 @@ static qd_status fill_validation(void *context, int64_t first, int64_t count, in
     if (d->validation_windows == 0)
         return QD_FAIL(QD_USAGE, "nothing is held out for validation: set data.validation, for example to 0.02");
     for (int64_t i = 0; i < count; i++) {
-        int64_t index = (first + i) % d->validation_windows;
-        int source = 0;
-        while (index >= d->sources[source].validation_windows)
-            index -= d->sources[source++].validation_windows;
-        QD_TRY(fill_window(d, source, d->sources[source].windows + index, tokens + i * seq, targets + i * seq,
-                           doc_start + i * seq));
+        int64_t window = first + i;
+        int source = qd_data_held_out(d, &window);
+        QD_TRY(qd_data_fill_window(d, source, window, tokens + i * seq, targets + i * seq, doc_start + i * seq));
     }
     return QD_OK;
 }
 
 qd_batch_source qd_data_source(qd_data *data)
 {
-    return (qd_batch_source){.fill = fill, .context = data, .documents = data->document_mask};
+    return (qd_batch_source){.fill = fill, .fill_pairs = data->pairs ? qd_pairs_fill_training : NULL, .context = data,
+                             .documents = data->document_mask};
 }
 
 qd_batch_source qd_data_validation_source(qd_data *data)
 {
-    return (qd_batch_source){.fill = fill_validation, .context = data, .documents = data->document_mask};
+    return (qd_batch_source){.fill = fill_validation, .fill_pairs = data->pairs ? qd_pairs_fill_validation : NULL, .context = data,
+                             .documents = data->document_mask};
 }
 
 int64_t qd_data_windows(const qd_data *data)
@@ -379,14 +401,17 @@ static qd_status parse_items(const char *path, mixture_item **out, int *out_coun
     return QD_OK;
 }
 
-/* Packs examples [first, first + count) of a source. One of n tokens takes n - 1 positions. */
+/* Packs examples [first, first + count) of a source, alone or in pairs. One of n tokens takes n - 1
+ * positions. */
 static qd_status pack(const qd_data_options *o, const qd_token_source *s, int64_t first, int64_t count, qd_packing *packing)
 {
+    const int each = o->pairs ? 2 : 1;
+    count /= each;
     int64_t *lengths = malloc((size_t)count * sizeof *lengths);
     if (!lengths)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory to pack %lld examples", s->path, (long long)count);
     for (int64_t i = 0; i < count; i++)
-        lengths[i] = o->unpacked ? o->seq : s->examples[first + i + 1] - s->examples[first + i] - 1;
+        lengths[i] = o->unpacked ? o->seq : s->examples[first + (i + 1) * each] - s->examples[first + i * each] - each;
     qd_status status = qd_packing_make(lengths, count, o->seq, packing);
     free(lengths);
     return status;
@@ -396,10 +421,12 @@ static qd_status pack(const qd_data_options *o, const qd_token_source *s, int64_
 static qd_status pack_windows(const qd_data_options *o, qd_token_source *s)
 {
     if (o->validation > 0) {
-        if (s->documents < 2)
-            return QD_FAIL(QD_USAGE, "data.path: %s has one example: nothing is left to train on with data.validation", s->path);
-        int64_t held = (int64_t)floor((double)s->documents * o->validation);
-        s->validation_examples = held < 1 ? 1 : held;
+        const int64_t each = o->pairs ? 2 : 1;
+        if (s->documents < 2 * each)
+            return QD_FAIL(QD_USAGE, "data.path: %s has one %s: nothing is left to train on with data.validation", s->path,
+                           o->pairs ? "pair" : "example");
+        int64_t held = (int64_t)floor((double)(s->documents / each) * o->validation);
+        s->validation_examples = (held < 1 ? 1 : held) * each;
         QD_TRY(pack(o, s, training_examples(s), s->validation_examples, &s->validation_packing));
     }
     QD_TRY(pack(o, s, 0, training_examples(s), &s->packing));
@@ -524,6 +551,8 @@ static qd_status check_options(const qd_data_options *o)
         return QD_FAIL(QD_USAGE, "data.validation is %g; it must be at least 0 and below 1", o->validation);
     if (o->vocab < 1 || o->vocab > INT32_MAX)
         return QD_FAIL(QD_USAGE, "model.vocab is %lld; it must be from 1 to %d", (long long)o->vocab, INT32_MAX);
+    if (o->pairs && (!o->examples || o->unpacked))
+        return QD_FAIL(QD_USAGE, "pairs are examples that are packed into the same sample");
     if (o->encoder && o->encoder->vocab > o->vocab)
         return QD_FAIL(QD_USAGE, "the tokenizer has %lld tokens, but model.vocab is %lld: increase it",
                        (long long)o->encoder->vocab, (long long)o->vocab);
@@ -542,7 +571,8 @@ static qd_status open_data(const qd_data_options *options, qd_data **data)
         status = QD_FAIL(QD_NO_MEMORY, "no memory to open %s", options->path);
     } else {
         *d = (qd_data){
-            .seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask || options->examples};
+            .seq = options->seq, .vocab = options->vocab, .document_mask = options->document_mask || options->examples,
+            .pairs = options->pairs};
         status = open_sources(options, items, count, d);
     }
     if (status == QD_OK)

@@ -19,6 +19,10 @@
 typedef struct qd_batch_source {
     qd_status (*fill)(void *context, int64_t first, int64_t count, int64_t seq, int32_t *tokens, int32_t *targets,
                       int32_t *doc_start);
+    /* Of a data set of pairs, otherwise NULL: what else the rows of the same samples have,
+     * (QD_PAIR_PARTS, count, seq), see base/preference.h. mean: rows are weighted by 1 / the
+     * counted tokens of their sequence. */
+    qd_status (*fill_pairs)(void *context, int64_t first, int64_t count, int64_t seq, bool mean, int32_t *parts);
     void *context;
     bool documents; /* document starts are not all 0 */
 } qd_batch_source;
@@ -44,6 +48,19 @@ qd_batch_source qd_data_source(qd_data *data);
 /* The held-out windows in order, source after source; index qd_data_validation_windows() wraps
  * around to the first. */
 qd_batch_source qd_data_validation_source(qd_data *data);
+
+/* Data sets of pairs (qd_data_options.pairs). A pair is two sequences, chosen and rejected; they
+ * are numbered in the order of the files. */
+int64_t qd_data_sequences(const qd_data *data); /* of all sources */
+/* Sums of the log-probabilities that the reference model gives each sequence's completion,
+ * (qd_data_sequences), which must outlive the data set. Without them they are 0. */
+void qd_data_set_reference(qd_data *data, const double *reference);
+/* All windows in order, training and held out: qd_data_windows() + qd_data_validation_windows()
+ * samples, and empty ones after them. Their pairs have no reference. */
+qd_batch_source qd_data_every_window(qd_data *data);
+/* Sets the reference of the sequences in one of these windows to the negative of its scores (as
+ * of kernel pair_sums). */
+void qd_data_keep_scores(const qd_data *data, int64_t window, const double *scores, double *reference);
 
 /* Tokens [first, first + count) of a source, count >= 1, with the following token of each as its
  * target (-1 where the mask forbids it) and document starts relative to `first`. At least one more

@@ -43,6 +43,8 @@ typedef struct qd_token_source {
 struct qd_data {
     int64_t seq, vocab;
     bool document_mask;
+    bool pairs; /* examples 2 p and 2 p + 1 of a source are a pair: the chosen completion and the rejected one */
+    const double *reference; /* of pairs, by sequence (qd_data_sequences): log-probability for the reference model; NULL: 0 */
     qd_token_source *sources;
     int source_count;
     int64_t *mixture_windows, *mixture_bounds; /* arrays of `mixture` */
@@ -59,6 +61,29 @@ qd_status qd_token_source_read(const qd_token_source *source, int64_t vocab, int
 /* The first document of the source that begins at or after `position`; source->tokens if there is
  * none. */
 qd_status qd_token_source_document(const qd_token_source *source, int64_t position, int64_t *document);
+
+/* The examples of window number `window` of a source: begins[0] is where the first begins,
+ * begins[1] where it ends. The next call continues. */
+typedef struct qd_window_walk {
+    const qd_token_source *source;
+    const qd_packing *packing;
+    int64_t first_example, item, end;
+    int each, part; /* examples that are packed together, and which of them is next */
+} qd_window_walk;
+qd_window_walk qd_window_examples(const qd_data *data, const qd_token_source *source, int64_t window);
+const int64_t *qd_window_next(qd_window_walk *walk); /* NULL: there are no more */
+
+/* examples/pairs.c: the values of pairs of one window, of parts that have `stride` elements each.
+ * With reference and mean as in qd_batch_source.fill_pairs. */
+void qd_pairs_fill(const qd_data *data, const qd_token_source *source, int64_t window, const double *reference, bool mean, int64_t stride,
+                   int32_t *parts);
+void qd_pairs_clear(int64_t seq, int64_t stride, int32_t *parts);
+qd_status qd_pairs_fill_training(void *context, int64_t first, int64_t count, int64_t seq, bool mean, int32_t *parts);
+qd_status qd_pairs_fill_validation(void *context, int64_t first, int64_t count, int64_t seq, bool mean, int32_t *parts);
+/* data.c: tokens, targets and document starts of a window. */
+qd_status qd_data_fill_window(const qd_data *data, int source, int64_t window, int32_t *tokens, int32_t *targets, int32_t *doc_start);
+/* Source and window of held-out window `index`. */
+int qd_data_held_out(const qd_data *data, int64_t *index);
 
 /* Adds the files of `path` (not a mixture) to the source. */
 qd_status qd_token_source_add(const qd_data_options *options, const char *path, qd_data *data, qd_token_source *source);

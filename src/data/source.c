@@ -413,6 +413,7 @@ static qd_status add_examples(const qd_data_options *o, const char *path, const 
         .files = files,
         .encoder = o->encoder ? o->encoder : &bytes,
         .most = o->seq + 1,
+        .pairs = o->pairs,
         .overlong = o->overlong,
         .threads = o->threads,
         .progress = o->progress,

@@ -1,5 +1,6 @@
 /* Cuts the tokens to evaluate into windows, and reads them as samples. See windows.h. */
 #include "data/windows.h"
+#include "data/data_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +105,28 @@ static qd_status fill(void *context, int64_t first, int64_t count, int64_t seq, 
     return QD_OK;
 }
 
+static void fill_held_pairs(const qd_data *d, int64_t window, bool mean, int64_t stride, int32_t *parts)
+{
+    const int source = qd_data_held_out(d, &window);
+    qd_pairs_fill(d, &d->sources[source], window, d->reference, mean, stride, parts);
+}
+
+/* Only held-out windows have pairs. */
+static qd_status fill_pairs(void *context, int64_t first, int64_t count, int64_t seq, bool mean, int32_t *parts)
+{
+    qd_windows *w = context;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t window = chosen_window(w, first + i);
+        if (window < w->all)
+            fill_held_pairs(w->data, window, mean, count * seq, parts + i * seq);
+        else
+            qd_pairs_clear(seq, count * seq, parts + i * seq);
+    }
+    return QD_OK;
+}
+
 qd_batch_source qd_windows_source(qd_windows *windows)
 {
-    return (qd_batch_source){.fill = fill, .context = windows, .documents = windows->documents};
+    return (qd_batch_source){.fill = fill, .fill_pairs = windows->held.fill_pairs ? fill_pairs : NULL, .context = windows,
+                             .documents = windows->documents};
 }

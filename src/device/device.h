@@ -10,6 +10,7 @@
 #ifndef QD_DEVICE_DEVICE_H
 #define QD_DEVICE_DEVICE_H
 
+#include "base/preference.h"
 #include "base/runs.h"
 #include "device/experts.h"
 #include "device/variants.h"
@@ -379,9 +380,38 @@ typedef struct qd_cross_entropy_part_args {
     float *top, *sums, *losses;
     int64_t rows, vocab, ld, first, all;
     float scale, cap;
+    const float *factors; /* (rows): of each row, besides scale; NULL: 1 */
     bool grad;
     qd_dtype dtype;
 } qd_cross_entropy_part_args;
+
+/* Sequences that are compared in pairs (base/preference.h): windows of `rows` rows each, with up to
+ * `sequences` sequences. */
+typedef struct qd_pair_rows {
+    const int32_t *sequence; /* (windows, rows), as the others */
+    const float *weight, *reference, *rest;
+    int64_t windows, rows, sequences;
+} qd_pair_rows;
+
+/* scores (windows, sequences) = sum of weight · loss + reference + rest over the rows of each
+ * sequence, in ascending order; 0: no rows. */
+typedef struct qd_pair_sums_args {
+    qd_pair_rows rows;
+    const float *losses;
+    double *scores;
+} qd_pair_sums_args;
+
+/* factors (windows, rows) = derivative of the loss of the row's pair by the row's own loss; 0 for
+ * rows that do not count. figures += the sums of losses and numbers of pairs, of reward margins, of
+ * rewards of chosen completions, and the number of positive margins, over the pairs whose chosen
+ * sequence begins in these rows. */
+typedef struct qd_pair_loss_args {
+    qd_pair_rows rows;
+    const double *scores;
+    float *factors;
+    double *figures;
+    qd_preference loss;
+} qd_pair_loss_args;
 
 /* *total += sum of losses in ascending order, in double; *counted += number of targets >= 0. */
 typedef struct qd_loss_sum_args {
@@ -576,6 +606,8 @@ typedef struct qd_copy_pieces_args {
     X(cross_entropy, qd_cross_entropy_args)                                                                 \
     X(cross_entropy_part, qd_cross_entropy_part_args)                                                       \
     X(loss_sum, qd_loss_sum_args)                                                                           \
+    X(pair_sums, qd_pair_sums_args)                                                                         \
+    X(pair_loss, qd_pair_loss_args)                                                                         \
     X(row_squares, qd_row_squares_args)                                                                     \
     X(run_sums, qd_run_sums_args)                                                                           \
     X(grad_norm, qd_grad_norm_args)                                                                         \

@@ -124,7 +124,7 @@ static qd_cross_entropy_part_args part_args(const qd_op_call *c, qd_cross_entrop
     return (qd_cross_entropy_part_args){
         .stage = stage, .logits = c->at[QD_LOSS_MAX_LOGITS], .rows = c->op->m, .vocab = c->op->n, .ld = call_stride(c, QD_LOSS_MAX_LOGITS),
         .all = call_model(c)->vocab, .first = c->op->to, .scale = (float)c->op->scale, .cap = (float)c->op->cap,
-        .grad = c->frame->program->strategy.training, .dtype = call_dtype(c, QD_LOSS_MAX_LOGITS),
+        .grad = c->op->kind == QD_OP_LOSS_GRAD && c->frame->program->strategy.training, .dtype = call_dtype(c, QD_LOSS_MAX_LOGITS),
     };
 }
 
@@ -144,6 +144,7 @@ qd_status qd_run_loss_part(const qd_op_call *c)
     return c->frame->kernels->cross_entropy_part(c->frame->stream, &args);
 }
 
+/* Also without gradients (LOSS_ROWS). */
 qd_status qd_run_loss_grad(const qd_op_call *c)
 {
     qd_cross_entropy_part_args args = part_args(c, QD_CROSS_ENTROPY_GRAD);
@@ -151,7 +152,45 @@ qd_status qd_run_loss_grad(const qd_op_call *c)
     args.top = (float *)c->at[QD_LOSS_GRAD_TOP] + c->op->first;
     args.sums = (float *)c->at[QD_LOSS_GRAD_SUMS] + 2 * c->op->first;
     args.losses = (float *)c->at[QD_LOSS_GRAD_LOSSES] + c->op->first;
+    if (c->op->kind == QD_OP_LOSS_GRAD && c->at[QD_LOSS_GRAD_FACTORS])
+        args.factors = (const float *)c->at[QD_LOSS_GRAD_FACTORS] + c->op->first;
     return c->frame->kernels->cross_entropy_part(c->frame->stream, &args);
+}
+
+QD_SAME_PLACE(INPUT, LOSS_GRAD, LOSS_ROWS);
+QD_SAME_PLACE(TOP, LOSS_GRAD, LOSS_ROWS);
+QD_SAME_PLACE(SUMS, LOSS_GRAD, LOSS_ROWS);
+QD_SAME_PLACE(LOSSES, LOSS_GRAD, LOSS_ROWS);
+qd_status qd_run_loss_rows(const qd_op_call *c)
+{
+    return qd_run_loss_grad(c);
+}
+
+/* The pairs of a micro-batch. */
+static qd_pair_rows pair_rows(const qd_op_call *c, int input)
+{
+    const qd_strategy *s = &c->frame->program->strategy;
+    const int32_t *in = input_pairs(c, input);
+    const int64_t rows = c->op->m;
+    return (qd_pair_rows){
+        .sequence = in + QD_PAIR_SEQUENCE * rows,
+        .weight = (const float *)(const void *)(in + QD_PAIR_WEIGHT * rows),
+        .reference = (const float *)(const void *)(in + QD_PAIR_REFERENCE * rows),
+        .rest = (const float *)(const void *)(in + QD_PAIR_REST * rows),
+        .windows = s->micro_batch, .rows = rows / s->micro_batch, .sequences = s->seq};
+}
+
+qd_status qd_run_pair_sums(const qd_op_call *c)
+{
+    return c->frame->kernels->pair_sums(c->frame->stream, &(qd_pair_sums_args){
+        .rows = pair_rows(c, QD_PAIR_SUMS_INPUT), .losses = c->at[QD_PAIR_SUMS_LOSSES], .scores = c->at[QD_PAIR_SUMS_SCORES]});
+}
+
+qd_status qd_run_pair_loss(const qd_op_call *c)
+{
+    return c->frame->kernels->pair_loss(c->frame->stream, &(qd_pair_loss_args){
+        .rows = pair_rows(c, QD_PAIR_LOSS_INPUT), .scores = c->at[QD_PAIR_LOSS_SCORES], .factors = c->at[QD_PAIR_LOSS_FACTORS],
+        .figures = c->at[QD_PAIR_LOSS_LOSS], .loss = c->frame->program->strategy.preference});
 }
 
 qd_status qd_run_loss_sum(const qd_op_call *c)

@@ -51,6 +51,7 @@ typedef struct qd_frame {
     float *logits; /* generation: (vocab) */
     int64_t past;  /* generation: number of tokens in the cache */
     double *loss;
+    double *scores; /* of the micro-batch (QD_SLOT_SCORES) */
     uint64_t seed, step; /* of the dropout masks */
     int64_t first_row;   /* index in the global batch of the first row of the micro-batch */
     const qd_exchange *exchange; /* NULL: no op of the program communicates */

@@ -91,6 +91,12 @@ static inline const int32_t *input_whole_documents(const qd_op_call *c, int i)
     return c->frame->documents ? (const int32_t *)c->at[i] + 4 * call_rows(c) : NULL;
 }
 
+/* What the rows of pairs have in addition (base/preference.h), (QD_PAIR_PARTS, rows). */
+static inline const int32_t *input_pairs(const qd_op_call *c, int i)
+{
+    return (const int32_t *)c->at[i] + qd_program_pairs(c->frame->program);
+}
+
 /* The counts of all ranks in operand i, which an ALL_GATHER wrote, in host memory. */
 qd_status qd_host_counts(const qd_op_call *c, int i, const int32_t **counts);
 
@@ -177,5 +183,8 @@ qd_status qd_run_loss_max(const qd_op_call *c);
 qd_status qd_run_loss_part(const qd_op_call *c);
 qd_status qd_run_loss_grad(const qd_op_call *c);
 qd_status qd_run_loss_sum(const qd_op_call *c);
+qd_status qd_run_loss_rows(const qd_op_call *c);
+qd_status qd_run_pair_sums(const qd_op_call *c);
+qd_status qd_run_pair_loss(const qd_op_call *c);
 
 #endif

@@ -75,6 +75,9 @@ static const op_runner runners[QD_OP_KIND_COUNT] = {
     [QD_OP_LOSS_PART] = qd_run_loss_part,
     [QD_OP_LOSS_GRAD] = qd_run_loss_grad,
     [QD_OP_LOSS_SUM] = qd_run_loss_sum,
+    [QD_OP_LOSS_ROWS] = qd_run_loss_rows,
+    [QD_OP_PAIR_SUMS] = qd_run_pair_sums,
+    [QD_OP_PAIR_LOSS] = qd_run_pair_loss,
     [QD_OP_ALL_REDUCE] = run_exchange,
     [QD_OP_ALL_GATHER] = run_exchange,
     [QD_OP_REDUCE_SCATTER] = run_exchange,
@@ -148,6 +151,7 @@ static void *address(const qd_frame *f, const qd_slot *slot)
     case QD_SLOT_INPUT: return f->use[QD_USE_INPUT];
     case QD_SLOT_ROPE: return (void *)((uintptr_t)f->rope + (uintptr_t)(slot->param * qd_slot_bytes(slot)));
     case QD_SLOT_LOSS: return f->loss;
+    case QD_SLOT_SCORES: return f->scores;
     case QD_SLOT_CACHE: return f->cache ? f->cache + qd_program_cache_offset(p, p->ledger->modules[f->module].layer) : NULL;
     case QD_SLOT_LOGITS: return f->logits;
     case QD_SLOT_LOCAL: return local_address(f, slot);

@@ -17,14 +17,27 @@ static qd_report_figure *add_figure(qd_run_report *r, const char *name)
     return figure;
 }
 
+/* Whether the run compares pairs of completions. */
+static bool of_pairs(const qd_run_report *r)
+{
+    return r->metrics.count > 0 && isfinite(r->metrics.columns[QD_COLUMN_MARGIN][r->metrics.count - 1]);
+}
+
+static const char *loss_unit(const qd_run_report *r)
+{
+    return of_pairs(r) ? "nats/pair" : "nats/token";
+}
+
 static qd_status add_loss(qd_run_report *r)
 {
     const double *losses = r->metrics.columns[QD_COLUMN_LOSS];
     int64_t count;
     double loss = qd_run_files_loss(&r->metrics, &count);
     qd_report_figure *f = add_figure(r, "final loss");
-    f->unit = "nats/token";
+    f->unit = loss_unit(r);
     QD_TRY(qd_run_keep(&f->value, qd_arena_printf(r->texts, "%.4f", loss)));
+    if (of_pairs(r))
+        return qd_run_keep(&f->note, qd_arena_printf(r->texts, "mean of the last %lld steps · first %.4f", (long long)count, losses[0]));
     if (count == 1)
         return qd_run_keep(&f->note, qd_arena_printf(r->texts, "of the last step · perplexity %.2f · first %.4f", exp(loss), losses[0]));
     return qd_run_keep(&f->note, qd_arena_printf(r->texts, "mean of the last %lld steps · perplexity %.2f · first %.4f", (long long)count,
@@ -128,9 +141,9 @@ static qd_status add_validation(qd_run_report *r)
     if (count == 0)
         return QD_OK;
     r->series[r->report.series_count++] = (qd_report_series){
-        .chart = "loss", .name = "validation", .x_name = "step", .unit = "nats/token", .x = x, .y = y, .count = count};
+        .chart = "loss", .name = "validation", .x_name = "step", .unit = loss_unit(r), .x = x, .y = y, .count = count};
     qd_report_figure *f = add_figure(r, "best validation loss");
-    f->unit = "nats/token";
+    f->unit = loss_unit(r);
     QD_TRY(qd_run_keep(&f->value, qd_arena_printf(r->texts, "%.4f", y[best])));
     return qd_run_keep(&f->note, qd_arena_printf(r->texts, "after step %lld · last %.4f", (long long)x[best], y[count - 1]));
 }
@@ -164,14 +177,18 @@ static qd_status fill_curves(qd_run_report *r)
     QD_TRY(add_speed(r));
     QD_TRY(add_time(r));
     QD_TRY(add_mfu(r));
-    add_series(r, &r->metrics, "loss", "training", "nats/token", QD_COLUMN_LOSS);
+    add_series(r, &r->metrics, "loss", "training", loss_unit(r), QD_COLUMN_LOSS);
     QD_TRY(add_validation(r));
     if (r->evaluations.count > 0)
-        add_series(r, &r->evaluations, "loss", "evaluation", "nats/token", QD_COLUMN_LOSS);
+        add_series(r, &r->evaluations, "loss", "evaluation", loss_unit(r), QD_COLUMN_LOSS);
     add_series(r, &r->metrics, "learning rate", NULL, "", QD_COLUMN_LR);
     add_series(r, &r->metrics, "gradient norm", NULL, "", QD_COLUMN_GRAD_NORM);
     add_series(r, &r->metrics, "speed", NULL, "tokens/s", QD_COLUMN_SPEED);
     add_series(r, &r->metrics, "memory", "peak of rank 0", "B", QD_COLUMN_MEMORY);
+    if (of_pairs(r)) {
+        add_series(r, &r->metrics, "reward margin", NULL, "nats", QD_COLUMN_MARGIN);
+        add_series(r, &r->metrics, "reward accuracy", NULL, "", QD_COLUMN_ACCURACY);
+    }
     return QD_OK;
 }
 

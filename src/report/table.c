@@ -22,6 +22,8 @@ static const char *const column_keys[QD_COLUMN_COUNT] = {
     [QD_COLUMN_MFU] = "mfu",
     [QD_COLUMN_VALIDATION] = "validation_loss",
     [QD_COLUMN_MEMORY] = "memory_peak_bytes",
+    [QD_COLUMN_MARGIN] = "reward_margin",
+    [QD_COLUMN_ACCURACY] = "reward_accuracy",
 };
 
 enum { PIECE = 1 << 18, LONGEST_LINE = 1 << 24 };

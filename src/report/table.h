@@ -18,6 +18,8 @@ typedef enum qd_column {
     QD_COLUMN_MFU,
     QD_COLUMN_VALIDATION,
     QD_COLUMN_MEMORY,
+    QD_COLUMN_MARGIN,
+    QD_COLUMN_ACCURACY,
     QD_COLUMN_COUNT
 } qd_column;
 

@@ -220,15 +220,16 @@ static qd_status message_value(qd_chat_run *run, const qd_json_node *node, qd_ch
 
 static qd_status define_messages(qd_chat_run *run)
 {
-    const qd_json_node *messages = run->input->messages;
-    if (!messages || qd_json_kind_of(messages) != QD_JSON_LIST)
+    const qd_json_node *messages = run->input->messages, *more = run->input->more;
+    if (!messages || qd_json_kind_of(messages) != QD_JSON_LIST || (more && qd_json_kind_of(more) != QD_JSON_LIST))
         return QD_FAIL(QD_USAGE, "%s: messages must be a list of objects", run->chat->name);
     qd_chat_value list;
-    size_t count = qd_json_count(messages), wanted = run->input->message_count;
-    count = wanted > 0 && wanted < count ? wanted : count;
+    size_t first = qd_json_count(messages), wanted = run->input->message_count;
+    first = wanted > 0 && wanted < first ? wanted : first;
+    const size_t count = first + (more ? qd_json_count(more) : 0);
     QD_TRY(qd_chat_sequence_new(run, QD_CHAT_LIST, count, &list));
     for (size_t i = 0; i < count; i++) {
-        const qd_json_node *message = qd_json_item(messages, i);
+        const qd_json_node *message = i < first ? qd_json_item(messages, i) : qd_json_item(more, i - first);
         if (qd_json_kind_of(message) != QD_JSON_OBJECT)
             return QD_FAIL(QD_USAGE, "%s: message %zu must be an object with \"role\" and \"content\"", run->chat->name, i + 1);
         QD_TRY(message_value(run, message, &list.sequence->items[i]));

@@ -36,6 +36,7 @@ const char *qd_chat_token(const qd_chat *chat, const char *variable);
 typedef struct qd_chat_input {
     const qd_json_node *messages;  /* a list of objects (role, content, …) */
     size_t message_count;          /* only the first so many of them; 0: all */
+    const qd_json_node *more;      /* messages that follow these, or NULL */
     const qd_json_node *tools;     /* a list, or NULL: none */
     const qd_json_node *documents; /* a list, or NULL: none */
     const qd_json_node *variables; /* an object with further variables (enable_thinking), or NULL; replaces tokens */

@@ -1,12 +1,11 @@
 /* Reads examples: parses a batch of lines, encodes it on all threads, and appends the tokens in
  * file order. */
-#include "data/examples/examples.h"
+#include "data/examples/examples_impl.h"
 
 #include "base/clock.h"
 #include "base/text/json.h"
 #include "base/text/strbuf.h"
 #include "base/thread.h"
-#include "data/encode.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -21,8 +20,7 @@ typedef struct line {
     size_t length;
     int64_t number;
     /* Results. */
-    qd_tokens tokens;
-    uint8_t *counted; /* (tokens.count) */
+    qd_example example[2]; /* the second: only of pairs */
     qd_status status;
     char *message;
 } line;
@@ -38,8 +36,7 @@ typedef struct reading {
     qd_examples *out;
 } reading;
 
-/* How many tokens two lists have in common at their start. */
-static size_t common_start(const qd_tokens *a, const qd_tokens *b)
+size_t qd_example_common(const qd_tokens *a, const qd_tokens *b)
 {
     size_t n = 0;
     while (n < a->count && n < b->count && a->ids[n] == b->ids[n])
@@ -52,8 +49,7 @@ static qd_status begin(const qd_text_encoder *e, qd_tokens *out)
     return e->begin ? e->begin(e->context, out) : QD_OK;
 }
 
-/* Tokens [from, to) of the line count. */
-static qd_status count_range(line *l, size_t from, size_t to)
+qd_status qd_example_count(qd_example *l, size_t from, size_t to)
 {
     if (!l->counted && !(l->counted = calloc(l->tokens.count + 1, 1)))
         return QD_FAIL(QD_NO_MEMORY, "no memory for an example");
@@ -62,10 +58,15 @@ static qd_status count_range(line *l, size_t from, size_t to)
     return QD_OK;
 }
 
-/* Encodes prompt and completion together, so that the tokens are those of the whole text. What the
- * prompt alone has in common with them is the prompt; from the first token on that reaches into the
- * completion, all count. */
-static qd_status encode_pair(const qd_examples_job *job, int thread, const char *const text[2], const size_t length[2], line *l)
+/* Unless the text ends with it: special tokens of trusted text are encoded as such. */
+static qd_status append_end(const qd_text_encoder *e, qd_tokens *tokens)
+{
+    bool there = tokens->count > 0 && tokens->ids[tokens->count - 1] == e->document_end;
+    return e->document_end < 0 || there ? QD_OK : qd_tokens_append(tokens, e->document_end);
+}
+
+qd_status qd_example_text(const qd_examples_job *job, int thread, const char *const text[2], const size_t length[2], qd_example *l,
+                          size_t *from)
 {
     const qd_text_encoder *e = job->encoder;
     qd_strbuf whole = {0};
@@ -79,31 +80,29 @@ static qd_status encode_pair(const qd_examples_job *job, int thread, const char 
         status = e->encode(e->context, thread, text[0], length[0], &prompt);
     if (status == QD_OK && whole.length > 0)
         status = e->encode(e->context, thread, whole.data, whole.length, &l->tokens);
-    size_t from = status == QD_OK ? common_start(&prompt, &l->tokens) : 0;
-    if (status == QD_OK && e->document_end >= 0)
-        status = qd_tokens_append(&l->tokens, e->document_end);
+    *from = status == QD_OK ? qd_example_common(&prompt, &l->tokens) : 0;
     if (status == QD_OK)
-        status = count_range(l, from, l->tokens.count);
+        status = append_end(e, &l->tokens);
     qd_strbuf_free(&whole);
     qd_tokens_free(&prompt);
     return status;
 }
 
-typedef struct conversation {
-    const qd_json_node *messages; /* a list */
-    const qd_json_node *tools;    /* a list, or NULL: none */
-} conversation;
-
-/* The first `count` messages (0: all), with what the template puts before an answer or without. */
-static qd_status render(const qd_examples_job *job, const conversation *talk, size_t count, bool answer, qd_strbuf *text)
+qd_status qd_talk_render(const qd_examples_job *job, const qd_talk *talk, bool answer, qd_strbuf *text)
 {
-    const qd_chat_input input = {
-        .messages = talk->messages, .message_count = count, .tools = talk->tools, .add_generation_prompt = answer};
+    const qd_chat_input input = {.messages = talk->messages, .message_count = talk->count, .more = talk->more, .tools = talk->tools,
+                                 .add_generation_prompt = answer};
     QD_TRY(qd_chat_render(job->chat, &input, text, NULL));
     return text->failed ? QD_FAIL(QD_NO_MEMORY, "no memory for an example") : QD_OK;
 }
 
-static qd_status encode_chat(const qd_examples_job *job, int thread, const qd_strbuf *text, qd_tokens *out)
+/* The first `count` messages. */
+static qd_status render(const qd_examples_job *job, const qd_talk *talk, size_t count, bool answer, qd_strbuf *text)
+{
+    return qd_talk_render(job, &(qd_talk){.messages = talk->messages, .count = count, .tools = talk->tools}, answer, text);
+}
+
+qd_status qd_talk_encode(const qd_examples_job *job, int thread, const qd_strbuf *text, qd_tokens *out)
 {
     const qd_text_encoder *e = job->encoder;
     return text->length > 0 ? e->encode_chat(e->context, thread, text->data, text->length, out) : QD_OK;
@@ -131,13 +130,14 @@ static qd_status check_node(const qd_text_encoder *e, int thread, const qd_json_
     return QD_OK;
 }
 
-static qd_status check_contents(const qd_text_encoder *e, int thread, const conversation *talk)
+static qd_status check_contents(const qd_text_encoder *e, int thread, const qd_talk *talk)
 {
     qd_status tools = talk->tools ? check_node(e, thread, talk->tools) : QD_OK;
     if (tools != QD_OK)
         return qd_error_prefix(tools, "'tools' (data.special=parse accepts them): ");
-    for (size_t i = 0; i < qd_json_count(talk->messages); i++) {
-        qd_status status = check_node(e, thread, qd_json_item(talk->messages, i));
+    const size_t count = qd_json_count(talk->messages);
+    for (size_t i = 0; i < count + (talk->more ? qd_json_count(talk->more) : 0); i++) {
+        qd_status status = check_node(e, thread, i < count ? qd_json_item(talk->messages, i) : qd_json_item(talk->more, i - count));
         if (status != QD_OK)
             return qd_error_prefix(status, "message %zu (data.special=parse accepts it): ", i + 1);
     }
@@ -146,7 +146,7 @@ static qd_status check_contents(const qd_text_encoder *e, int thread, const conv
 
 qd_status qd_conversation_check(const qd_text_encoder *encoder, int thread, const qd_json_node *messages, const qd_json_node *tools)
 {
-    return check_contents(encoder, thread, &(conversation){messages, tools});
+    return check_contents(encoder, thread, &(qd_talk){.messages = messages, .tools = tools});
 }
 
 static bool begins_with(const qd_strbuf *whole, const qd_strbuf *start)
@@ -159,16 +159,16 @@ static bool begins_with(const qd_strbuf *whole, const qd_strbuf *start)
 static qd_status find_end(const qd_examples_job *job, int thread, const qd_strbuf *part, const qd_tokens *whole, size_t *end)
 {
     qd_tokens tokens = {0};
-    qd_status status = encode_chat(job, thread, part, &tokens);
-    *end = common_start(&tokens, whole);
+    qd_status status = qd_talk_encode(job, thread, part, &tokens);
+    *end = qd_example_common(&tokens, whole);
     qd_tokens_free(&tokens);
     return status;
 }
 
 /* An answer of the assistant, message `index`: what the conversation up to it has beyond the
  * prompt. */
-static qd_status count_answer(const qd_examples_job *job, int thread, const conversation *talk, size_t index, const qd_strbuf *whole,
-                              line *l)
+static qd_status count_answer(const qd_examples_job *job, int thread, const qd_talk *talk, size_t index, const qd_strbuf *whole,
+                              qd_example *l)
 {
     qd_strbuf prompt = {0}, upto = {0};
     size_t from = 0, to = 0;
@@ -183,16 +183,16 @@ static qd_status count_answer(const qd_examples_job *job, int thread, const conv
     if (status == QD_OK)
         status = find_end(job, thread, &upto, &l->tokens, &to);
     if (status == QD_OK)
-        status = count_range(l, from, to);
+        status = qd_example_count(l, from, to);
     qd_strbuf_free(&prompt);
     qd_strbuf_free(&upto);
     return status;
 }
 
-static qd_status encode_rendered(const qd_examples_job *job, int thread, const conversation *talk, const qd_strbuf *whole, line *l)
+static qd_status encode_rendered(const qd_examples_job *job, int thread, const qd_talk *talk, const qd_strbuf *whole, qd_example *l)
 {
-    QD_TRY(encode_chat(job, thread, whole, &l->tokens));
-    QD_TRY(count_range(l, 0, 0));
+    QD_TRY(qd_talk_encode(job, thread, whole, &l->tokens));
+    QD_TRY(qd_example_count(l, 0, 0));
     for (size_t i = 1; i < qd_json_count(talk->messages); i++) { /* an answer has a message before it */
         const char *role = qd_json_as_string(qd_json_member(qd_json_item(talk->messages, i), "role"));
         if (role && strcmp(role, "assistant") == 0)
@@ -201,19 +201,24 @@ static qd_status encode_rendered(const qd_examples_job *job, int thread, const c
     return QD_OK;
 }
 
-static qd_status encode_conversation(const qd_examples_job *job, int thread, const conversation *talk, line *l)
+qd_status qd_talk_check(const qd_examples_job *job, int thread, const qd_talk *talk)
 {
-    qd_strbuf whole = {0};
     if (!job->chat)
         return QD_FAIL(QD_USAGE, "'messages' need a chat template (data.chat_template, or in the folder of data.tokenizer): %s",
                        job->no_chat ? job->no_chat : "there is none");
     if (!job->encoder->encode_chat)
         return QD_FAIL(QD_USAGE, "'messages' need a tokenizer (data.tokenizer): bytes have no special tokens");
-    if (qd_json_kind_of(talk->messages) != QD_JSON_LIST)
+    if (qd_json_kind_of(talk->messages) != QD_JSON_LIST || (talk->more && qd_json_kind_of(talk->more) != QD_JSON_LIST))
         return QD_FAIL(QD_USAGE, "'messages' must be a list of objects with 'role' and 'content'");
     if (talk->tools && qd_json_kind_of(talk->tools) != QD_JSON_LIST)
         return QD_FAIL(QD_USAGE, "'tools' must be a list");
-    QD_TRY(check_contents(job->encoder, thread, talk));
+    return check_contents(job->encoder, thread, talk);
+}
+
+static qd_status encode_conversation(const qd_examples_job *job, int thread, const qd_talk *talk, qd_example *l)
+{
+    qd_strbuf whole = {0};
+    QD_TRY(qd_talk_check(job, thread, talk));
     qd_status status = render(job, talk, 0, false, &whole);
     if (status == QD_OK)
         status = encode_rendered(job, thread, talk, &whole, l);
@@ -221,23 +226,37 @@ static qd_status encode_conversation(const qd_examples_job *job, int thread, con
     return status;
 }
 
+static qd_status encode_completion(const qd_examples_job *job, int thread, const char *const text[2], const size_t length[2], qd_example *l)
+{
+    size_t from;
+    QD_TRY(qd_example_text(job, thread, text, length, l, &from));
+    return qd_example_count(l, from, l->tokens.count);
+}
+
 static qd_status encode_example(const reading *r, const qd_json *document, int thread, line *l)
 {
     const qd_json_node *root = qd_json_root(document);
     const char *text[2];
     size_t length[2];
+    if (r->job->pairs) {
+        qd_status status = qd_preference_encode(r->job, thread, document, l->example);
+        return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
+    }
     if (qd_json_member(root, "messages")) {
         const qd_json_node *tools = qd_json_member(root, "tools");
-        const conversation talk = {qd_json_member(root, "messages"), tools && qd_json_kind_of(tools) != QD_JSON_NULL ? tools : NULL};
-        qd_status status = encode_conversation(r->job, thread, &talk, l);
+        const qd_talk talk = {.messages = qd_json_member(root, "messages"),
+                              .tools = tools && qd_json_kind_of(tools) != QD_JSON_NULL ? tools : NULL};
+        qd_status status = encode_conversation(r->job, thread, &talk, &l->example[0]);
         return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
     }
     if (!qd_json_member(root, "prompt") || !qd_json_member(root, "completion"))
         return QD_FAIL(QD_USAGE, "%s: an example needs 'prompt' and 'completion', or 'messages'%s", qd_json_name(document),
-                       qd_json_member(root, "text") ? "; lines with 'text' are read with data.format=text" : "");
+                       qd_json_member(root, "text")     ? "; lines with 'text' are read with data.format=text"
+                       : qd_json_member(root, "chosen") ? "; lines with 'chosen' are read with data.format=preferences"
+                                                        : "");
     QD_TRY(qd_json_get_bytes(document, root, "prompt", &text[0], &length[0]));
     QD_TRY(qd_json_get_bytes(document, root, "completion", &text[1], &length[1]));
-    qd_status status = encode_pair(r->job, thread, text, length, l);
+    qd_status status = encode_completion(r->job, thread, text, length, &l->example[0]);
     return status == QD_OK ? QD_OK : qd_error_prefix(status, "%s: ", qd_json_name(document));
 }
 
@@ -278,35 +297,68 @@ static qd_status reserve(void *array, int64_t *capacity, int64_t need, size_t si
     return QD_OK;
 }
 
-static qd_status keep(reading *r, const line *l)
+/* Whether a token counts; the first one is never predicted. */
+static bool counts(const qd_example *e, int64_t tokens)
+{
+    bool any = false;
+    for (int64_t i = 1; i < tokens; i++)
+        any = any || (e->counted && e->counted[i]);
+    return any;
+}
+
+/* Appends the first `count` tokens of an example. */
+static qd_status append(reading *r, const qd_example *e, int64_t count)
 {
     qd_examples *x = r->out;
+    int64_t counted_capacity = r->token_capacity;
+    QD_TRY(reserve(&x->tokens, &r->token_capacity, x->token_count + count, sizeof *x->tokens));
+    QD_TRY(reserve(&x->counted, &counted_capacity, x->token_count + count, sizeof *x->counted));
+    QD_TRY(reserve(&x->first, &r->count_capacity, x->count + 1, sizeof *x->first));
+    memcpy(x->tokens + x->token_count, e->tokens.ids, (size_t)count * sizeof *x->tokens);
+    memcpy(x->counted + x->token_count, e->counted, (size_t)count);
+    x->first[x->count++] = x->token_count;
+    x->token_count += count;
+    return QD_OK;
+}
+
+/* A pair is in one sequence: its last tokens are only targets. Pairs are not cut, because the loss
+ * would compare other completions. */
+static qd_status keep_pair(reading *r, const line *l)
+{
     const qd_examples_job *job = r->job;
-    int64_t count = (int64_t)l->tokens.count;
+    const int64_t chosen = (int64_t)l->example[0].tokens.count, rejected = (int64_t)l->example[1].tokens.count;
+    const bool overlong = chosen + rejected - 2 > job->most - 1;
+    if (overlong && job->overlong != QD_OVERLONG_SKIP)
+        return QD_FAIL(QD_USAGE, "%s (line %lld): a pair of %lld and %lld tokens, which are compared in one sequence of data.seq = %lld: "
+                                 "raise it to %lld, or set data.overlong=skip", r->path, (long long)l->number, (long long)chosen,
+                       (long long)rejected, (long long)(job->most - 1), (long long)(chosen + rejected - 2));
+    if (overlong || !counts(&l->example[0], chosen) || !counts(&l->example[1], rejected)) {
+        r->out->skipped++;
+        return QD_OK;
+    }
+    QD_TRY(append(r, &l->example[0], chosen));
+    return append(r, &l->example[1], rejected);
+}
+
+static qd_status keep(reading *r, const line *l)
+{
+    const qd_examples_job *job = r->job;
+    int64_t count = (int64_t)l->example[0].tokens.count;
     if (l->status != QD_OK)
         return QD_FAIL(l->status, "%s", l->message ? l->message : "out of memory while recording an error message");
+    if (job->pairs)
+        return keep_pair(r, l);
     if (count > job->most && job->overlong == QD_OVERLONG_REFUSE)
         return QD_FAIL(QD_USAGE, "%s (line %lld): an example of %lld tokens, but a sequence has data.seq + 1 = %lld: raise data.seq, or "
                                  "set data.overlong to cut or skip", r->path, (long long)l->number, (long long)count, (long long)job->most);
     bool cut = count > job->most && job->overlong == QD_OVERLONG_CUT;
     count = cut ? job->most : count;
-    bool counts = false;
-    for (int64_t i = 1; i < count; i++) /* the first token is never predicted */
-        counts = counts || l->counted[i];
-    if (count > job->most || !counts) {
-        x->skipped++;
+    if (count > job->most || !counts(&l->example[0], count)) {
+        r->out->skipped++;
         return QD_OK;
     }
-    int64_t counted_capacity = r->token_capacity;
-    QD_TRY(reserve(&x->tokens, &r->token_capacity, x->token_count + count, sizeof *x->tokens));
-    QD_TRY(reserve(&x->counted, &counted_capacity, x->token_count + count, sizeof *x->counted));
-    QD_TRY(reserve(&x->first, &r->count_capacity, x->count + 1, sizeof *x->first));
-    memcpy(x->tokens + x->token_count, l->tokens.ids, (size_t)count * sizeof *x->tokens);
-    memcpy(x->counted + x->token_count, l->counted, (size_t)count);
-    x->first[x->count++] = x->token_count;
-    x->token_count += count;
-    x->cut += cut;
-    return QD_OK;
+    r->out->cut += cut;
+    return append(r, &l->example[0], count);
 }
 
 static qd_status encode_batch(reading *r, int64_t count)
@@ -317,8 +369,8 @@ static qd_status encode_batch(reading *r, int64_t count)
         line *l = &r->lines[i];
         if (status == QD_OK)
             status = keep(r, l);
-        qd_tokens_free(&l->tokens);
-        free(l->counted);
+        qd_example_free(&l->example[0]);
+        qd_example_free(&l->example[1]);
         free(l->message);
         *l = (line){0};
     }
@@ -362,7 +414,8 @@ static qd_status read_file(reading *r, const qd_file *file)
     size_t length = 0;
     r->path = file->path;
     if (file->kind != QD_FILE_LINES)
-        return QD_FAIL(QD_USAGE, "%s: data.format=examples reads .jsonl files, one example per line", file->path);
+        return QD_FAIL(QD_USAGE, "%s: data.format=%s reads .jsonl files, one example per line", file->path,
+                       r->job->pairs ? "preferences" : "examples");
     QD_TRY(qd_file_read(file->path, most_bytes, &text, &length));
     qd_status status = read_lines(r, text, length);
     free(text);
@@ -397,4 +450,11 @@ void qd_examples_free(qd_examples *x)
     free(x->counted);
     free(x->first);
     *x = (qd_examples){0};
+}
+
+void qd_example_free(qd_example *e)
+{
+    qd_tokens_free(&e->tokens);
+    free(e->counted);
+    *e = (qd_example){0};
 }

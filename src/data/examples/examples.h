@@ -24,6 +24,7 @@ typedef struct qd_examples_job {
     const qd_text_encoder *encoder;
     const qd_chat *chat; /* renders messages; NULL: they are refused, */
     const char *no_chat; /* for this reason */
+    bool pairs;          /* lines have a prompt with a chosen completion and a rejected one; both become examples, one after the other */
     int64_t most; /* tokens of an example */
     qd_overlong overlong;
     int threads; /* 0: all cores */

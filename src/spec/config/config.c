@@ -21,8 +21,9 @@ static const qd_option options_table[] = {
     QD_MODEL_SYNONYMS(SYNONYM_OPTION)
 
     {"data.path", QD_OPTION_STRING, "", 0, 0, NULL, "text file, folder of text files, token shards, or a mixture a:0.7,b:0.3", "data"},
-    {"data.format", QD_OPTION_ENUM, "text", 0, 0, "text|examples",
-     "examples: .jsonl lines with prompt and completion, or messages, for fine-tuning; only completions count in the loss", NULL},
+    {"data.format", QD_OPTION_ENUM, "text", 0, 0, "text|examples|preferences",
+     "examples: .jsonl lines with prompt and completion, or messages, for fine-tuning; only completions count in the loss. preferences: "
+     "lines with prompt, chosen and rejected, for DPO", NULL},
     {"data.chat_template", QD_OPTION_STRING, "", 0, 0, NULL,
      "examples with messages: tokenizer folder or .jinja file with the chat template; empty: the folder of data.tokenizer", NULL},
     {"data.overlong", QD_OPTION_ENUM, "cut", 0, 0, "cut|skip|refuse", "examples of more than data.seq + 1 tokens: they lose their end, are "
@@ -124,6 +125,10 @@ static const qd_option options_table[] = {
     {"train.offload_chunk_mb", QD_OPTION_FLOAT, "32", 0.0001, 1e6, NULL,
      "offload: MiB of state per chunk; the device has buffers for three chunks", NULL},
 
+    {"dpo.loss", QD_OPTION_ENUM, "sigmoid", 0, 0, "sigmoid|robust|hinge|ipo",
+     "data.format=preferences: loss of a pair of completions, as in trl; sigmoid: DPO, with label smoothing cDPO", NULL},
+    {"dpo.beta", QD_OPTION_FLOAT, "0.1", 1e-9, 1e6, NULL, "strength of the tie to the reference model: the model before training", NULL},
+    {"dpo.label_smoothing", QD_OPTION_FLOAT, "0", 0, 0.499, NULL, "probability that a preference is wrong; of sigmoid and robust", NULL},
     {"lora.rank", QD_OPTION_INT, "0", 0, 65536, NULL,
      "low-rank adapters (LoRA): rank of their matrices; the model is frozen and only they are trained; 0: all parameters are trained",
      "lora"},
@@ -478,8 +483,9 @@ static qd_status resolve_evaluation(const qd_options *o, qd_evaluation_config *e
     if (on && e->path[0] == '\0' && qd_options_float(o, "data.validation") <= 0.0)
         return QD_FAIL(QD_USAGE, "%s needs text to evaluate on: data.validation=0.02 holds out a part of data.path, data.eval_path names "
                                  "a text of its own", key);
-    if (e->path[0] != '\0' && strcmp(qd_options_string(o, "data.format"), "examples") == 0)
-        return QD_FAIL(QD_UNSUPPORTED, "data.eval_path is a text, but data.format is examples: data.validation holds out some of them");
+    if (e->path[0] != '\0' && qd_options_enum(o, "data.format") > 0)
+        return QD_FAIL(QD_UNSUPPORTED, "data.eval_path is a text, but data.format is %s: data.validation holds out some of them",
+                       qd_options_string(o, "data.format"));
     if (!on && e->batches > 0)
         return QD_FAIL(QD_USAGE, "train.eval_batches has no effect without train.eval_every: set that, or remove it");
     return QD_OK;
@@ -576,9 +582,11 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .validation = qd_options_float(o, "data.validation"),
         .document_mask = qd_options_bool(o, "data.document_mask"),
         .verify = qd_options_bool(o, "data.verify"),
-        .examples = strcmp(qd_options_string(o, "data.format"), "examples") == 0,
+        .examples = qd_options_enum(o, "data.format") > 0,
+        .pairs = strcmp(qd_options_string(o, "data.format"), "preferences") == 0,
         .overlong = qd_options_enum(o, "data.overlong"),
     };
+    QD_TRY(qd_preference_resolve(o, c));
     QD_TRY(resolve_evaluation(o, &c->evaluation));
     c->run_dir = qd_options_string(o, "run.dir");
     c->memory_check = qd_options_bool(o, "run.memory_check");
@@ -742,7 +750,8 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     qd_strategy strategy;
     QD_TRY(qd_config_place(config, arena, &ledger, &strategy));
     QD_TRY(qd_program_create(ledger, &strategy, rank, arena, program));
-    if (strategy.training && qd_config_validates(config))
+    const bool evaluates = qd_config_validates(config) || strategy.preference.kind; /* of pairs: also the reference model */
+    if (strategy.training && evaluates)
         QD_TRY(build_evaluation(config, rank, arena, *program));
     return strategy.training && config->samples.every > 0 ? qd_generation_attach(config, rank, arena, *program) : QD_OK;
 }

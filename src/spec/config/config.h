@@ -17,6 +17,7 @@ typedef struct qd_data_config {
     double validation;
     bool document_mask, verify;
     bool examples; /* prompts with completions; otherwise text */
+    bool pairs;    /* examples are pairs of completions, one preferred */
     int overlong;  /* qd_overlong */
 } qd_data_config;
 
@@ -100,6 +101,9 @@ qd_status qd_lora_resolve(const qd_options *options, qd_model *model);
 qd_status qd_lora_check(const qd_config *config);
 /* spike_config.c: the train.on_spike and train.spike_* options. */
 qd_status qd_spikes_resolve(const qd_options *options, qd_config *config);
+/* preference_config.c: the dpo.* options, of a run on preferences. Reads config->data and the
+ * model. */
+qd_status qd_preference_resolve(const qd_options *options, qd_config *config);
 /* Whether train.epochs sets the length of the run and not train.steps: one of the command line
  * overrides one of a file. */
 bool qd_config_by_epochs(const qd_options *options);

@@ -16,6 +16,7 @@ qd_status qd_generation_config(const qd_config *config, int64_t context, int64_t
     c.strategy.micro_batch = 1;
     c.strategy.seq = rows;
     c.strategy.context = context;
+    c.strategy.preference = (qd_preference){0};
     c.sp = false; /* one token has no rows for several ranks */
     c.pipeline.seq = config->pipeline.seq > 0 ? config->pipeline.seq : config->strategy.seq;
     c.degrees[QD_AXIS_CP] = 1; /* ranks of dp and cp share parameters alike */

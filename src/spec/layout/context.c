@@ -102,21 +102,26 @@ int64_t qd_context_input(int64_t batch, int64_t seq, int cp, int coord, bool who
     return batch * ((cp > 1 ? 4 : 3) * qd_context_rows(seq, cp, coord) + (whole ? seq : 0));
 }
 
+void qd_context_select_parts(int64_t batch, int64_t seq, int cp, int coord, int parts, const int32_t *in, int32_t *out)
+{
+    qd_row_run runs[QD_CONTEXT_RUNS];
+    int count = qd_context_runs(seq, cp, coord, runs);
+    int64_t rows = qd_context_rows(seq, cp, coord);
+    for (int64_t line = 0; line < parts * batch; line++)
+        for (int i = 0; i < count; i++)
+            memcpy(out + line * rows + runs[i].row, in + line * seq + runs[i].position, (size_t)runs[i].count * sizeof *out);
+}
+
 void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole, const int32_t *in, int32_t *out)
 {
     qd_row_run runs[QD_CONTEXT_RUNS];
     int count = qd_context_runs(seq, cp, coord, runs);
     int64_t rows = qd_context_rows(seq, cp, coord);
-    for (int64_t b = 0; b < batch; b++) {
-        for (int i = 0; i < count; i++) {
-            const qd_row_run *r = &runs[i];
-            for (int part = 0; part < 3; part++)
-                memcpy(out + (part * batch + b) * rows + r->row, in + (part * batch + b) * seq + r->position,
-                       (size_t)r->count * sizeof *out);
-            for (int64_t k = 0; k < r->count; k++)
-                out[(3 * batch + b) * rows + r->row + k] = (int32_t)(r->position + k);
-        }
-    }
+    qd_context_select_parts(batch, seq, cp, coord, 3, in, out);
+    for (int64_t b = 0; b < batch; b++)
+        for (int i = 0; i < count; i++)
+            for (int64_t k = 0; k < runs[i].count; k++)
+                out[(3 * batch + b) * rows + runs[i].row + k] = (int32_t)(runs[i].position + k);
     if (whole)
         memcpy(out + 4 * batch * rows, in + 2 * batch * seq, (size_t)(batch * seq) * sizeof *out);
 }

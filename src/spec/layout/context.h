@@ -48,6 +48,9 @@ int qd_context_kv_share(int cp, int kv_heads);
  * starts. out: this rank's rows of each, their positions, and if `whole`, the document starts of
  * the whole sequences. */
 void qd_context_select(int64_t batch, int64_t seq, int cp, int coord, bool whole, const int32_t *in, int32_t *out);
+/* The same for further values of each position: in (parts, batch, seq), out (parts, this rank's
+ * rows). */
+void qd_context_select_parts(int64_t batch, int64_t seq, int cp, int coord, int parts, const int32_t *in, int32_t *out);
 /* Writes the input of module k = 1 .. `ahead` that predicts further tokens, from the same `in`:
  * this rank's rows of tokens k further on, and of targets k further on; -1 where these are in
  * another document, or behind the sequence. out: (ahead, 2, batch, rows). */

@@ -137,8 +137,15 @@
      * row; sums (R, 2): sum of exponentials and logit of the target */ \
     OP(LOSS_MAX, "loss.max", r(LOGITS), w(TOP))                                                                               \
     OP(LOSS_PART, "loss.part", r(LOGITS), r(INPUT), r(TOP), w(SUMS))          /* top: reduced over tp */                      \
-    OP(LOSS_GRAD, "loss.grad", a(LOGITS), r(INPUT), r(TOP), r(SUMS), w(LOSSES)) /* sums: over tp; logits become gradients */  \
+    /* sums: over tp; logits become gradients, multiplied by the factor of their row */ \
+    OP(LOSS_GRAD, "loss.grad", a(LOGITS), r(INPUT), r(TOP), r(SUMS), w(LOSSES), r(FACTORS, optional))                         \
     OP(LOSS_SUM, "loss.sum", r(LOSSES), r(INPUT), a(LOSS))                                                                    \
+    /* Preferences. scores: for each sequence of a micro-batch, the log-probability of the \
+     * reference model minus that of the model; of this rank's rows until it is summed over cp. \
+     * factors: the derivative of the loss of a row's pair by the row's own loss */ \
+    OP(LOSS_ROWS, "loss.rows", r(LOGITS), r(INPUT), r(TOP), r(SUMS), w(LOSSES)) /* losses only */                             \
+    OP(PAIR_SUMS, "pairs.sums", r(LOSSES), r(INPUT), w(SCORES))                                                               \
+    OP(PAIR_LOSS, "pairs.loss", r(SCORES), r(INPUT), w(FACTORS), a(LOSS))                                                     \
     OP(ALL_REDUCE, "all_reduce", a(X))                  /* in place: sum or maximum over the group */                         \
     OP(ALL_GATHER, "all_gather", r(X), w(Y))            /* x: this rank's rows; y: rows of all ranks of the group */          \
     OP(REDUCE_SCATTER, "reduce_scatter", r(X), w(Y))    /* x: all rows; y: this rank's rows of the sum */                     \

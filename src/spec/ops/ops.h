@@ -124,14 +124,15 @@ typedef enum qd_slot_kind {
     QD_SLOT_GRAD_IN,  /* outgoing gradient of IN */
     /* Tokens, targets (in generation: positions) and document starts: (3, rows) int32; more with
      * cp, see qd_context_select; then tokens and targets of each module that predicts further
-     * ones. */
+     * ones; with pairs, see base/preference.h. */
     QD_SLOT_INPUT,
     QD_SLOT_ROPE,     /* table of rotary angles; param 1: that of layers with windows */
     QD_SLOT_CACHE,    /* KV cache of this block: (2, qd_cache_rows, kv_heads * head_dim), or (context, latent) */
     QD_SLOT_LOGITS,   /* (1, vocab), of the last row */
     /* Two doubles of the step: sum of losses, number of tokens counted; two more of prediction
-     * modules. */
+     * modules; of pairs, see QD_LOSS_MARGIN. */
     QD_SLOT_LOSS,
+    QD_SLOT_SCORES,   /* of the sequences of a micro-batch that are compared in pairs: (batch · seq, 1) double */
     QD_SLOT_LOCAL
 } qd_slot_kind;
 
@@ -187,6 +188,7 @@ typedef struct qd_class_config {
     qd_dtype activation, param, grad;
     bool training; /* false: phase F only; nothing is stashed, and the head computes losses without gradients */
     int64_t context; /* > 0: generation: rows are new tokens of one sequence, earlier ones are in a cache of this length */
+    bool pairs;      /* the loss compares pairs of sequences (base/preference.h) */
     int tensor_pieces; /* GEMMs next to a tp collective are cut into this many pieces; 0 or 1: not cut */
     double expert_rows; /* ep: buffer capacity for rows of experts, as a multiple of the balanced load */
     qd_cp_mode cp_mode;

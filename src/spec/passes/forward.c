@@ -2,6 +2,7 @@
  * statistics for the backward pass (means, log-sum-exps), tables, the steps of routing. Shapes are
  * those of whole tensors, without rows; the pass `place` fills them in. */
 #include "base/half.h"
+#include "base/preference.h"
 #include "spec/passes/sequence.h"
 
 enum {
@@ -212,9 +213,10 @@ void qd_pass_forward(qd_class_writer *w)
     const qd_class_config *c = w->config;
     const qd_moe *moe = &w->model->moe;
     const int64_t key = w->model->kv_lora_rank + w->model->qk_rope_head_dim;
+    const int64_t parts = 3 + (c->training ? 2 * qd_model_ahead(w->model) : 0) + (c->pairs ? QD_PAIR_PARTS : 0);
     bool positioned = c->context > 0 || w->seq < c->seq;
     lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps),
-                        .number = {[ONE] = 1, [TWO] = 2, [INPUT_PARTS] = 3 + (c->training ? 2 * qd_model_ahead(w->model) : 0),
+                        .number = {[ONE] = 1, [TWO] = 2, [INPUT_PARTS] = parts,
                                    [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
                                    [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
                                    [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,

@@ -256,7 +256,7 @@ qd_status qd_memory_account(const qd_program *program, qd_memory_report *report)
 /* Both programs store parameters in the same buffer. */
 static bool same_parameters(const qd_program *a, const qd_program *b)
 {
-    static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_TABLE, QD_BUFFER_LOSS};
+    static const qd_buffer_kind kinds[] = {QD_BUFFER_PARAM, QD_BUFFER_TABLE, QD_BUFFER_LOSS, QD_BUFFER_SCORES};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         int x = a->persistent[kinds[i]], y = b->persistent[kinds[i]];
         if ((x < 0) != (y < 0) || (x >= 0 && a->buffers[x].bytes != b->buffers[y].bytes))

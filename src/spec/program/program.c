@@ -275,8 +275,7 @@ static void run_item(builder *b, int index)
         qd_build_free(b, input);
 }
 
-/* Reduces the sum of losses and the number of tokens over the groups: two doubles, four with
- * modules that predict further tokens. */
+/* Reduces the sum of losses and the number of tokens over the groups. */
 static void reduce_loss(builder *b)
 {
     const int groups[] = {b->group.data_axes, b->group.pipeline}; /* all stages but the last add zero */
@@ -488,6 +487,8 @@ static void add_persistent(builder *b, int64_t moment2)
         qd_build_buffer(b, QD_BUFFER_CACHE, -1, -1, qd_program_cache_offset(p, m->layers), true);
         qd_build_buffer(b, QD_BUFFER_LOGITS, -1, -1, m->vocab * 4, true); /* of this rank's tokens, from the first element on */
     }
+    if (s->preference.kind)
+        qd_build_buffer(b, QD_BUFFER_SCORES, -1, -1, s->micro_batches * qd_program_scores(p) * (int64_t)sizeof(double), true);
     qd_build_buffer(b, QD_BUFFER_LOSS, -1, -1, QD_LOSS_COUNT * (int64_t)sizeof(double), true);
     int64_t scratch = 0;
     for (int module = 0; module < b->modules; module++) { /* modules of other ranks have no class here */
@@ -601,6 +602,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .grad = strategy->grad,
         .training = strategy->training,
         .context = strategy->context,
+        .pairs = strategy->preference.kind != QD_PREFERENCE_NONE,
         .split = p->strategy.split_backward,
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,

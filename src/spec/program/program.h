@@ -5,6 +5,7 @@
 #define QD_SPEC_PROGRAM_PROGRAM_H
 
 #include "base/optim_config.h"
+#include "base/preference.h"
 #include "base/text/json_writer.h"
 #include "spec/ops/ops.h"
 #include "spec/schedule/schedule.h"
@@ -45,6 +46,7 @@ typedef struct qd_strategy {
     bool training;        /* false: forward only (evaluation) */
     qd_cp_mode cp_mode;   /* with cp above 1: how queries reach the keys of other ranks */
     int64_t context;      /* > 0: generation; a step appends seq tokens to one sequence of at most this length */
+    qd_preference preference; /* training on pairs of completions */
     /* order of the passes; its stages are those of the ledger. NULL: one stage, micro-batches one
      * after another */
     const qd_schedule *schedule;
@@ -124,6 +126,7 @@ typedef enum qd_action_kind {
     X(SUMS, "sums of each parameter")                                                                       \
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
+    X(SCORES, "log-probabilities of pairs")                                                                 \
     X(EVALUATION, "evaluation, beyond a step")                                                              \
     X(SAMPLES, "sample texts, beyond a step")                                                               \
     X(LOSS, "loss and gradient norm")
@@ -135,11 +138,15 @@ typedef enum qd_buffer_kind {
     QD_BUFFER_KIND_COUNT
 } qd_buffer_kind;
 
-/* Doubles of LOSS: sum of losses, number of tokens counted, and both of the modules that predict
- * further tokens; NORM: the gradient norm, the factor
- * that updates multiply gradients by (not finite: no update), the first parameter whose gradient is
- * not finite or -1. */
-enum { QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_AHEAD, QD_LOSS_AHEAD_TOKENS, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD, QD_LOSS_COUNT };
+/* Doubles of LOSS: sum of losses, number of tokens counted (or of pairs), and both of the modules that
+ * predict further tokens; for pairs instead the sums of reward margins and of rewards of chosen
+ * completions, and the number of positive margins. NORM: the gradient norm, the factor that updates
+ * multiply gradients by (not finite: no update), the first parameter whose gradient is not finite or
+ * -1. */
+enum {
+    QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_AHEAD, QD_LOSS_AHEAD_TOKENS, QD_LOSS_RIGHT, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD,
+    QD_LOSS_COUNT, QD_LOSS_MARGIN = QD_LOSS_AHEAD, QD_LOSS_CHOSEN = QD_LOSS_AHEAD_TOKENS
+};
 
 typedef struct qd_buffer {
     qd_buffer_kind kind;
@@ -273,7 +280,7 @@ static inline int qd_program_cp(const qd_program *p, int *coord)
 /* Doubles of LOSS that are summed over ranks. */
 static inline int64_t qd_program_losses(const qd_program *p)
 {
-    return qd_model_ahead(&p->ledger->model) > 0 ? QD_LOSS_NORM : QD_LOSS_AHEAD;
+    return p->strategy.preference.kind ? QD_LOSS_NORM : qd_model_ahead(&p->ledger->model) > 0 ? QD_LOSS_RIGHT : QD_LOSS_AHEAD;
 }
 
 /* Modules that predict further tokens and that the program runs. */
@@ -292,7 +299,20 @@ static inline int64_t qd_program_input_ahead(const qd_program *p)
 static inline int64_t qd_program_input(const qd_program *p)
 {
     int coord, cp = qd_program_cp(p, &coord);
-    return qd_program_input_ahead(p) + 2 * qd_program_ahead(p) * p->strategy.micro_batch * qd_context_rows(p->strategy.seq, cp, coord);
+    int parts = 2 * qd_program_ahead(p) + (p->strategy.preference.kind ? QD_PAIR_PARTS : 0);
+    return qd_program_input_ahead(p) + parts * p->strategy.micro_batch * qd_context_rows(p->strategy.seq, cp, coord);
+}
+
+/* Where the values of pairs begin in it. Pairs exclude modules that predict further tokens. */
+static inline int64_t qd_program_pairs(const qd_program *p)
+{
+    return qd_program_input_ahead(p);
+}
+
+/* Scores of a micro-batch, in doubles. */
+static inline int64_t qd_program_scores(const qd_program *p)
+{
+    return p->strategy.preference.kind ? p->strategy.micro_batch * p->strategy.seq : 0;
 }
 
 const char *qd_action_name(qd_action_kind kind);

@@ -90,6 +90,8 @@ enum {
     ROW_MAXIMA,
     ROW_SUMS,
     ROW_LOSSES,
+    PAIR_SCORES,
+    PAIR_FACTORS,
     NORM_STATE,
     NORM_DOTS,
     LOG_SUMS,

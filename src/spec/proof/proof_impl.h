@@ -189,6 +189,8 @@ typedef enum proof_operand {
     LOSS,
     LOGITS,
     LOSSES,
+    SCORES,
+    FACTORS,
     TOP,
     QKV,
     KV,
@@ -321,6 +323,9 @@ qd_status qd_proof_rule_head_logits(proof_walk *w);
 qd_status qd_proof_rule_loss_max(proof_walk *w);
 qd_status qd_proof_rule_loss_part(proof_walk *w);
 qd_status qd_proof_rule_loss_grad(proof_walk *w);
+qd_status qd_proof_rule_loss_rows(proof_walk *w);
+qd_status qd_proof_rule_pair_sums(proof_walk *w);
+qd_status qd_proof_rule_pair_loss(proof_walk *w);
 qd_status qd_proof_rule_loss_sum(proof_walk *w);
 qd_status qd_proof_rule_all_reduce(proof_walk *w);
 qd_status qd_proof_rule_all_gather(proof_walk *w);

@@ -570,6 +570,10 @@ qd_status qd_proof_rule_loss_grad(proof_walk *w)
     QD_TRY(in_turn(w));
     if (w->program->strategy.training)
         QD_TRY(mean_over_batch(w));
+    if (w->program->strategy.preference.kind && !qd_proof_has(w, FACTORS))
+        return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses of tokens are minimized, and not those of pairs");
+    if (qd_proof_has(w, FACTORS))
+        QD_TRY(read_reduced(w, FACTORS, &logits));
     proof_value losses = of_columns(w, &logits, CODE_SAME);
     QD_TRY(qd_proof_write_rows(w, LOSSES, w->op->first, w->op->m, &losses));
     logits.gradient = true;
@@ -582,7 +586,52 @@ qd_status qd_proof_rule_loss_sum(proof_walk *w)
     QD_TRY(qd_proof_read(w, LOSSES, &losses));
     QD_TRY(qd_proof_no_sum(w, LOSSES, &losses));
     QD_TRY(in_turn(w));
+    if (w->program->strategy.preference.kind)
+        return qd_proof_fail(w, LOSSES, 0, -1, "losses of tokens are added, and not those of pairs");
     return add_loss(w, LOSSES, &losses);
+}
+
+qd_status qd_proof_rule_loss_rows(proof_walk *w)
+{
+    proof_value logits;
+    QD_TRY(read_logits(w, &logits));
+    QD_TRY(read_reduced(w, TOP, &logits));
+    QD_TRY(read_reduced(w, SUMS, &logits));
+    QD_TRY(in_turn(w));
+    proof_value losses = of_columns(w, &logits, CODE_SAME);
+    return qd_proof_write_rows(w, LOSSES, w->op->first, w->op->m, &losses);
+}
+
+/* The rows of a sequence are on the ranks of cp: each has a term of its sum. Ranks of dp have other
+ * sequences. */
+qd_status qd_proof_rule_pair_sums(proof_walk *w)
+{
+    proof_value losses;
+    QD_TRY(qd_proof_read(w, LOSSES, &losses));
+    QD_TRY(qd_proof_no_sum(w, LOSSES, &losses));
+    proof_place *place = &losses.place[0];
+    for (int d = 0; d < w->proof->frames[place->fold].count; d++)
+        if (place->code[d] == CODE_ROWS && qd_proof_digit_axis(w->proof, d) == QD_AXIS_CP)
+            place->code[d] = CODE_SUM;
+    return qd_proof_write(w, SCORES, &losses);
+}
+
+/* Every rank of cp has the scores of all sequences; each counts the pairs that begin in its
+ * rows. */
+qd_status qd_proof_rule_pair_loss(proof_walk *w)
+{
+    proof_value scores, rows;
+    QD_TRY(qd_proof_read(w, SCORES, &scores));
+    QD_TRY(qd_proof_no_sum(w, SCORES, &scores));
+    QD_TRY(qd_proof_read(w, INPUT, &rows));
+    for (int d = 0; d < w->proof->frames[FOLD_DENSE].count; d++) {
+        proof_code wanted = qd_proof_digit_axis(w->proof, d) == QD_AXIS_CP ? CODE_SAME : (proof_code)rows.place[0].code[d];
+        if (scores.place[0].code[d] != wanted)
+            return qd_proof_fail(w, SCORES, FOLD_DENSE, d, "they are not those of this rank's sequences");
+    }
+    proof_value factors = qd_proof_value_of(w, &rows.place[0], false);
+    QD_TRY(qd_proof_write(w, FACTORS, &factors));
+    return add_loss(w, SCORES, &factors);
 }
 
 static qd_status exchange(proof_walk *w, proof_operand operand, proof_value *v, proof_code from, proof_code to)

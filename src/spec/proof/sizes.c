@@ -106,8 +106,11 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(RELAY_ROUNDS_GRAD, (X, 'i', 'n'), (CHOSEN, 'i', '*'), (WEIGHT, 'i', 't'), (DY, 'i', 'n'), (D_WEIGHT, 'i', 't'), (DX, 'i', 'n')),
     ROW(LOSS_MAX, (LOGITS, '*', '>'), (TOP, 'w', '1')),
     ROW(LOSS_PART, (LOGITS, '*', '>'), (TOP, 'w', '1')),
-    ROW(LOSS_GRAD, (LOGITS, '*', '>'), (TOP, 'w', '1'), (LOSSES, 'w', '1')),
+    ROW(LOSS_GRAD, (LOGITS, '*', '>'), (TOP, 'w', '1'), (LOSSES, 'w', '1'), (FACTORS, 'r', '1')),
     ROW(LOSS_SUM, (LOSSES, 'm', '1')),
+    ROW(LOSS_ROWS, (LOGITS, '*', '>'), (TOP, 'w', '1'), (LOSSES, 'w', '1')),
+    ROW(PAIR_SUMS, (LOSSES, 'm', '1'), (SCORES, 's', '1')),
+    ROW(PAIR_LOSS, (SCORES, 's', '1'), (FACTORS, 'm', '1')),
     ROW(ALL_REDUCE, (X, 'w', 'n')),
     ROW(ALL_GATHER, (X, '*', 'n'), (Y, 'm', 'n')),
     ROW(REDUCE_SCATTER, (X, 'm', 'n'), (Y, '*', 'n')),
@@ -499,6 +502,7 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_COLUMNS: return check_columns(w);
     case QD_OP_LOSS_MAX:
     case QD_OP_LOSS_PART:
+    case QD_OP_LOSS_ROWS:
     case QD_OP_LOSS_GRAD:
     case QD_OP_LINEAR:
     case QD_OP_LINEAR_DX:
@@ -509,6 +513,8 @@ qd_status qd_proof_sizes(const proof_walk *w)
     case QD_OP_NODE_RETURN:
         return w->op->slot[QD_NODE_DISPATCH_NUMBERS] >= 0 ? QD_OK : number(w, "the numbers that go with a row", w->op->k, 0);
     case QD_OP_NODE_RESEND: return check_rounds(w);
+    case QD_OP_PAIR_SUMS:
+    case QD_OP_PAIR_LOSS: return number(w, "the rows of a micro-batch", w->op->m, qd_program_rows(w->program));
     case QD_OP_HEAD_LOSS: return w->op->chunk > 0 ? QD_OK : qd_proof_fail(w, NO_OPERAND, 0, -1, "it takes no rows at a time");
     case QD_OP_EXPERTS_BIAS:
     case QD_OP_EXPERTS_BIAS_GRAD: return check_expert_bias(w);

@@ -141,6 +141,12 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_loss_grad;
     case QD_OP_LOSS_SUM:
         return qd_proof_rule_loss_sum;
+    case QD_OP_LOSS_ROWS:
+        return qd_proof_rule_loss_rows;
+    case QD_OP_PAIR_SUMS:
+        return qd_proof_rule_pair_sums;
+    case QD_OP_PAIR_LOSS:
+        return qd_proof_rule_pair_loss;
     case QD_OP_ALL_REDUCE:
         return qd_proof_rule_all_reduce;
     case QD_OP_ALL_GATHER:

@@ -73,9 +73,7 @@ static qd_status staging(qd_interpreter *it)
         QD_TRY(qd_event_create(device, &it->input_read[i]));
         it->input_first[i] = -1;
     }
-    int coord, cp = qd_program_cp(it->program, &coord);
-    int64_t whole = it->program->strategy.micro_batch * it->program->strategy.seq;
-    QD_TRY(qd_host_alloc(device, cp > 1 ? 3 * whole * (int64_t)sizeof *it->whole : 0, &memory));
+    QD_TRY(qd_host_alloc(device, qd_input_whole(it->program) * (int64_t)sizeof *it->whole, &memory));
     it->whole = memory;
     QD_TRY(qd_host_alloc(device, QD_LOSS_COUNT * (int64_t)sizeof *it->figures, &memory));
     it->figures = memory;
@@ -162,24 +160,12 @@ static int64_t first_sequence(const qd_interpreter *it, int microbatch)
     return ((int64_t)coord * p->strategy.micro_batches + microbatch) * p->strategy.micro_batch;
 }
 
-/* Reads tokens, targets and document starts of the samples from `first` on into one of the host
- * buffers. */
+/* Reads the samples from `first` on into one of the host buffers. */
 static qd_status fill_input(qd_interpreter *it, int turn, int64_t first)
 {
-    const qd_strategy *s = &it->program->strategy;
-    const qd_batch_source *source = it->in->source;
-    int64_t rows = s->micro_batch * s->seq;
-    int32_t *host = it->input[turn];
     it->input_first[turn] = -1;
     QD_TRY(qd_event_wait(it->input_read[turn]));
-    int coord, cp = qd_program_cp(it->program, &coord);
-    int32_t *whole = cp == 1 ? host : it->whole;
-    QD_TRY(source->fill(source->context, first, s->micro_batch, s->seq, whole, whole + rows, whole + 2 * rows));
-    if (cp > 1)
-        qd_context_select(s->micro_batch, s->seq, cp, coord, s->cp_mode == QD_CP_ULYSSES, whole, host);
-    qd_context_ahead(s->micro_batch, s->seq, cp, coord, qd_program_ahead(it->program), whole,
-                     host + qd_program_input_ahead(it->program));
-    return QD_OK;
+    return qd_input_fill(it->program, it->in->source, first, it->whole, it->input[turn]);
 }
 
 /* While a device runs behind the host, the host reads the first micro-batch of the next step. A
@@ -226,6 +212,7 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
     (void)index;
     const qd_program *p = it->program;
     const qd_bound *b = it->bound;
+    double *scores = p->strategy.preference.kind ? qd_bound_kind(b, QD_BUFFER_SCORES) : NULL;
     qd_frame frame = {
         .stream = it->stream,
         .kernels = it->kernels,
@@ -234,6 +221,7 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         .scratch = qd_bound_kind(b, QD_BUFFER_SCRATCH),
         .rope = qd_bound_kind(b, QD_BUFFER_TABLE),
         .loss = qd_bound_kind(b, QD_BUFFER_LOSS),
+        .scores = scores ? scores + a->microbatch * qd_program_scores(p) : NULL,
         .cache = qd_bound_kind(b, QD_BUFFER_CACHE),
         .logits = qd_bound_kind(b, QD_BUFFER_LOGITS),
         .past = it->in->past,
@@ -730,6 +718,13 @@ static qd_status start_timelines(qd_interpreter *it)
     return qd_watch_start(it->watch);
 }
 
+/* The mean over pairs of one of their figures; 0 without pairs. */
+static double pair_mean(const qd_interpreter *it, int figure)
+{
+    const double pairs = it->program->strategy.preference.kind ? it->figures[QD_LOSS_TOKENS] : 0.0;
+    return pairs > 0.0 ? it->figures[figure] / pairs : 0.0;
+}
+
 qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_output *output)
 {
     it->in = input;
@@ -774,6 +769,9 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
                         ? it->figures[QD_LOSS_AHEAD] / it->figures[QD_LOSS_TOKENS] / qd_program_ahead(it->program)
                         : 0.0,
         .tokens = it->figures[QD_LOSS_TOKENS],
+        .margin = pair_mean(it, QD_LOSS_MARGIN),
+        .chosen_reward = pair_mean(it, QD_LOSS_CHOSEN),
+        .accuracy = pair_mean(it, QD_LOSS_RIGHT),
         .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),
         .spike = training && it->not_finite[0] == '\0' && !isfinite(it->figures[QD_LOSS_FACTOR]),

@@ -46,15 +46,24 @@ typedef struct qd_step_input {
 } qd_step_input;
 
 typedef struct qd_step_output {
-    double loss;      /* mean over the counted tokens of the global batch */
+    double loss;      /* mean over the counted tokens of the global batch, or over its pairs */
     double mtp_loss;  /* mean over the modules that predict further tokens, each normalized by the same tokens; 0: there are none */
-    double tokens;    /* counted */
+    double tokens;    /* counted; with pairs: pairs */
+    /* With pairs, means over them: reward margin, reward of the chosen completion, how many margins
+     * are positive. A reward is beta times the log-probability ratio. */
+    double margin, chosen_reward, accuracy;
     double grad_norm; /* before clipping */
     double lr;
     bool skipped;          /* the loss or a gradient was not finite, or above a limit: weights and optimizer state are unchanged */
     bool spike;            /* it was above a limit */
     char not_finite[160];  /* a description; "": everything is finite */
 } qd_step_output;
+
+/* load_input.c: what LOAD copies to the device. Elements of the buffer for whole sequences, from
+ * which a rank of cp selects its rows; */
+int64_t qd_input_whole(const qd_program *program);
+/* fills `host` (qd_program_input elements) with the micro-batch of samples from `first` on. */
+qd_status qd_input_fill(const qd_program *program, const qd_batch_source *source, int64_t first, int32_t *whole, int32_t *host);
 
 qd_status qd_interpreter_create(qd_bound *bound, qd_interpreter **interpreter);
 /* Expert dispatch of this rank so far: bytes sent to experts of other ranks and back; rounds beyond

@@ -127,6 +127,7 @@ qd_status qd_model_run_open(const qd_model_source *source, const char *device, q
     /* The layout of the source, wherever and however it was trained. */
     run->config.evaluation.every = 0;
     run->config.evaluation.seconds = 0.0;
+    run->config.strategy.preference = (qd_preference){0}; /* losses are those of tokens */
     run->config.device = device && device[0] ? device : "cpu";
     run->config.strategy.traits = qd_device_traits_find(run->config.device);
     QD_TRY(set_precision(source, &run->config.strategy));

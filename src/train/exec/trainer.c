@@ -390,6 +390,22 @@ qd_status qd_trainer_evaluate(qd_trainer *t, const qd_batch_source *source, int6
     return qd_interpret(t->evaluator, &input, output);
 }
 
+qd_status qd_trainer_scores(qd_trainer *t, double *scores, int64_t *first)
+{
+    const qd_program *p = t->program->evaluation;
+    const qd_mesh *mesh = &p->ledger->mesh;
+    const int rank = qd_comm_rank(t->world);
+    const int64_t each = p->strategy.micro_batch * p->strategy.micro_batches;
+    qd_stream *stream = qd_device_compute_stream(t->device);
+    *first = -1;
+    bool head = p->ledger->modules[p->ledger->module_count - 1].stage_rank == qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), rank);
+    if (!head || qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_TP) | QD_AXIS_BIT(QD_AXIS_CP), rank) != 0)
+        return QD_OK;
+    *first = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_DP), rank) * each;
+    QD_TRY(qd_copy(stream, scores, qd_bound_kind(t->evaluation_bound, QD_BUFFER_SCORES), each * p->strategy.seq * (int64_t)sizeof *scores));
+    return qd_stream_wait(stream);
+}
+
 static qd_status find_param(const qd_trainer *t, const char *name, int64_t count, int *param)
 {
     const qd_program *p = t->program;

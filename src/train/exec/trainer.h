@@ -26,6 +26,12 @@ qd_status qd_trainer_tune_more(qd_trainer *trainer, int *left);
  * global batch from `first` on. Changes nothing of the training state and allocates nothing. */
 qd_status qd_trainer_evaluate(qd_trainer *trainer, const qd_batch_source *source, int64_t first, qd_step_output *output);
 
+/* Not collective, after an evaluation of pairs: copies the scores (as of kernel pair_sums) of this
+ * rank's sequences, (sequences of the global batch on this rank, data.seq). *first: the number of
+ * its first sequence in the global batch; -1: another rank has the same scores, or the model's
+ * head. */
+qd_status qd_trainer_scores(qd_trainer *trainer, double *scores, int64_t *first);
+
 typedef enum qd_tensor_kind { QD_TENSOR_VALUE, QD_TENSOR_GRADIENT, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2 } qd_tensor_kind;
 /* Collective. Reads a whole logical parameter as fp32: its value, its gradient (of the last step,
  * before clipping) or its optimizer state. `count` must be its number of elements. */

@@ -58,7 +58,7 @@ bool qd_validation_due(const qd_validation *v, const qd_config *c, int64_t step)
 qd_status qd_validation_run(qd_validation *v, qd_trainer *trainer, const qd_config *c, qd_validated *result)
 {
     qd_batch_source source = qd_windows_source(&v->windows);
-    double begin = qd_clock_now(), sum = 0.0, counted = 0.0;
+    double begin = qd_clock_now(), sum = 0.0, counted = 0.0, margin = 0.0, right = 0.0;
     for (int64_t first = 0; first < v->windows.chosen && isfinite(sum); first += c->global_batch) {
         qd_step_output out;
         qd_status status = qd_trainer_evaluate(trainer, &source, first, &out);
@@ -71,8 +71,11 @@ qd_status qd_validation_run(qd_validation *v, qd_trainer *trainer, const qd_conf
         QD_TRY(status);
         sum += out.loss * out.tokens;
         counted += out.tokens;
+        margin += out.margin * out.tokens;
+        right += out.accuracy * out.tokens;
     }
-    *result = (qd_validated){.loss = sum / counted, .tokens = (int64_t)counted, .seconds = qd_clock_now() - begin};
+    *result = (qd_validated){.loss = sum / counted, .tokens = (int64_t)counted, .seconds = qd_clock_now() - begin,
+                             .margin = margin / counted, .accuracy = right / counted};
     return QD_OK;
 }
 

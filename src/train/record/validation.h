@@ -19,6 +19,7 @@ typedef struct qd_validated {
     double loss; /* mean over the tokens; NaN: not finite */
     int64_t tokens;
     double seconds;
+    double margin, accuracy; /* of pairs, whose number is `tokens` */
 } qd_validated;
 
 /* For a run that validates (qd_config_validates). Not collective. `corpus` must outlive it. */

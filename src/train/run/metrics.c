@@ -152,6 +152,16 @@ static void put_step(qd_json_writer *w, const qd_train_step *s)
         qd_json_put_double(w, "validation_seconds", s->validation_seconds);
         qd_json_put_bool(w, "validation_best", s->validation_best);
     }
+    if (s->pairs > 0) {
+        qd_json_put_int(w, "pairs", s->pairs);
+        qd_json_put_double(w, "reward_margin", s->reward_margin);
+        qd_json_put_double(w, "reward_chosen", s->reward_chosen);
+        qd_json_put_double(w, "reward_accuracy", s->reward_accuracy);
+    }
+    if (s->pairs > 0 && s->validation_tokens > 0) {
+        qd_json_put_double(w, "validation_reward_margin", s->validation_margin);
+        qd_json_put_double(w, "validation_reward_accuracy", s->validation_accuracy);
+    }
     if (s->dispatch_bytes > 0)
         qd_json_put_int(w, "dispatch_bytes", s->dispatch_bytes);
     if (s->across_flat_bytes > 0) {

@@ -91,7 +91,8 @@ static void note_examples(const qd_config *c, const qd_train_observer *observer,
         cut += s.cut_examples;
         skipped += s.skipped_examples;
     }
-    int n = snprintf(text, sizeof text, "%lld examples fill %lld sequences to %.1f %%", (long long)examples, (long long)windows,
+    int n = snprintf(text, sizeof text, "%lld %s fill %lld sequences to %.1f %%", (long long)(c->data.pairs ? examples / 2 : examples),
+                     c->data.pairs ? "pairs" : "examples", (long long)windows,
                      100.0 * (double)tokens / ((double)windows * (double)c->strategy.seq));
     if (cut > 0)
         n += snprintf(text + n, sizeof text - (size_t)n, "; %lld were longer than data.seq + 1 and lost their end", (long long)cut);
@@ -416,6 +417,7 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     QD_TRY(qd_rank_agree(s, open_saver(s)));
     QD_TRY(qd_rank_agree(s, qd_run_folder_open(s)));
     QD_TRY(note_shared_memory(s));
+    QD_TRY(qd_run_reference(s));
     if (run->config.samples.every > 0)
         QD_TRY(qd_samples_create(&run->config, &s->corpus, s->trainer, &s->samples));
     else if (run->config.resume)
@@ -428,10 +430,17 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     return QD_OK;
 }
 
+/* The tokens of a step that speed refers to. The loss of pairs counts pairs: all positions. */
+static double step_tokens(const qd_config *c, const qd_step_output *output)
+{
+    return c->data.pairs ? (double)c->global_batch * (double)c->strategy.seq : output->tokens;
+}
+
 static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output *output, double seconds, const qd_dispatched *moved)
 {
     const qd_run *run = s->run;
-    double rate = seconds > 0.0 ? output->tokens / seconds : 0.0;
+    const bool pairs = run->config.data.pairs;
+    const double tokens = step_tokens(&run->config, output), rate = seconds > 0.0 ? tokens / seconds : 0.0;
     double flops = rate * qd_model_flops_per_token(&run->config.model, run->config.strategy.seq);
     if (s->peak_flops > 0.0) /* a machine that was busy during the measurement may be faster later */
         s->peak_flops = fmax(s->peak_flops, flops);
@@ -442,7 +451,11 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .loss = output->loss,
         .grad_norm = output->grad_norm,
         .lr = output->lr,
-        .tokens = output->tokens,
+        .tokens = tokens,
+        .pairs = pairs ? (int64_t)output->tokens : 0,
+        .reward_margin = output->margin,
+        .reward_chosen = output->chosen_reward,
+        .reward_accuracy = output->accuracy,
         .step_seconds = seconds,
         .tokens_per_second = rate,
         .mfu = s->peak_flops > 0.0 ? flops / s->peak_flops : 0.0,
@@ -456,6 +469,8 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .validation_best = s->improved,
         .skipped = output->skipped,
         .mtp_loss = output->mtp_loss,
+        .validation_margin = s->validated.margin,
+        .validation_accuracy = s->validated.accuracy,
     };
     const char *warning = NULL;
     if (s->metrics)
@@ -587,7 +602,7 @@ qd_status qd_rank_run_step(qd_rank_run *s)
         QD_TRY(report_step(s, step, &output, seconds, &moved));
     s->end.steps = step;
     s->end.loss = output.loss;
-    s->end.tokens += output.tokens;
+    s->end.tokens += step_tokens(c, &output);
     QD_TRY(end_saving(s, note_skipped(s, step, &output)));
     QD_TRY(write_samples(s, step));
     QD_TRY(ask_ranks(s, step, seconds));
@@ -715,6 +730,7 @@ void qd_rank_run_close(qd_rank_run *s)
     qd_spikes_close(&s->spikes);
     qd_run_corpus_close(&s->corpus);
     free(s->config_text);
+    free(s->reference);
     qd_comm_destroy(s->control);
     *s = (qd_rank_run){0};
 }

@@ -246,7 +246,8 @@ static qd_status choose_encoder(const qd_config *c, const qd_file_list *files, c
     if (c->data.tokenizer[0] != '\0')
         QD_TRY(qd_tokenizer_load(c->data.tokenizer, NULL, &corpus->tokenizer));
     else if (c->data.examples)
-        return QD_FAIL(QD_USAGE, "data.format=examples: set data.tokenizer; a tokenizer is trained on plain text only");
+        return QD_FAIL(QD_USAGE, "data.format=%s: set data.tokenizer; a tokenizer is trained on plain text only",
+                       c->data.pairs ? "preferences" : "examples");
     else if (files->count > 0)
         QD_TRY(own_tokenizer(c, files, progress, &corpus->tokenizer));
     else
@@ -295,6 +296,7 @@ static qd_status open_data(const qd_config *c, const choice *chosen, const qd_ru
     o.validation = c->data.validation;
     o.document_mask = c->data.document_mask;
     o.examples = c->data.examples;
+    o.pairs = c->data.pairs;
     o.unpacked = c->model.position == QD_POSITION_LEARNED;
     o.overlong = (qd_overlong)c->data.overlong;
     o.chat_template = template;

@@ -40,7 +40,7 @@ static const char *find_change(const qd_config *now, const qd_config *then, bool
         {"data.tokenizer", early || qd_run_corpus_is_bytes(now) == qd_run_corpus_is_bytes(then)},
         {"data.validation", now->data.validation == then->data.validation},
         {"data.document_mask", now->data.document_mask == then->data.document_mask},
-        {"data.format", now->data.examples == then->data.examples},
+        {"data.format", now->data.examples == then->data.examples && now->data.pairs == then->data.pairs},
         /* They decide how examples are packed, and so which of them a step has seen. */
         {"data.overlong", !now->data.examples || now->data.overlong == then->data.overlong},
         {"data.seq", !now->data.examples || now->strategy.seq == then->strategy.seq},
@@ -121,7 +121,7 @@ static bool is_compared(const char *key)
         if (strcmp(key, others[i]) == 0)
             return false;
     return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0 ||
-           strncmp(key, "lora.", 5) == 0 || strcmp(key, "run.kernels") == 0;
+           strncmp(key, "lora.", 5) == 0 || strncmp(key, "dpo.", 4) == 0 || strcmp(key, "run.kernels") == 0;
 }
 
 static bool is_evaluated_on(const char *key)

@@ -43,6 +43,7 @@ typedef struct qd_rank_run {
     int64_t best_saving, best_kept; /* steps of the checkpoint of the best loss: being written, and complete; -1: none */
     qd_saver *saver; /* with a run folder */
     qd_run_file base; /* folder with the frozen values of the adapters that were loaded; "": none */
+    double *reference;     /* of pairs (qd_data_set_reference); NULL: not trained on preferences */
     qd_replicas *replicas; /* NULL: not compared */
     int64_t compared; /* step after which they were compared last */
     qd_trace *trace;
@@ -129,6 +130,12 @@ qd_status qd_run_spikes_restore(qd_rank_run *s);
  * checkpoint where train.on_spike says so. *went_back: the step is undone, and those before it
  * since that checkpoint. QD_NOT_FINITE: the run is to stop. */
 qd_status qd_run_spike(qd_rank_run *s, const qd_step_output *output, bool *went_back);
+
+/* record/reference.c */
+
+/* Collective. For a run on preferences: the log-probabilities of the reference model, which is the
+ * model before the first step, read from run.dir or computed and written there. */
+qd_status qd_run_reference(qd_rank_run *s);
 
 /* run_tuning.c */
 

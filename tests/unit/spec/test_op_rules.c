@@ -103,6 +103,9 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_LOSS_PART] = PLACEMENT,
     [QD_OP_LOSS_GRAD] = PLACEMENT,
     [QD_OP_LOSS_SUM] = PLACEMENT,
+    [QD_OP_LOSS_ROWS] = PLACEMENT,
+    [QD_OP_PAIR_SUMS] = PLACEMENT,
+    [QD_OP_PAIR_LOSS] = PLACEMENT,
     [QD_OP_ALL_REDUCE] = EXCHANGES,
     [QD_OP_ALL_GATHER] = EXCHANGES,
     [QD_OP_REDUCE_SCATTER] = EXCHANGES,
@@ -208,6 +211,7 @@ static const struct {
     {OLMO2 "parallel.ranks=4 parallel.tp=4 ", "cpu", false, false},
     {LLAMA "lora.rank=4 lora.alpha=6 lora.dropout=0.1 ", "cpu", true, false},
     {EXPERTS "lora.rank=4 lora.alpha=6 ", "cpu", true, false},
+    {LLAMA "data.format=preferences ", "cpu", false, false},
 };
 
 static void check_op(const char *words, bool one_rank, const qd_cluster *cluster, const qd_model *model, const qd_module_class *c,

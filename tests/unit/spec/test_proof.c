@@ -174,6 +174,19 @@ static const mutant mutants[] = {
     {LLAMA TP2 PLAIN, {OP_TO, "loss.grad", "head", .nth = 0, .number = 1}, {"(loss.grad)", "'logits'", "used as token"}},
     {LLAMA TP2 PLAIN, {OP_TWICE, "loss.sum", "head", .nth = 0}, {"(loss.sum)", "'losses'", "a second time"}},
     {LLAMA TP2 PLAIN, {OP_ROWS, "linear.dw", "head", .nth = 0, .number = 1}, {"(linear.dw)", "count in the gradient", NULL}},
+    /* Pairs: sums of a sequence's rows without those of other ranks, and losses of tokens. */
+    {LLAMA "data.format=preferences parallel.ranks=2 parallel.cp=2 ",
+     {OP_DROP, "all_reduce", "head", .nth = 0},
+     {"(pairs.loss)", "'scores'", "axis cp: it is a partial sum"}},
+    {LLAMA "data.format=preferences parallel.ranks=2 parallel.cp=2 ",
+     {OP_TWICE, "all_reduce", "head", .nth = 0},
+     {"(all_reduce)", "'scores'", "multiplies it by 2"}},
+    {LLAMA "data.format=preferences parallel.ranks=2 ",
+     {OP_SLOT, "loss.grad", "head", .nth = 0, .number = QD_LOSS_GRAD_FACTORS, .to = "-"},
+     {"(loss.grad)", "losses of tokens are minimized", NULL}},
+    {LLAMA "data.format=preferences parallel.ranks=2 ",
+     {OP_TWICE, "pairs.loss", "head", .nth = 0},
+     {"(pairs.loss)", "a second time", NULL}},
     /* Gradients of parameters that tp replicates. */
     {LLAMA TP2,
      {ACTION_DROP, "reduce", "tp", .param = "block.0.attn_norm.weight", .nth = -1},
@@ -535,6 +548,7 @@ static void everything_is_needed(void **state)
 {
     (void)state;
     static const char *const layouts[] = {
+        LLAMA "data.format=preferences parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         LLAMA TP2,
         LLAMA TP2 PLAIN "parallel.zero=1 model.qk_norm=true ",
         GPT2 TP2 "train.recompute=full ",
@@ -629,6 +643,7 @@ static void operands_are_the_right_ones(void **state)
 {
     (void)state;
     static const char *const layouts[] = {
+        LLAMA "data.format=preferences parallel.ranks=4 parallel.tp=2 parallel.cp=2 ",
         LLAMA TP2,
         GPT2 "parallel.ranks=2 run.device=cuda ",
         LLAMA "parallel.ranks=2 parallel.cp=2 model.qk_norm=true ",

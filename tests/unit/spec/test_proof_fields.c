@@ -61,6 +61,7 @@ static const char *const layouts[] = {
     LLAMA "model.sinks=true parallel.ranks=4 parallel.tp=2 parallel.cp=2 parallel.cp_mode=ulysses ",
     SIZES "model.arch=deepseek model.mtp_modules=2 model.tied=true parallel.ranks=2 parallel.tp=2 ",
     SIZES "model.arch=deepseek model.mtp_modules=1 ",
+    LLAMA "data.format=preferences parallel.ranks=8 parallel.tp=2 parallel.cp=2 ",
 };
 
 /* m n k: sizes; f first, t to; h heads, v kv heads; w window; e experts, x first expert; r round, H
@@ -142,6 +143,9 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_LOSS_PART] = "mnftpa",
     [QD_OP_LOSS_GRAD] = "mnftopa",
     [QD_OP_LOSS_SUM] = "ma",
+    [QD_OP_LOSS_ROWS] = "mnftpa",
+    [QD_OP_PAIR_SUMS] = "m",
+    [QD_OP_PAIR_LOSS] = "m",
     [QD_OP_ALL_REDUCE] = "mnfgidq",
     [QD_OP_ALL_GATHER] = "mngid",
     [QD_OP_REDUCE_SCATTER] = "mngid",

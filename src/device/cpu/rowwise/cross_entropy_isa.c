@@ -203,10 +203,10 @@ static void part_row(const qd_cross_entropy_part_args *a, int64_t row)
     if (!a->grad)
         return;
     if (a->targets[row] >= 0) {
-        float factor = (float)((double)a->scale / sum);
+        const float scale = a->factors ? a->scale * a->factors[row] : a->scale, factor = (float)((double)scale / sum);
         gradient(x, a->vocab, a->dtype, factor, top, a->cap);
         if (here)
-            store_as(x, target, target_gradient(shifted, sum, top, a->scale, a->cap), a->dtype);
+            store_as(x, target, target_gradient(shifted, sum, top, scale, a->cap), a->dtype);
         cleared = a->vocab;
     }
     memset(qd_cpu_at_mut(x, cleared, a->dtype), 0, (size_t)(a->ld - cleared) * qd_dtype_size(a->dtype));

@@ -330,12 +330,12 @@ static __global__ void __launch_bounds__(1024) cross_entropy_part_kernel(qd_cros
     const double sum = (double)a.sums[2 * (int64_t)blockIdx.x], shifted = (double)a.sums[2 * (int64_t)blockIdx.x + 1];
     if (threadIdx.x == 0)
         a.losses[blockIdx.x] = target < 0 ? 0.0f : (float)(log(sum) - shifted);
-    const float factor = (float)((double)a.scale / sum);
+    const float scale = a.factors ? a.scale * a.factors[blockIdx.x] : a.scale, factor = (float)((double)scale / sum);
     for (int64_t i = threadIdx.x; a.grad && i < a.ld; i += blockDim.x) {
         float v[1] = {0.0f};
         if (target >= 0 && i < a.vocab) {
             const float y = capped<T>(to_float(row[i]), cap);
-            v[0] = held && i == here ? target_gradient(shifted, sum, top, a.scale, a.cap)
+            v[0] = held && i == here ? target_gradient(shifted, sum, top, scale, a.cap)
                                      : exp_of<float>(y, top, 0.0f) * factor * cap_slope(y, cap);
         }
         store<1>(row + i, v);
