@@ -25,6 +25,6 @@ qd_status qd_preference_resolve(const qd_options *o, qd_config *c)
                                        "set it to 0");
     if (c->model.position == QD_POSITION_LEARNED)
         return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences packs two completions into a sequence, and learned positions "
-                                       "(model.position) count from its start: only models with rotary positions are supported");
+                                       "count from its start: only models with rotary positions are supported");
     return QD_OK;
 }

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "base/preference.h"
 #include "base/rng.h"
 #include "data/data.h"
 #include "data/examples/packing.h"
@@ -303,6 +304,51 @@ static void tools_are_rendered(void **state)
     qd_tokenizer_destroy(c.tokenizer);
 }
 
+/* A prompt in front of both answers, or in common to them, gives the same tokens. */
+static void pairs_of_messages(void **state)
+{
+    chat_set c = load_tokenizer();
+    qd_strbuf text[2] = {{0}, {0}};
+    static const char *const lines[2] = {
+        "{\"prompt\": [" MESSAGE("user", "Two?") "], \"chosen\": [" MESSAGE("assistant", "one two") "], \"rejected\": ["
+        MESSAGE("assistant", "three") "]}\n",
+        "{\"chosen\": [" MESSAGE("user", "Two?") ", " MESSAGE("assistant", "one two") "], \"rejected\": [" MESSAGE("user", "Two?") ", "
+        MESSAGE("assistant", "three") "]}\n"};
+    for (int i = 0; i < 2; i++) {
+        qd_data *data = NULL;
+        qd_data_options o = options_for(scratch_text(state, "pairs.jsonl", lines[i]));
+        o.seq = 200;
+        o.pairs = true;
+        o.vocab = qd_tokenizer_size(c.tokenizer);
+        o.encoder = &c.encoder;
+        o.chat_template = scratch_text(state, "template.jinja", TEMPLATE);
+        ok(qd_data_open(&o, &data));
+        assert_int_equal(qd_data_sequences(data), 2);
+        counted_text(data, c.tokenizer, &text[i]);
+        static int32_t parts[QD_PAIR_PARTS * 200];
+        int firsts[2] = {0, 0}, rows[2] = {0, 0};
+        qd_data_set_reference(data, (const double[]){-3.0, -5.0});
+        qd_batch_source source = qd_data_source(data);
+        ok(source.fill_pairs(source.context, 0, 1, 200, false, parts));
+        for (int t = 0; t < 200; t++)
+            if (parts[t] >= 0) {
+                float reference;
+                memcpy(&reference, &parts[QD_PAIR_REFERENCE * 200 + t], sizeof reference);
+                assert_true(reference == (parts[t] == 1 ? -3.0f : parts[t] == 3 ? -5.0f : 0.0f));
+                firsts[parts[t] >> 1 & 1] += parts[t] & 1;
+                rows[parts[t] >> 1]++;
+            }
+        assert_true(firsts[0] == 1 && firsts[1] == 1 && rows[0] > 1 && rows[1] > 0);
+        qd_data_close(data);
+    }
+    assert_string_equal(text[0].data, text[1].data);
+    assert_true(strstr(text[0].data, "one two<|endoftext|>") && strstr(text[0].data, "three<|endoftext|>") && !strstr(text[0].data, "Two"));
+    qd_strbuf_free(&text[0]);
+    qd_strbuf_free(&text[1]);
+    qd_text_encoder_destroy(&c.encoder);
+    qd_tokenizer_destroy(c.tokenizer);
+}
+
 static void messages_that_cannot_be_used(void **state)
 {
     static const struct {
@@ -356,6 +402,7 @@ int main(void)
         cmocka_unit_test(names_the_line),
         cmocka_unit_test(only_the_assistant_counts),
         cmocka_unit_test(tools_are_rendered),
+        cmocka_unit_test(pairs_of_messages),
         cmocka_unit_test(messages_that_cannot_be_used),
         cmocka_unit_test(special_tokens_in_a_prompt),
     };
