@@ -6,6 +6,7 @@
 #   make bench       measures collectives, kernels and the training step
 #   make install     PREFIX=/usr/local, DESTDIR=
 #   make deb         a Debian package in build/; make test-deb tries it in a bare chroot (as root)
+#   make test-image  builds the Dockerfile with buildah and trains in the image (as root)
 #   make test-asan   unit, ops, dist and equiv tiers and the web server with address and undefined-behaviour sanitizers
 #   make test-tsan   unit, dist and equiv tiers and the web server with the thread sanitizer
 #   make fuzz        libFuzzer on every reader of files, RUNS=1000000 inputs each (clang)
@@ -22,7 +23,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 BUILD = build/$(PRESET)
 
-.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install deb test-deb clean check-style
+.PHONY: build bootstrap demo test test-asan test-tsan fuzz bench install deb test-deb test-image clean check-style
 
 build: bootstrap
 	@cmake --preset $(PRESET) -DQD_DEMO=OFF $(CMAKE_ARGS) >$(BUILD).log 2>&1 || { cat $(BUILD).log; false; }
@@ -83,6 +84,10 @@ deb:
 test-deb: deb
 	@tools/bootstrap.sh mmdebstrap
 	@tools/test_deb.sh build/quadrille_*_*.deb
+
+test-image:
+	@tools/bootstrap.sh buildah mmdebstrap
+	@tools/test_image.sh
 
 clean:
 	rm -rf build
