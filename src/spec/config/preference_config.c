@@ -21,8 +21,7 @@ qd_status qd_preference_resolve(const qd_options *o, qd_config *c)
     if (p->smoothing > 0.0 && p->kind != QD_PREFERENCE_SIGMOID && p->kind != QD_PREFERENCE_ROBUST)
         return QD_FAIL(QD_USAGE, "dpo.label_smoothing has no effect on dpo.loss=%s: set it to 0", qd_options_string(o, "dpo.loss"));
     if (qd_model_ahead(&c->model) > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences compares completions, and model.mtp_modules predict further tokens of texts: "
-                                       "set it to 0");
+        return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences does not train model.mtp_modules: set it to 0");
     if (c->model.position == QD_POSITION_LEARNED)
         return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences packs two completions into a sequence, and learned positions "
                                        "count from its start: only models with rotary positions are supported");

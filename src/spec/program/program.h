@@ -138,11 +138,11 @@ typedef enum qd_buffer_kind {
     QD_BUFFER_KIND_COUNT
 } qd_buffer_kind;
 
-/* Doubles of LOSS: sum of losses, number of tokens counted (or of pairs), and both of the modules that
- * predict further tokens; for pairs instead the sums of reward margins and of rewards of chosen
- * completions, and the number of positive margins. NORM: the gradient norm, the factor that updates
- * multiply gradients by (not finite: no update), the first parameter whose gradient is not finite or
- * -1. */
+/* Doubles of LOSS: sum of losses, number of tokens counted (or of pairs), and both of the modules
+ * that predict further tokens; for pairs instead the sums of reward margins and of rewards of
+ * chosen completions, and the number of positive margins. NORM: the gradient norm, the factor that
+ * updates multiply gradients by (not finite: no update), the first parameter whose gradient is not
+ * finite or -1. */
 enum {
     QD_LOSS_SUM, QD_LOSS_TOKENS, QD_LOSS_AHEAD, QD_LOSS_AHEAD_TOKENS, QD_LOSS_RIGHT, QD_LOSS_NORM, QD_LOSS_FACTOR, QD_LOSS_BAD,
     QD_LOSS_COUNT, QD_LOSS_MARGIN = QD_LOSS_AHEAD, QD_LOSS_CHOSEN = QD_LOSS_AHEAD_TOKENS

@@ -255,3 +255,11 @@ qd_status qd_proof_derivative(proof_walk *w)
     free(d.uses);
     return status;
 }
+
+qd_status qd_derivation_pairs(derivation *d, bool sums)
+{
+    QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
+    QD_TRY(qd_derivation_is_value(d, sums ? LOSSES : SCORES, sums ? number(ROW_LOSSES, 0, 0, 0) : thing(PAIR_SCORES)));
+    qd_known_set_value(d, sums ? SCORES : FACTORS, thing(sums ? PAIR_SCORES : PAIR_FACTORS));
+    return QD_OK;
+}

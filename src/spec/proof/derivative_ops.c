@@ -709,36 +709,24 @@ qd_status qd_derivation_op(derivation *d)
         QD_TRY(qd_derivation_is_value(d, TOP, number(ROW_MAXIMA, qd_known_at(d, LOGITS).value, 0, 0)));
         qd_known_set_value(d, SUMS, number(ROW_SUMS, qd_known_at(d, LOGITS).value, 0, 0));
         return QD_OK;
+    case QD_OP_LOSS_ROWS:
     case QD_OP_LOSS_GRAD: {
         uint64_t logits = qd_known_at(d, LOGITS).value;
         QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
         QD_TRY(qd_derivation_is_value(d, TOP, number(ROW_MAXIMA, logits, 0, 0)));
         QD_TRY(qd_derivation_is_value(d, SUMS, number(ROW_SUMS, logits, 0, 0)));
+        qd_known_set_value(d, LOSSES, number(ROW_LOSSES, (uint64_t)op->ahead, 0, 0));
         if (qd_proof_has(d->w, FACTORS))
             QD_TRY(qd_derivation_is_value(d, FACTORS, thing(PAIR_FACTORS)));
+        if (op->kind == QD_OP_LOSS_ROWS)
+            return QD_OK;
         QD_TRY(qd_derivation_uses(d, logits, LOSS_TERM));
         qd_known_set(d, LOGITS, qd_known_gradient(logits, LOSS_TERM));
-        qd_known_set_value(d, LOSSES, number(ROW_LOSSES, (uint64_t)op->ahead, 0, 0));
-        return QD_OK;
-    }
-    case QD_OP_LOSS_ROWS: {
-        uint64_t logits = qd_known_at(d, LOGITS).value;
-        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
-        QD_TRY(qd_derivation_is_value(d, TOP, number(ROW_MAXIMA, logits, 0, 0)));
-        QD_TRY(qd_derivation_is_value(d, SUMS, number(ROW_SUMS, logits, 0, 0)));
-        qd_known_set_value(d, LOSSES, thing(ROW_LOSSES));
         return QD_OK;
     }
     case QD_OP_PAIR_SUMS:
-        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
-        QD_TRY(qd_derivation_is_value(d, LOSSES, thing(ROW_LOSSES)));
-        qd_known_set_value(d, SCORES, thing(PAIR_SCORES));
-        return QD_OK;
     case QD_OP_PAIR_LOSS:
-        QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
-        QD_TRY(qd_derivation_is_value(d, SCORES, thing(PAIR_SCORES)));
-        qd_known_set_value(d, FACTORS, thing(PAIR_FACTORS));
-        return QD_OK;
+        return qd_derivation_pairs(d, op->kind == QD_OP_PAIR_SUMS);
     case QD_OP_LOSS_SUM:
         QD_TRY(qd_derivation_is_value(d, INPUT, thing(INPUTS)));
         return qd_derivation_is_value(d, LOSSES, number(ROW_LOSSES, (uint64_t)op->ahead, 0, 0));
