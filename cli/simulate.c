@@ -51,7 +51,29 @@ static void print_time(const qd_sim_report *r)
         printf("  overlapped, over %-21s %9.3f %s\n", r->hidden[i].name, scale * r->hidden[i].value, unit);
 }
 
-static void print_memory(const qd_sim_report *r)
+/* Says why a step does not fit: what activations and model state take, and what changes it. */
+static void print_why(const qd_sim_report *r, const char *precision)
+{
+    static const char *const state[] = {"parameters", "gradients", "tied gradients", "master weights", "first moment", "second moment"};
+    double activations = 0.0, held = 0.0, limit = (double)r->memory_limit;
+    char each[2][32];
+    for (int i = 0; i < r->memory_count; i++) {
+        activations += strncmp(r->memory[i].name, "activations ", 12) == 0 ? r->memory[i].value : 0.0;
+        for (size_t k = 0; k < sizeof state / sizeof *state; k++)
+            held += strcmp(r->memory[i].name, state[k]) == 0 ? r->memory[i].value : 0.0;
+    }
+    qd_text_bytes((int64_t)activations, each[0], sizeof each[0]);
+    qd_text_bytes((int64_t)held, each[1], sizeof each[1]);
+    bool more = activations > held;
+    cli_say("", 9, "activations in %s take %s, parameters, gradients and optimizer state %s; %s: %s", precision, each[0], each[1],
+            (more ? activations : held) <= limit ? more ? "activations take the most" : "the state takes the most"
+            : more                               ? "activations alone exceed the device"
+                                                 : "the state alone exceeds the device",
+            more ? "train.recompute keeps fewer, parallel.tp and parallel.cp divide them, and so do smaller micro-batches"
+                 : "parallel.zero, parallel.pp and, for experts, parallel.ep divide it");
+}
+
+static void print_memory(const qd_sim_report *r, const char *precision)
 {
     char amount[32], limit[32];
     qd_text_bytes(r->memory_bytes, amount, sizeof amount);
@@ -61,12 +83,14 @@ static void print_memory(const qd_sim_report *r)
         qd_text_bytes((int64_t)r->memory[i].value, amount, sizeof amount);
         printf("  %-38s %10s\n", r->memory[i].name, amount);
     }
+    if (!r->fits)
+        print_why(r, precision);
     qd_text_bytes(r->host_bytes, amount, sizeof amount);
     if (r->host_bytes > 0)
         printf("host     %s of host memory per rank in addition: optimizer state\n", amount);
 }
 
-static void print_report(const qd_sim_report *r)
+static void print_report(const qd_sim_report *r, const char *precision)
 {
     char parameters[32], joules[32], watts[32];
     qd_text_count((double)r->parameters, parameters, sizeof parameters);
@@ -78,7 +102,7 @@ static void print_report(const qd_sim_report *r)
     cli_say("batch", 9, "%lld x %lld tokens per step, micro-batches of %lld, %lld per rank",
             (long long)r->global_batch, (long long)r->seq, (long long)r->micro_batch, (long long)r->micro_batches);
     print_time(r);
-    print_memory(r);
+    print_memory(r, precision);
     for (int i = 0; i < r->loss_count; i++)
         cli_say(i == 0 ? "losses" : "", 9, "%s", r->loss[i]);
     if (r->watts > 0.0)
@@ -152,7 +176,7 @@ static qd_status show(cli_call *call, qd_simulation *simulation)
         qd_simulation_json(simulation, &text);
         return cli_print_json(&text);
     }
-    print_report(qd_simulation_report(simulation));
+    print_report(qd_simulation_report(simulation), qd_options_string(call->options, "train.precision"));
     if (qd_options_bool(call->options, "draw")) {
         int columns = cli_columns(stdout);
         qd_simulation_draw(simulation, columns > 0 ? columns : 100, &text);

@@ -42,6 +42,15 @@ class Simulate(program.ProgramTest):
         with open(page, encoding="utf-8") as file:
             self.assertIn("forward block.3", file.read())
 
+    def test_why_it_does_not_fit(self):
+        """In words: model state, or activations."""
+        run = ["simulate", "--cluster", "h100", "--model", "llama3-8b", "train.precision=bf16", "train.micro_batch=1"]
+        said = " ".join(self.ok(self.run_program(*run, "--ranks", "1", "train.global_batch=1", "data.seq=1024")).stdout.split())
+        self.assertIn("activations in bf16 take", said)
+        self.assertIn("the state alone exceeds the device: parallel.zero", said)
+        said = " ".join(self.ok(self.run_program(*run, "--ranks", "64", "--zero", "3", "train.global_batch=64", "data.seq=65536")).stdout.split())
+        self.assertIn("activations alone exceed the device: train.recompute keeps fewer", said)
+
     def test_same_names_as_the_trainer(self):
         """Actions, and the exchanges of tp, cp and ep inside modules."""
         run = ["--seq", "16", "train.global_batch=8", "train.micro_batch=2"]
