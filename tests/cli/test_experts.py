@@ -73,6 +73,17 @@ class Experts(program.ProgramTest):
         self.assertEqual(module["eh_proj.weight"][0], [64, 128])
         self.assertEqual(module["embed_tokens.weight"], tensors[0]["model.embed_tokens.weight"])
         self.assertEqual(module["shared_head.head.weight"], tensors[0]["lm_head.weight"])
+        # Tables of its own would be another model.
+        with open(os.path.join(self.folder, "again", "model.safetensors"), "r+b") as f:
+            f.seek(begin + header["model.layers.2.embed_tokens.weight"]["data_offsets"][0])
+            f.write(b"\x00\x01\x02\x3d")
+        self.one_line(self.run_program("convert", "again", "other"), 2, "'model.layers.2.embed_tokens.weight' differs from")
+        # Its weights must be where config.json says.
+        with open(os.path.join(self.folder, "hf", "model.safetensors"), "r+b") as f:
+            text = f.read(begin).replace(b"model.layers.2.", b"model.layers.3.")
+            f.seek(0)
+            f.write(text)
+        self.one_line(self.run_program("convert", "hf", "third"), 2, "do not belong to the model", "model.layers.3.")
 
     def test_nodes(self):
         """Dispatch by node: the losses of flat dispatch, fewer bytes between the nodes, as many as
