@@ -572,6 +572,8 @@ qd_status qd_proof_rule_loss_grad(proof_walk *w)
         QD_TRY(mean_over_batch(w));
     if (w->program->strategy.preference.kind && !qd_proof_has(w, FACTORS))
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "losses of tokens are minimized, and not those of pairs");
+    if (qd_proof_has(w, FACTORS) && w->op->ahead != 0)
+        return qd_proof_fail(w, FACTORS, 0, -1, "they are of the losses of pairs, and not of further tokens");
     if (qd_proof_has(w, FACTORS))
         QD_TRY(read_reduced(w, FACTORS, &logits));
     proof_value losses = of_columns(w, &logits, CODE_SAME);
