@@ -2,6 +2,8 @@
  * operand. */
 #include "device/arguments_impl.h"
 
+#include "base/fp8.h"
+
 qd_status qd_check_float(const char *kernel, const char *what, qd_dtype dtype)
 {
     if (dtype == QD_F32 || dtype == QD_BF16)
@@ -38,10 +40,29 @@ qd_status qd_grouped_check(const qd_grouped_args *a)
     return QD_OK;
 }
 
+static qd_status check_fp8(const qd_matmul_args *a)
+{
+    if (!qd_dtype_is_fp8(a->a_dtype) || !qd_dtype_is_fp8(a->b_dtype) || (a->a_dtype == QD_F8E5M2 && a->b_dtype == QD_F8E5M2))
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: operands of types %s and %s; with fp8 both must be, at most one of them E5M2",
+                       qd_dtype_name(a->a_dtype), qd_dtype_name(a->b_dtype));
+    if (a->trans_a || !a->trans_b || !a->a_scale || !a->b_scale)
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands are stored (m, k) and (n, k) and have scales");
+    if (a->n % 16 != 0 || a->k % 16 != 0 || a->lda % 16 != 0 || a->ldb % 16 != 0)
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands need n, k and row strides that are multiples of 16; they are %lld, %lld, "
+                       "%lld and %lld", (long long)a->n, (long long)a->k, (long long)a->lda, (long long)a->ldb);
+    if (a->gelu != QD_MATMUL_NO_GELU || a->bias_grad)
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: GELU and bias gradients cannot be fused into a GEMM of fp8 operands");
+    return QD_OK;
+}
+
 qd_status qd_matmul_check(const qd_matmul_args *a)
 {
-    QD_TRY(qd_check_float("matmul", "a", a->a_dtype));
-    QD_TRY(qd_check_float("matmul", "b", a->b_dtype));
+    if (qd_dtype_is_fp8(a->a_dtype) || qd_dtype_is_fp8(a->b_dtype)) {
+        QD_TRY(check_fp8(a));
+    } else {
+        QD_TRY(qd_check_float("matmul", "a", a->a_dtype));
+        QD_TRY(qd_check_float("matmul", "b", a->b_dtype));
+    }
     QD_TRY(qd_check_float("matmul", "c", a->c_dtype));
     if (a->m < 0 || a->n < 0 || a->k < 0)
         return QD_FAIL(QD_USAGE, "matmul: size (%lld, %lld, %lld) is negative", (long long)a->m, (long long)a->n,
@@ -91,6 +112,14 @@ qd_status qd_grouped_bias_check(const char *kernel, const qd_grouped_bias_args *
     if (a->rows < 0 || a->first < 0 || a->n < 0 || a->first + a->n > a->width)
         return QD_FAIL(QD_USAGE, "%s: columns %lld to %lld of rows with %lld", kernel, (long long)a->first, (long long)(a->first + a->n),
                        (long long)a->width);
+    return QD_OK;
+}
+
+qd_status qd_fp8_cast_check(const qd_fp8_cast_args *a)
+{
+    QD_TRY(qd_check_float("fp8_cast", "x", a->dtype));
+    if (!qd_dtype_is_fp8(a->to_dtype))
+        return QD_FAIL(QD_UNSUPPORTED, "fp8_cast: %s is not a type of fp8", qd_dtype_name(a->to_dtype));
     return QD_OK;
 }
 

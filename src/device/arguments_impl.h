@@ -21,6 +21,8 @@ qd_status qd_activation_check(const char *kernel, const qd_activation_args *a);
 /* Check types, and that heads or columns are within those that there are. */
 qd_status qd_sink_check(const char *kernel, const qd_sink_args *a, bool backward);
 qd_status qd_grouped_bias_check(const char *kernel, const qd_grouped_bias_args *a);
+/* Checks types. */
+qd_status qd_fp8_cast_check(const qd_fp8_cast_args *a);
 
 /* QD_USAGE unless window and soft-cap are at least 0. */
 qd_status qd_check_scores(const char *kernel, int64_t window, float softcap);

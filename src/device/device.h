@@ -13,6 +13,7 @@
 #include "base/preference.h"
 #include "base/runs.h"
 #include "device/experts.h"
+#include "device/fp8.h"
 #include "device/variants.h"
 
 #include <quadrille/status.h>
@@ -43,6 +44,7 @@ typedef struct qd_device_caps {
     bool host_memory;        /* device memory is host memory: addresses are plain pointers */
     /* What GEMMs can fuse; see qd_matmul_args. Op lists are built accordingly. */
     bool fused_residual, fused_gelu, fused_bias_grad;
+    bool fp8; /* GEMMs take fp8 operands */
 } qd_device_caps;
 
 /* kind: "cpu" or "cuda". QD_UNSUPPORTED with the reason if this build or machine has no such
@@ -105,6 +107,9 @@ qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
  * op(a) is (m, k): a is stored as (m, k) with row stride lda, or as (k, m) if trans_a.
  * op(b) is (k, n): b is stored as (k, n) with row stride ldb, or as (n, k) if trans_b.
  * Accumulation is in fp32; a bf16 c is rounded once per call.
+ * fp8: a and b are codes and are multiplied by *a_scale and *b_scale (device memory). a is stored
+ * (m, k) and b (n, k); n, k and the row strides are multiples of 16; only one of them is E5M2; bias
+ * has c's type. fast: tensor cores may keep fewer than 24 bits of a sum.
  * Fused where the device's caps say so:
  *   residual   (m, n) with c's type and row stride is added as well; it must not be c
  *   gelu       QD_MATMUL_GELU: aux (m, n) = the sum with bias, c = GELU (tanh form) of it
@@ -114,11 +119,13 @@ qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
  *              together with dW = dyᵀ · x; it has c's type */
 typedef enum qd_matmul_gelu { QD_MATMUL_NO_GELU, QD_MATMUL_GELU, QD_MATMUL_GELU_GRAD } qd_matmul_gelu;
 typedef struct qd_matmul_args {
-    const void *a, *b, *bias; /* bias may be NULL; it has b_dtype */
+    const void *a, *b, *bias; /* bias may be NULL; it has b_dtype, with fp8 operands c_dtype */
     void *c;
     int64_t m, n, k, lda, ldb, ldc;
     bool trans_a, trans_b, accumulate;
-    qd_dtype a_dtype, b_dtype, c_dtype; /* QD_F32 or QD_BF16 */
+    qd_dtype a_dtype, b_dtype, c_dtype; /* QD_F32 or QD_BF16; a and b: also fp8, both of them */
+    const float *a_scale, *b_scale;
+    bool fast;
     const void *residual;
     qd_matmul_gelu gelu;
     void *aux;
@@ -621,7 +628,8 @@ typedef struct qd_copy_pieces_args {
     X(sum_ranks, qd_sum_ranks_args)                                                                         \
     X(copy_pieces, qd_copy_pieces_args)                                                                     \
     QD_EXPERT_KERNEL_TABLE(X)                                                                               \
-    QD_VARIANT_KERNEL_TABLE(X)
+    QD_VARIANT_KERNEL_TABLE(X)                                                                              \
+    QD_FP8_KERNEL_TABLE(X)
 
 typedef struct qd_kernels {
 #define QD_KERNEL_SLOT(slot, args) qd_status (*slot)(qd_stream * stream, const args *a);

@@ -111,5 +111,7 @@ static inline void *qd_cpu_at_mut(void *base, int64_t index, qd_dtype dtype)
 
 /* GEMM with a residual, GELU or bias gradient (gemm/matmul_fused.c); called by qd_cpu_matmul. */
 qd_status qd_cpu_matmul_fused(qd_stream *stream, const qd_matmul_args *a);
+/* GEMM of fp8 operands (gemm/fp8.c); called by qd_cpu_matmul. */
+void qd_cpu_matmul_fp8(qd_stream *stream, const qd_matmul_args *a);
 
 #endif

@@ -64,6 +64,23 @@ typedef struct qd_cpu_grouped_bias_ops {
 } qd_cpu_grouped_bias_ops;
 QD_CPU_TABLE(qd_cpu_grouped_bias_ops, qd_cpu_grouped_bias_ops)
 
+/* fp8 (gemm/fp8.c). A GEMM is computed in blocks of QD_CPU_FP8_COLUMNS columns. */
+#define QD_CPU_FP8_COLUMNS 32
+typedef struct qd_cpu_amax_job {
+    const qd_amax_args *args;
+    _Atomic uint32_t bits; /* of the largest magnitude so far */
+} qd_cpu_amax_job;
+typedef struct qd_cpu_fp8_job {
+    const qd_matmul_args *args;
+    const qd_cpu *cpu;
+} qd_cpu_fp8_job;
+typedef struct qd_cpu_fp8_ops {
+    qd_pool_body amax;     /* elements; context: qd_cpu_amax_job */
+    qd_pool_body cast;     /* rows */
+    qd_pool_body multiply; /* blocks of columns; context: qd_cpu_fp8_job */
+} qd_cpu_fp8_ops;
+QD_CPU_TABLE(qd_cpu_fp8_ops, qd_cpu_fp8_ops)
+
 typedef struct qd_cpu_rope_ops {
     qd_pool_body rotate; /* rows */
 } qd_cpu_rope_ops;

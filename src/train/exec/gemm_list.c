@@ -8,7 +8,8 @@
 
 /* A GEMM as integers, to be sent to rank 0. */
 enum { M, N, K, LDA, LDB, LDC, TRAITS, KEY, TIMES = KEY, FIELDS }; /* KEY: number of fields that identify a GEMM */
-enum { TRANS_A = 1, TRANS_B = 2, ACCUMULATE = 4, BIAS = 8, RESIDUAL = 16, AUX = 32, BIAS_GRAD = 64 }; /* TRAITS; four numbers follow */
+/* TRAITS; four numbers follow */
+enum { TRANS_A = 1, TRANS_B = 2, ACCUMULATE = 4, BIAS = 8, RESIDUAL = 16, AUX = 32, BIAS_GRAD = 64, FAST = 128 };
 enum { A_DTYPE = 8, B_DTYPE = 16, C_DTYPE = 24, GELU = 32, NUMBER = 0xff };
 typedef struct record {
     int64_t field[FIELDS];
@@ -22,7 +23,7 @@ typedef struct records {
 static record record_of(const qd_matmul_args *a)
 {
     int64_t traits = (a->trans_a ? TRANS_A : 0) | (a->trans_b ? TRANS_B : 0) | (a->accumulate ? ACCUMULATE : 0) | (a->bias ? BIAS : 0) |
-                     (a->residual ? RESIDUAL : 0) | (a->aux ? AUX : 0) | (a->bias_grad ? BIAS_GRAD : 0);
+                     (a->residual ? RESIDUAL : 0) | (a->aux ? AUX : 0) | (a->bias_grad ? BIAS_GRAD : 0) | (a->fast ? FAST : 0);
     traits |= (int64_t)a->a_dtype << A_DTYPE | (int64_t)a->b_dtype << B_DTYPE | (int64_t)a->c_dtype << C_DTYPE | (int64_t)a->gelu << GELU;
     return (record){{[M] = a->m, [N] = a->n, [K] = a->k, [LDA] = a->lda, [LDB] = a->ldb, [LDC] = a->ldc, [TRAITS] = traits, [TIMES] = 1}};
 }
@@ -44,6 +45,7 @@ static qd_matmul_args gemm_of(const record *r)
                             .residual = traits & RESIDUAL ? here : NULL,
                             .aux = traits & AUX ? here : NULL,
                             .bias_grad = traits & BIAS_GRAD ? here : NULL,
+                            .fast = traits & FAST,
                             .a_dtype = (qd_dtype)(traits >> A_DTYPE & NUMBER),
                             .b_dtype = (qd_dtype)(traits >> B_DTYPE & NUMBER),
                             .c_dtype = (qd_dtype)(traits >> C_DTYPE & NUMBER),

@@ -8,6 +8,8 @@
  * Chunks shrink towards the end, so that the threads finish together. */
 #include "device/cpu/gemm/matmul_impl.h"
 
+#include "base/fp8.h"
+
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -304,7 +306,9 @@ qd_status qd_cpu_matmul(qd_stream *stream, const qd_matmul_args *a)
     QD_TRY(qd_matmul_check(a));
     if (a->residual || a->gelu != QD_MATMUL_NO_GELU || a->bias_grad)
         return qd_cpu_matmul_fused(stream, a);
-    if (a->m > 0 && a->n > 0)
+    if (qd_dtype_is_fp8(a->a_dtype))
+        qd_cpu_matmul_fp8(stream, a);
+    else if (a->m > 0 && a->n > 0)
         run(qd_cpu_of(stream), a);
     return QD_OK;
 }

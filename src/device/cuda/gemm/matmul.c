@@ -32,6 +32,7 @@ qd_status qd_cuda_gemms_create(qd_cuda *cuda)
     cuda->base.caps.fused_residual = true;
     cuda->base.caps.fused_gelu = true;
     cuda->base.caps.fused_bias_grad = true;
+    cuda->base.caps.fp8 = 10 * cuda->properties.major + cuda->properties.minor >= 89;
     return QD_OK;
 }
 
@@ -112,7 +113,8 @@ qd_gemm_key qd_gemm_key_of(const qd_matmul_args *a)
                           (uintptr_t)a->residual | (uintptr_t)a->aux | 16;
     int wants = (a->accumulate ? QD_GEMM_ACCUMULATE : 0) | (a->bias ? QD_GEMM_BIAS : 0) |
                 (a->residual ? QD_GEMM_RESIDUAL : 0) | (a->gelu == QD_MATMUL_GELU ? QD_GEMM_GELU : 0) |
-                (a->gelu == QD_MATMUL_GELU_GRAD ? QD_GEMM_GELU_GRAD : 0) | (a->bias_grad ? QD_GEMM_BIAS_GRAD : 0);
+                (a->gelu == QD_MATMUL_GELU_GRAD ? QD_GEMM_GELU_GRAD : 0) | (a->bias_grad ? QD_GEMM_BIAS_GRAD : 0) |
+                (a->fast && qd_dtype_is_fp8(a->a_dtype) ? QD_GEMM_FAST : 0);
     return (qd_gemm_key){
         .m = a->m, .n = a->n, .k = a->k, .lda = a->lda, .ldb = a->ldb, .ldc = a->ldc,
         .trans_a = a->trans_a, .trans_b = a->trans_b,
@@ -160,6 +162,7 @@ typedef struct gemm_args {
     const void *a, *b, *c; /* c: added, with beta 1 */
     void *d, *aux;
     const void *bias; /* or the address of the bias gradient */
+    const float *a_scale, *b_scale; /* of fp8 operands, else NULL */
     bool add;
     void *workspace;
 } gemm_args;
@@ -172,6 +175,10 @@ static qd_status run_gemm(qd_stream *stream, qd_gemm *p, const gemm_args *g)
     if (p->choice.fused & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD))
         QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &g->aux,
                                                      sizeof g->aux));
+    if (g->a_scale) {
+        QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scale, sizeof g->b_scale));
+        QD_CUBLAS_TRY(cublasLtMatmulDescSetAttribute(p->how, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scale, sizeof g->a_scale));
+    }
     QD_CUBLAS_TRY(cublasLtMatmul(qd_cuda_of(stream)->blas_handle, p->how, &alpha, g->b, p->a, g->a, p->b, &beta, g->c, p->c,
                                  g->d, p->c, &p->choice.algorithm, g->workspace, (size_t)p->choice.workspace_bytes,
                                  qd_cuda_stream_of(stream)));
@@ -221,7 +228,8 @@ static qd_status run_sum(qd_stream *stream, const qd_matmul_args *a, void *targe
     qd_gemm_sum sum = {
         .to = target, .x = a->accumulate ? a->c : NULL, .y = a->residual, .bias = with_bias ? a->bias : NULL,
         .rows = a->m, .columns = a->n, .to_ld = a->ldc, .x_ld = a->ldc, .y_ld = a->ldc,
-        .to_dtype = a->c_dtype, .x_dtype = a->c_dtype, .y_dtype = a->c_dtype, .bias_dtype = a->b_dtype,
+        .to_dtype = a->c_dtype, .x_dtype = a->c_dtype, .y_dtype = a->c_dtype,
+        .bias_dtype = qd_gemm_bias_dtype((int32_t)a->b_dtype, (int32_t)a->c_dtype),
     };
     if (product && sum.x && sum.y) { /* three matrices: c + residual first */
         qd_gemm_sum two = sum;
@@ -288,7 +296,8 @@ static qd_status run_direct(qd_stream *stream, qd_gemm *p, const qd_matmul_args 
     QD_TRY(qd_cuda_workspace(stream, sums + p->choice.workspace_bytes, &space));
     gemm_args g = {
         .a = a->a, .b = a->b, .c = a->residual ? a->residual : target, .d = target, .aux = a->aux,
-        .bias = sums ? space : bias_grad ? a->bias_grad : a->bias, .add = a->accumulate || a->residual, .workspace = (char *)space + sums,
+        .bias = sums ? space : bias_grad ? a->bias_grad : a->bias, .add = a->accumulate || a->residual,
+        .a_scale = qd_dtype_is_fp8(a->a_dtype) ? a->a_scale : NULL, .b_scale = a->b_scale, .workspace = (char *)space + sums,
     };
     if (steps & QD_GEMM_BIAS || (a->accumulate && a->residual)) {
         /* Addends are stored in the target first, so that the GEMM rounds once. */

@@ -13,6 +13,7 @@
 #ifndef QD_DEVICE_CUDA_GEMM_MATMUL_IMPL_H
 #define QD_DEVICE_CUDA_GEMM_MATMUL_IMPL_H
 
+#include "base/fp8.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/gemm/matmul_steps_impl.h"
 
@@ -24,6 +25,7 @@ enum {
     QD_GEMM_GELU = 8,
     QD_GEMM_GELU_GRAD = 16,
     QD_GEMM_BIAS_GRAD = 32,
+    QD_GEMM_FAST = 64, /* fp8: tensor cores may keep fewer bits of a sum */
     /* the parts that a cuBLASLt epilogue can do */
     QD_GEMM_EPILOGUES = QD_GEMM_BIAS | QD_GEMM_GELU | QD_GEMM_GELU_GRAD | QD_GEMM_BIAS_GRAD,
 };
@@ -107,6 +109,12 @@ bool qd_gemm_check(qd_cuda *cuda, const qd_gemm *gemm, const qd_gemm_choice *cho
  * at most QD_GEMM_WAYS. */
 enum { QD_GEMM_WAYS = 4 };
 int qd_gemm_ways(const qd_gemm_key *key, qd_gemm_choice *ways);
+
+/* The type of a bias: fp8 operands have one of c's type. */
+static inline qd_dtype qd_gemm_bias_dtype(int32_t b_dtype, int32_t c_dtype)
+{
+    return (qd_dtype)(qd_dtype_is_fp8((qd_dtype)b_dtype) ? c_dtype : b_dtype);
+}
 
 /* Size in bytes of a matrix of `rows` rows of `columns` elements with row stride ld. */
 int64_t qd_gemm_span(int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype);

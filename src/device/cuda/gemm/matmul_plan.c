@@ -22,7 +22,12 @@ static const uint64_t most_workspace = QD_CUDA_WORKSPACE_BYTES / 2; /* the rest 
 
 static cudaDataType_t type_of(int32_t dtype)
 {
-    return dtype == QD_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    switch (dtype) {
+    case QD_BF16: return CUDA_R_16BF;
+    case QD_F8E4M3: return CUDA_R_8F_E4M3;
+    case QD_F8E5M2: return CUDA_R_8F_E5M2;
+    default: return CUDA_R_32F;
+    }
 }
 
 int64_t qd_gemm_span(int64_t rows, int64_t columns, int64_t ld, qd_dtype dtype)
@@ -34,20 +39,22 @@ int qd_gemm_ways(const qd_gemm_key *key, qd_gemm_choice *ways)
 {
     int count = 0;
     const int wants = key->wants & QD_GEMM_EPILOGUES;
-    const bool types = key->a_dtype == key->b_dtype && (key->a_dtype == QD_BF16 || key->c_dtype == QD_F32);
+    const bool fp8 = qd_dtype_is_fp8((qd_dtype)key->a_dtype);
+    const bool types = fp8 || (key->a_dtype == key->b_dtype && (key->a_dtype == QD_BF16 || key->c_dtype == QD_F32));
     for (int i = 0; i < EPILOGUES && types && count < QD_GEMM_WAYS - 1; i++) {
         int fused = epilogues[i].fused;
         if ((fused & wants) != fused)
             continue;
-        if (fused & QD_GEMM_BIAS && key->b_dtype != key->c_dtype)
-            continue; /* the epilogue needs a bias of c's type */
+        if (fused & QD_GEMM_BIAS && (fp8 ? key->c_dtype != QD_BF16 : key->b_dtype != key->c_dtype))
+            continue; /* the epilogue needs a bias of c's type, with fp8 a bf16 one */
         if (fused & QD_GEMM_GELU && (wants & QD_GEMM_BIAS) && !(fused & QD_GEMM_BIAS))
             continue; /* the bias precedes GELU */
         if (fused & (QD_GEMM_GELU | QD_GEMM_GELU_GRAD) && key->ldc % 8)
             continue; /* aux needs such rows */
         ways[count++] = (qd_gemm_choice){.fused = fused};
     }
-    ways[count++] = (qd_gemm_choice){.converted = 1};
+    if (!fp8)
+        ways[count++] = (qd_gemm_choice){.converted = 1};
     return count;
 }
 
@@ -82,6 +89,18 @@ static qd_status set_epilogue(cublasLtMatmulDesc_t how, const qd_gemm_key *key, 
     return QD_OK;
 }
 
+/* Operands of fp8 have scales; their addresses are set at each call. */
+static qd_status set_fp8(cublasLtMatmulDesc_t how, const qd_gemm_key *key)
+{
+    const int8_t fast = (key->wants & QD_GEMM_FAST) != 0;
+    const void *some = (const void *)(uintptr_t)4096;
+    if (!qd_dtype_is_fp8((qd_dtype)key->a_dtype))
+        return QD_OK;
+    QD_TRY(set(how, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    QD_TRY(set(how, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &some, sizeof some));
+    return set(how, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &some, sizeof some);
+}
+
 static qd_status build(qd_gemm *p)
 {
     const qd_gemm_key *key = &p->key;
@@ -90,6 +109,7 @@ static qd_status build(qd_gemm *p)
     QD_TRY(set(p->how, CUBLASLT_MATMUL_DESC_TRANSA, key->trans_b ? &transposed : &plain, sizeof plain));
     QD_TRY(set(p->how, CUBLASLT_MATMUL_DESC_TRANSB, key->trans_a ? &transposed : &plain, sizeof plain));
     QD_TRY(set_epilogue(p->how, key, p->choice.fused));
+    QD_TRY(set_fp8(p->how, key));
     /* A row-major (rows, columns) is a column-major (columns, rows). */
     QD_TRY(make_layout(&p->a, key->b_dtype, key->trans_b ? key->k : key->n, key->trans_b ? key->n : key->k, key->ldb));
     QD_TRY(make_layout(&p->b, key->a_dtype, key->trans_a ? key->m : key->k, key->trans_a ? key->k : key->m, key->lda));

@@ -3,6 +3,7 @@
 #include "device/cuda/gemm/matmul_steps_impl.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
 namespace {
 
@@ -17,6 +18,8 @@ __device__ void store(void *p, int64_t i, qd_dtype dtype, float value)
 {
     if (dtype == QD_F32)
         ((float *)p)[i] = value;
+    else if (dtype == QD_F8E4M3 || dtype == QD_F8E5M2)
+        ((__nv_fp8_storage_t *)p)[i] = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, dtype == QD_F8E4M3 ? __NV_E4M3 : __NV_E5M2);
     else
         ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(value);
 }

@@ -85,6 +85,8 @@ static qd_matmul_args next_call(bench *b)
     a.a = moved(a.a, by);
     a.b = moved(a.b, by);
     a.bias = moved(a.bias, by);
+    a.a_scale = moved(a.a_scale, by);
+    a.b_scale = moved(a.b_scale, by);
     a.residual = moved(a.residual, by);
     a.c = (void *)(uintptr_t)moved(a.c, by);
     a.aux = (void *)(uintptr_t)moved(a.aux, by);
@@ -115,7 +117,10 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_
     int64_t used = 0, c_bytes = qd_gemm_span(a->m, a->n, a->ldc, a->c_dtype);
     int64_t a_at = take(&used, qd_gemm_span(a->trans_a ? a->k : a->m, a->trans_a ? a->m : a->k, a->lda, a->a_dtype));
     int64_t b_at = take(&used, qd_gemm_span(a->trans_b ? a->n : a->k, a->trans_b ? a->k : a->n, a->ldb, a->b_dtype));
-    int64_t bias_at = take(&used, a->bias ? a->n * (int64_t)qd_dtype_size(a->b_dtype) : 0);
+    const qd_dtype bias_dtype = qd_gemm_bias_dtype((int32_t)a->b_dtype, (int32_t)a->c_dtype);
+    static const float one = 1.0f;
+    int64_t scale_at = take(&used, qd_dtype_is_fp8(a->a_dtype) ? (int64_t)sizeof one : 0);
+    int64_t bias_at = take(&used, a->bias ? a->n * (int64_t)qd_dtype_size(bias_dtype) : 0);
     int64_t c_at = take(&used, c_bytes), residual_at = take(&used, a->residual ? c_bytes : 0);
     int64_t aux_at = take(&used, a->gelu ? c_bytes : 0);
     int64_t grad_at = take(&used, a->bias_grad ? a->m * (int64_t)qd_dtype_size(a->c_dtype) : 0);
@@ -136,6 +141,7 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_
     b->call.b = b->memory + b_at;
     b->call.c = b->memory + c_at;
     b->call.bias = a->bias ? b->memory + bias_at : NULL;
+    b->call.a_scale = b->call.b_scale = scale_at < bias_at ? (const float *)(b->memory + scale_at) : NULL;
     b->call.residual = a->residual ? b->memory + residual_at : NULL;
     b->call.aux = a->gelu ? b->memory + aux_at : NULL;
     b->call.bias_grad = a->bias_grad ? b->memory + grad_at : NULL;
@@ -147,7 +153,11 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_
         char *set = b->memory + b->set_bytes * i;
         uint32_t seed = 7u * (uint32_t)i;
         QD_TRY_DONE(qd_gemm_fill_random(stream, set + a_at, (b_at - a_at) / (int64_t)qd_dtype_size(a->a_dtype), a->a_dtype, seed));
-        QD_TRY_DONE(qd_gemm_fill_random(stream, set + b_at, (c_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
+        QD_TRY_DONE(qd_gemm_fill_random(stream, set + b_at, (scale_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
+        QD_TRY_DONE(
+            qd_gemm_fill_random(stream, set + bias_at, (c_at - bias_at) / (int64_t)qd_dtype_size(bias_dtype), bias_dtype, seed + 3));
+        if (scale_at < bias_at)
+            QD_TRY_DONE(qd_copy(stream, set + scale_at, &one, sizeof one));
         QD_TRY_DONE(fill_results(b, i, seed + 2));
     }
 done:
