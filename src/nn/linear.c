@@ -3,6 +3,8 @@
  * their length. */
 #include "nn/nn_impl.h"
 
+#include "base/fp8.h"
+
 /* y (m, n) = x (m, k) · W (n, k)ᵀ + b (n) */
 static qd_matmul_args linear(const qd_op_call *c, const qd_op *op)
 {
@@ -77,17 +79,50 @@ static qd_matmul_args linear_dw(const qd_op_call *c, const qd_op *op)
     };
 }
 
+/* The scale of an fp8 operand, which follows its codes. Integer arithmetic: when the GEMMs of a
+ * program are listed, the addresses have no memory behind them. */
+static const float *scale_of(const qd_op_call *c, int place)
+{
+    const qd_slot *slot = &c->slots[c->op->slot[place]];
+    return (const float *)((uintptr_t)c->at[place] + (uintptr_t)qd_fp8_scale_at(slot->rows * slot->cols));
+}
+
+/* fp8 operands are stored along k, transposed where the types above are not. */
+static void with_scales(const qd_op_call *c, int a, int b, qd_matmul_args *args)
+{
+    if (!qd_dtype_is_fp8(args->a_dtype))
+        return;
+    args->a_scale = scale_of(c, a);
+    args->b_scale = scale_of(c, b);
+    args->trans_a = false;
+    args->trans_b = true;
+    args->lda = args->ldb = args->k;
+    args->fast = c->op->phase == QD_PHASE_FORWARD || c->op->again;
+}
+
 bool qd_linear_gemm(const qd_op_call *c, int64_t number, qd_matmul_args *args)
 {
     if (number > 0)
         return false;
     switch (c->op->kind) {
-    case QD_OP_LINEAR: *args = linear(c, c->op); return true;
-    case QD_OP_LINEAR_ADD: *args = linear_add(c, c->op); return true;
+    case QD_OP_LINEAR:
+        *args = linear(c, c->op);
+        with_scales(c, QD_LINEAR_X, QD_LINEAR_WEIGHT, args);
+        return true;
+    case QD_OP_LINEAR_ADD:
+        *args = linear_add(c, c->op);
+        with_scales(c, QD_LINEAR_ADD_X, QD_LINEAR_ADD_WEIGHT, args);
+        return true;
     case QD_OP_LINEAR_GELU: *args = linear_gelu(c, c->op); return true;
-    case QD_OP_LINEAR_DX: *args = linear_dx(c, c->op); return true;
+    case QD_OP_LINEAR_DX:
+        *args = linear_dx(c, c->op);
+        with_scales(c, QD_LINEAR_DX_DY, QD_LINEAR_DX_WEIGHT, args);
+        return true;
     case QD_OP_LINEAR_DX_GELU: *args = linear_dx_gelu(c, c->op); return true;
-    case QD_OP_LINEAR_DW: *args = linear_dw(c, c->op); return true;
+    case QD_OP_LINEAR_DW:
+        *args = linear_dw(c, c->op);
+        with_scales(c, QD_LINEAR_DW_DY, QD_LINEAR_DW_X, args);
+        return true;
     default: return false;
     }
 }
@@ -106,5 +141,21 @@ qd_status qd_run_bias_grad(const qd_op_call *c)
     return c->frame->kernels->bias_grad(c->frame->stream, &(qd_bias_grad_args){
         .dy = c->at[QD_BIAS_GRAD_DY], .grad = c->at[QD_BIAS_GRAD_GRAD], .rows = c->op->m, .cols = c->op->n, .accumulate = c->accumulate,
         .dtype = call_dtype(c, QD_BIAS_GRAD_DY), .grad_dtype = call_dtype(c, QD_BIAS_GRAD_GRAD),
+    });
+}
+
+qd_status qd_run_amax(const qd_op_call *c)
+{
+    return c->frame->kernels->amax(c->frame->stream, &(qd_amax_args){.x = c->at[QD_AMAX_X], .amax = c->at[QD_AMAX_AMAX],
+                                                                     .n = c->op->m * c->op->n, .dtype = call_dtype(c, QD_AMAX_X)});
+}
+
+/* codes (m, n), and (n, m) transposed, of x (m, n) */
+qd_status qd_run_cast(const qd_op_call *c)
+{
+    return c->frame->kernels->fp8_cast(c->frame->stream, &(qd_fp8_cast_args){
+        .x = c->at[QD_CAST_X], .amax = c->at[QD_CAST_AMAX], .to = c->at[QD_CAST_Y], .transposed = c->at[QD_CAST_YT],
+        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_CAST_X),
+        .to_dtype = call_dtype(c, c->op->slot[QD_CAST_Y] >= 0 ? QD_CAST_Y : QD_CAST_YT),
     });
 }

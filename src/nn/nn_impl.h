@@ -117,6 +117,8 @@ qd_status qd_run_norm(const qd_op_call *c);
 qd_status qd_run_norm_grad(const qd_op_call *c);
 qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms and gradients */
 qd_status qd_run_bias_grad(const qd_op_call *c);
+qd_status qd_run_amax(const qd_op_call *c);
+qd_status qd_run_cast(const qd_op_call *c);
 qd_status qd_run_adapt(const qd_op_call *c); /* also its gradients */
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);

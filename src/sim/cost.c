@@ -2,6 +2,7 @@
  * overlap of a module's collectives with its ops. */
 #include "sim/cost.h"
 
+#include "base/fp8.h"
 #include "spec/program/muon.h"
 
 #include <math.h>
@@ -179,6 +180,8 @@ static const cost_rule rules[QD_OP_KIND_COUNT] = {
     [QD_OP_GATE_GRAD] = STREAM,
     [QD_OP_DROPOUT] = STREAM,
     [QD_OP_BIAS_GRAD] = STREAM,
+    [QD_OP_AMAX] = STREAM,
+    [QD_OP_CAST] = STREAM,
     [QD_OP_ADAPT] = STREAM, /* ranks are small: memory bound */
     [QD_OP_ADAPT_DX] = STREAM,
     [QD_OP_ADAPT_DW] = STREAM,
@@ -276,6 +279,17 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
     return cost;
 }
 
+/* A GEMM of a linear layer. With fp8 operands it runs at their rate. */
+static double product(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
+{
+    const double m = (double)op->m, n = (double)op->n, k = (double)op->k, bytes = (double)op->bytes;
+    if (!qd_dtype_is_fp8(class_->slots[qd_op_first(op)].dtype))
+        return qd_cost_product(c, m, n, k, bytes);
+    qd_cluster faster = *c;
+    faster.accelerator.product *= c->accelerator.fp8_peak / c->accelerator.peak;
+    return qd_cost_product(&faster, m, n, k, bytes);
+}
+
 double qd_cost_collective_load(const qd_cluster *c)
 {
     /* NCCL takes multiprocessors, memory bandwidth and power from computation: 18.9 % on average on
@@ -300,7 +314,7 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
         }
         break;
     case HEAD: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
-    case PRODUCT: cost.product = qd_cost_product(c, (double)op->m, (double)op->n, (double)op->k, (double)op->bytes); break;
+    case PRODUCT: cost.product = product(c, class_, op); break;
     case PASSES:
         if (!c->profile->searched)
             passes *= EXPERT_PASSES + (c->expert_biases && !model->mlp_bias ? EXPERT_BIAS_PASSES : 0.0); /* ops of the model are priced */

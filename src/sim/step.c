@@ -357,6 +357,9 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
 {
     QD_TRY(qd_config_resolve(options, 0, config));
     config->strategy.traits = &cluster->traits;
+    if (config->strategy.fp8.on && cluster->processor.cores == 0 && cluster->accelerator.fp8_peak == 0.0)
+        return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: accelerator %s has no fp8 (accelerator.fp8_tflops): use train.precision=bf16",
+                       cluster->accelerator.name);
     /* Ranks fill the cluster's nodes, unless the user sets the number of nodes. */
     if (qd_options_is_set(options, "parallel.nodes") || cluster->node_size == 0)
         return QD_OK;

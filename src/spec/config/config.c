@@ -94,8 +94,10 @@ static const qd_option options_table[] = {
     {"train.spike_window", QD_OPTION_INT, "100", 5, 100000, NULL,
      "train.on_spike: steps before that the medians are of; no step is a spike until there are so many", NULL},
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "random seed of initial weights, sample order and dropout", "seed"},
-    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16",
-     "bf16: weights, gradients and activations in bf16, with fp32 master weights", NULL},
+    {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16|fp8",
+     "bf16: weights, gradients and activations in bf16, with fp32 master weights; fp8: as bf16, but GEMMs of the linear layers of "
+     "blocks multiply in fp8, with one scale per tensor",
+     NULL},
     {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split",
      "bf16: how master weights are stored; split: only their low 16 bits, 2 bytes instead of 4; the update of AdamW and SGD combines "
      "them with the bf16 weight",
@@ -129,6 +131,14 @@ static const qd_option options_table[] = {
      "data.format=preferences: loss of a pair of completions, as in trl; sigmoid: DPO, with label smoothing cDPO", NULL},
     {"dpo.beta", QD_OPTION_FLOAT, "0.1", 1e-9, 1e6, NULL, "strength of the tie to the reference model: the model before training", NULL},
     {"dpo.label_smoothing", QD_OPTION_FLOAT, "0", 0, 0.499, NULL, "probability that a preference is wrong; of sigmoid and robust", NULL},
+
+    {"fp8.grad", QD_OPTION_ENUM, "e5m2", 0, 0, "e5m2|e4m3",
+     "fp8: format of the gradients of activations; weights and activations are e4m3", NULL},
+    {"fp8.keep", QD_OPTION_STRING, "", 0, 0, NULL,
+     "fp8: linear layers that stay in bf16, by the start of their names: attn, mlp.down or attn.q,attn.out for example; the head, "
+     "routers and adapters always do",
+     NULL},
+
     {"lora.rank", QD_OPTION_INT, "0", 0, 65536, NULL,
      "low-rank adapters (LoRA): rank of their matrices; the model is frozen and only they are trained; 0: all parameters are trained",
      "lora"},
@@ -521,7 +531,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         if (c->degrees[axis] == 0)
             return QD_FAIL(QD_USAGE, "%s is 0: it must be at least 1, or -1 for the rest of the world", keys[axis]);
     }
-    bool bf16 = qd_options_enum(o, "train.precision") == 1;
+    bool bf16 = qd_options_enum(o, "train.precision") >= 1; /* fp8: except in GEMMs */
     int grad = qd_options_enum(o, "train.grad_dtype");
     /* in gradient buffers, where bf16 cannot count that far */
     bool counts_tokens = c->model.moe.experts > 0 && c->model.moe.bias_rate > 0.0;
@@ -541,6 +551,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .swiglu = (qd_swiglu)qd_options_enum(o, "train.swiglu"),
+        .fp8 = {.on = qd_options_enum(o, "train.precision") == 2,
+                .grad = qd_options_enum(o, "fp8.grad") == 0 ? QD_F8E5M2 : QD_F8E4M3},
         .expert_rows = qd_options_float(o, "parallel.expert_rows"),
         .split_master = qd_options_enum(o, "train.master") == 1,
         .offload = qd_options_enum(o, "train.offload") == 1,
@@ -611,6 +623,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->device = qd_options_string(o, "run.device");
     c->strategy.traits = qd_device_traits_find(c->device);
     QD_TRY(qd_lora_check(c));
+    QD_TRY(qd_fp8_resolve(o, c));
     if (c->check_replicas < 0)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
     if (c->heal && c->check_replicas == 0)
@@ -728,6 +741,7 @@ qd_status qd_config_place(const qd_config *config, qd_arena *arena, qd_ledger **
                        config->model.moe.experts, config->etp);
     QD_TRY(share_batch(config, &mesh, strategy));
     QD_TRY(qd_ledger_create(&config->model, config->family, &mesh, arena, ledger));
+    QD_TRY(qd_fp8_check_layers(config, *ledger));
     return qd_pipeline_place(*ledger, &config->pipeline, strategy->seq, strategy->micro_batches, strategy->training, arena,
                              &strategy->schedule);
 }

@@ -104,6 +104,10 @@ qd_status qd_spikes_resolve(const qd_options *options, qd_config *config);
 /* preference_config.c: the dpo.* options, of a run on preferences. Reads config->data and the
  * model. */
 qd_status qd_preference_resolve(const qd_options *options, qd_config *config);
+/* fp8_config.c: fp8.keep; refuses fp8.* without fp8, what it does not support, and names in
+ * fp8.keep that no layer has. */
+qd_status qd_fp8_resolve(const qd_options *options, qd_config *config);
+qd_status qd_fp8_check_layers(const qd_config *config, const qd_ledger *ledger);
 /* Whether train.epochs sets the length of the run and not train.steps: one of the command line
  * overrides one of a file. */
 bool qd_config_by_epochs(const qd_options *options);

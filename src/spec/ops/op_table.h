@@ -27,6 +27,10 @@
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
+    /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt is \
+     * stored by columns */ \
+    OP(AMAX, "amax", r(X), w(AMAX))                                                                                           \
+    OP(CAST, "cast", r(X), r(AMAX), w(Y, optional), w(YT, optional))                                                          \
     /* Low-rank adapters of a linear layer, by parts (qd_op.parts): part i of x is multiplied by \
      * matrix i of the weight and added to columns of `add`. In place, y is add. count: rows per \
      * expert, with matrices of each expert */ \

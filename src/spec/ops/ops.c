@@ -1,4 +1,5 @@
 /* Traits of the devices, and names, roles and totals of ops, all derived from op_table.h. */
+#include "base/fp8.h"
 #include "spec/ops/ops.h"
 
 #include <string.h>
@@ -72,7 +73,8 @@ bool qd_op_operand_needed(qd_op_kind kind, int place)
 
 int64_t qd_slot_bytes(const qd_slot *slot)
 {
-    return slot->rows * slot->cols * (int64_t)qd_dtype_size(slot->dtype);
+    int64_t elements = slot->rows * slot->cols;
+    return qd_dtype_is_fp8(slot->dtype) ? qd_fp8_bytes(elements) : elements * (int64_t)qd_dtype_size(slot->dtype);
 }
 
 double qd_class_flops(const qd_module_class *class_, qd_phase phase)

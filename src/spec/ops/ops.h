@@ -47,6 +47,16 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
  * AUTO recomputes in routed experts, and in dense blocks where the device's traits say so. */
 typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_swiglu;
 
+/* train.precision=fp8: GEMMs of the linear layers of blocks have fp8 operands
+ * (spec/passes/quantize.c). Weights and activations are E4M3. */
+typedef struct qd_fp8 {
+    bool on;
+    qd_dtype grad;    /* of gradients of activations: QD_F8E5M2 or QD_F8E4M3 */
+    char keep[256];   /* layers that stay in bf16: starts of their logical names, separated by commas */
+} qd_fp8;
+/* Whether a list of such starts has the layer with this logical name ("attn.q.weight"). */
+bool qd_fp8_names(const char *list, const char *name);
+
 const char *qd_op_name(qd_op_kind kind);
 const char *qd_op_roles(qd_op_kind kind);                  /* one letter per operand, see op_table.h */
 const char *qd_op_operand_name(qd_op_kind kind, int place); /* "WEIGHT" */
@@ -162,6 +172,7 @@ typedef struct qd_slot {
     qd_slot_kind kind;
     qd_dtype dtype;
     int64_t rows, cols;
+    bool transposed; /* fp8 copies: stored by columns, as (cols, rows) */
     int param, param_count; /* relative to the first parameter of the module */
     qd_layout layout;
     qd_region region;
@@ -196,6 +207,7 @@ typedef struct qd_class_config {
     bool split;    /* the program runs I and W separately, so values they share are kept in between */
     qd_recompute recompute; /* of blocks; the other modules stash almost nothing */
     qd_swiglu swiglu;
+    qd_fp8 fp8;
     const qd_device_traits *traits;
 } qd_class_config;
 
@@ -230,7 +242,7 @@ qd_coll_kind qd_op_collective(qd_op_kind kind); /* of an op that communicates */
 /* Bytes that all ranks of the world send for the ops of these phases. */
 int64_t qd_class_exchanged(const qd_module_class *class_, unsigned phases);
 
-int64_t qd_slot_bytes(const qd_slot *slot);
+int64_t qd_slot_bytes(const qd_slot *slot); /* of fp8: with the scale (base/fp8.h) */
 double qd_class_flops(const qd_module_class *class_, qd_phase phase); /* of the model, without recompute */
 double qd_class_recompute_flops(const qd_module_class *class_);
 

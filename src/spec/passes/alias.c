@@ -1,4 +1,4 @@
-/* Pass 6: ops whose kernels work in place. The result takes the slot of the operand if nothing
+/* Pass 7: ops whose kernels work in place. The result takes the slot of the operand if nothing
  * reads the operand afterwards; otherwise the operand is copied first. */
 #include "spec/passes/passes.h"
 

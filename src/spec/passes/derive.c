@@ -33,7 +33,7 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
 
 static void (*const passes[])(qd_class_writer *w) = {
     qd_pass_forward, qd_pass_gradient,  qd_pass_place,   qd_pass_fuse,   qd_pass_order,
-    qd_pass_alias,   qd_pass_recompute, qd_pass_overlap, qd_pass_settle,
+    qd_pass_quantize, qd_pass_alias,    qd_pass_recompute, qd_pass_overlap, qd_pass_settle,
 };
 
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config, qd_arena *arena, qd_module_class *out)
@@ -48,7 +48,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_cla
     if (w.no_memory)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the op lists of %s", w.module->name);
     if (w.wrong)
-        return QD_FAIL(QD_SYSTEM, "%s: %s", w.module->name, w.wrong);
+        return QD_FAIL(w.unsupported ? QD_UNSUPPORTED : QD_SYSTEM, "%s: %s", w.module->name, w.wrong);
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;
     out->slots = w.slots;

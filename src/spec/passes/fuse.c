@@ -119,12 +119,13 @@ static bool enabled(const qd_class_writer *w, guard g, const qd_op *op)
 {
     const qd_device_traits *traits = w->config->traits;
     bool selective = w->config->recompute == QD_RECOMPUTE_SELECTIVE; /* needs activations as separate ops */
+    bool fp8 = w->config->fp8.on && w->config->training;              /* its GEMMs have no such epilogues */
     switch (g) {
     case FORWARD: return op->phase == QD_PHASE_FORWARD;
     case RESIDUAL_IN_GEMM: return traits->fused_residual;
-    case GELU_IN_GEMM: return traits->fused_gelu && w->model->activation == QD_ACT_GELU_TANH && !selective;
+    case GELU_IN_GEMM: return traits->fused_gelu && w->model->activation == QD_ACT_GELU_TANH && !selective && !fp8;
     case SUMS_IN_NORM: return traits->sums_in_norm && traits->fused_residual && w->tensor.size == 1;
-    case SUMS_IN_GEMM: return traits->fused_bias_grad;
+    case SUMS_IN_GEMM: return traits->fused_bias_grad && !fp8;
     /* all rows come from one rank: the device then knows their number */
     case ONE_SOURCE:
         return qd_activation_is_swiglu(w->model->activation) && w->slots[op->slot[QD_EXPERTS_COUNT]].rows == 1 &&

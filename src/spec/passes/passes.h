@@ -7,6 +7,7 @@
  *   place      local shapes and communication, from parameter placements and one rule per op
  *   fuse       rewrite rules that the device's traits enable
  *   order      which ops overlap with an exchange
+ *   quantize   casts to fp8, and GEMMs of their results
  *   alias      ops that work in place
  *   recompute  which ops run again in the backward pass
  *   overlap    cuts GEMMs next to an exchange into pieces (parallel.tp_overlap)
@@ -46,6 +47,7 @@ typedef struct qd_class_writer {
     qd_recompute recompute;
     bool no_memory;    /* out of memory: the build fails as a whole */
     const char *wrong; /* why the declaration cannot be lowered, NULL: no error */
+    bool unsupported;  /* `wrong` is a limit of what the run asks for */
 } qd_class_writer;
 
 /* Adding a slot or an op may move the list, so no pointer into it outlives a call. */
@@ -145,6 +147,7 @@ void qd_pass_gradient(qd_class_writer *w);
 void qd_pass_place(qd_class_writer *w);
 void qd_pass_fuse(qd_class_writer *w);
 void qd_pass_order(qd_class_writer *w);
+void qd_pass_quantize(qd_class_writer *w);
 void qd_pass_alias(qd_class_writer *w);
 void qd_pass_recompute(qd_class_writer *w);
 void qd_pass_overlap(qd_class_writer *w);

@@ -605,7 +605,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .expert_rows = strategy->expert_rows,
-        .swiglu = strategy->swiglu,
+        .swiglu = strategy->swiglu, .fp8 = strategy->fp8,
         .cp_mode = strategy->cp_mode,
         .traits = strategy->traits,
     };

@@ -39,6 +39,7 @@ typedef struct qd_strategy {
     qd_recompute recompute; /* of the first recompute_layers blocks, whose activations live longest; the others keep everything */
     int recompute_layers;   /* -1: all */
     qd_swiglu swiglu;
+    qd_fp8 fp8;
     const qd_device_traits *traits; /* of the device that the program will run on */
     double expert_rows;   /* ep: buffer capacity for rows of experts, as a multiple of the balanced load */
     bool offload;         /* optimizer state is in host memory and moves through the device in chunks; see spec/program/offload.h */

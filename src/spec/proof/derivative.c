@@ -37,7 +37,7 @@ known qd_known_gradient(uint64_t value, uint64_t term)
 /* The parameter of a slot, of its values or of its gradient. */
 uint64_t qd_known_param(const derivation *d, proof_operand operand)
 {
-    int slot = qd_proof_slot_of(d->w->op, operand);
+    int slot = qd_proof_source(d->w->ops, qd_proof_slot_of(d->w->op, operand));
     return slot < 0 ? 0 : 1 + (uint64_t)d->w->ops->slots[slot].param;
 }
 

@@ -95,7 +95,8 @@ enum {
     NORM_STATE,
     NORM_DOTS,
     LOG_SUMS,
-    DELTAS
+    DELTAS,
+    LARGEST
 };
 enum { LIST_PLACE = 1, LIST_FROM, LIST_COUNTS };
 
@@ -136,5 +137,6 @@ qd_status qd_derivation_pairs(derivation *d, bool sums); /* PAIR_SUMS, or PAIR_L
 qd_status qd_derivation_is_value(const derivation *d, proof_operand operand, uint64_t value);
 qd_status qd_derivation_no_fact(const derivation *d);
 qd_status qd_derivation_op(derivation *d);
+qd_status qd_derivation_fp8(derivation *d); /* rules_fp8.c */
 known qd_known_at(const derivation *d, proof_operand operand);
 #endif

@@ -628,6 +628,9 @@ qd_status qd_derivation_op(derivation *d)
         return linear_dw(d);
     case QD_OP_BIAS_GRAD:
         return bias_grad(d);
+    case QD_OP_AMAX:
+    case QD_OP_CAST:
+        return qd_derivation_fp8(d);
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
         return rope(d);

@@ -40,6 +40,8 @@ static const char shapes[QD_OP_KIND_COUNT][QD_OP_SLOTS][2] = {
     ROW(LINEAR_DX, (DY, 'w', ']'), (WEIGHT, 'k', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DX_GELU, (DY, 'w', 'k'), (WEIGHT, 'k', 'n'), (SUM, 'v', 'n'), (DX, 'v', 'n')),
     ROW(LINEAR_DW, (DY, 'y', '*'), (X, 'x', 'n'), (WEIGHT_GRAD, 'm', 'n'), (BIAS_GRAD, 'm', '1')),
+    ROW(AMAX, (X, 'm', 'n'), (AMAX, '1', '1')),
+    ROW(CAST, (X, 'm', 'n'), (AMAX, '1', '1'), (Y, 'm', 'n'), (YT, 'm', 'n')),
     ROW(ADAPT, (X, 'm', 'A'), (WEIGHT, 'P', 'k'), (ADD, 'm', 'n'), (Y, 'm', 'n')),
     ROW(ADAPT_DX, (DY, 'm', 'n'), (WEIGHT, 'P', 'k'), (DX, 'm', 'A')),
     ROW(ADAPT_DW, (DY, 'm', 'n'), (X, 'm', 'A'), (WEIGHT_GRAD, 'P', 'k')),

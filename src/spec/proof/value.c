@@ -208,7 +208,7 @@ proof_value qd_proof_value_of(const proof_walk *w, const proof_place *place, boo
 
 qd_status qd_proof_param(proof_walk *w, proof_operand operand, proof_value *value)
 {
-    int index = qd_proof_slot_of(w->op, operand);
+    int index = qd_proof_source(w->ops, qd_proof_slot_of(w->op, operand));
     if (index < 0)
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "a parameter is missing");
     const qd_slot *slot = &w->ops->slots[index];

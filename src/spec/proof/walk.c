@@ -26,6 +26,10 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_linear_dx;
     case QD_OP_LINEAR_DW:
         return qd_proof_rule_linear_dw;
+    case QD_OP_AMAX:
+        return qd_proof_rule_amax;
+    case QD_OP_CAST:
+        return qd_proof_rule_cast;
     case QD_OP_ADAPT:
         return qd_proof_rule_adapt;
     case QD_OP_ADAPT_DX:
@@ -303,6 +307,7 @@ static qd_status follow(proof_walk *w, unsigned phases)
         if (!rule || !qd_proof_operand_known(w->op->kind))
             return qd_proof_fail(w, NO_OPERAND, 0, -1, "the proof has no rule for it");
         QD_TRY(operands_written(w));
+        QD_TRY(qd_proof_formats(w));
         QD_TRY(rule(w));
         QD_TRY(qd_proof_sizes(w));
         w->proof->report.ops++;

@@ -192,6 +192,9 @@ static qd_status check_traits(const qd_trainer *t)
     if ((traits->fused_residual && !caps->fused_residual) || (traits->fused_gelu && !caps->fused_gelu) ||
         (traits->fused_bias_grad && !caps->fused_bias_grad))
         return QD_FAIL(QD_SYSTEM, "the step program uses fused GEMMs that device %s does not offer", caps->name);
+    if (t->program->strategy.fp8.on && !caps->fp8)
+        return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: device %s (%s) has no GEMMs of fp8 operands: use train.precision=bf16",
+                       caps->name, caps->isa);
     return QD_OK;
 }
 

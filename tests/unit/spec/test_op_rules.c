@@ -26,6 +26,7 @@ typedef enum origin {
     PLACEMENT,  /* written by placement rules, local to this rank */
     EXCHANGES,  /* written by placement rules, moves values between ranks */
     FUSION,     /* several ops in one */
+    QUANTIZING, /* before GEMMs in fp8 */
 } origin;
 
 static const origin origins[QD_OP_KIND_COUNT] = {
@@ -84,6 +85,8 @@ static const origin origins[QD_OP_KIND_COUNT] = {
     [QD_OP_EXPERTS_BIAS] = FORWARD,
     [QD_OP_EXPERTS_BIAS_GRAD] = GRADIENT,
     [QD_OP_EXPERTS_SWIGLU] = FUSION,
+    [QD_OP_AMAX] = QUANTIZING,
+    [QD_OP_CAST] = QUANTIZING,
     [QD_OP_EXPERTS_DX_SWIGLU] = FUSION,
     [QD_OP_EXPERT_ACTIVATION] = FORWARD,
     [QD_OP_EXPERT_ACTIVATION_GRAD] = GRADIENT,
@@ -210,6 +213,7 @@ static const struct {
      false},
     {OLMO2 "parallel.ranks=4 parallel.tp=4 ", "cpu", false, false},
     {LLAMA "lora.rank=4 lora.alpha=6 lora.dropout=0.1 ", "cpu", true, false},
+    {LLAMA "train.precision=fp8 ", "cuda", false, false},
     {EXPERTS "lora.rank=4 lora.alpha=6 ", "cpu", true, false},
     {LLAMA "data.format=preferences ", "cpu", false, false},
 };

@@ -45,6 +45,7 @@ static const char *const layouts[] = {
     LLAMA "parallel.ranks=4 parallel.cp=4 model.window=2 ", /* round 2 of the ring is left out */
     LLAMA "parallel.ranks=2 parallel.cp=2 model.window=1 ",
     LATENT "parallel.ranks=2 parallel.tp=2 ",
+    LLAMA "parallel.ranks=2 parallel.tp=2 model.ffn=64 train.precision=fp8 ",
     LATENT "parallel.ranks=4 parallel.tp=2 parallel.sp=false parallel.cp=2 ",
     LATENT "parallel.ranks=2 parallel.cp=2 parallel.cp_mode=ulysses ",
     LLAMA "model.arch=olmo2 parallel.ranks=4 parallel.tp=4 ",
@@ -83,6 +84,8 @@ static const char *const reads[QD_OP_KIND_COUNT] = {
     [QD_OP_ADAPT_DX] = "mnkexPAC",
     [QD_OP_ADAPT_DW] = "mnkexPAC",
     [QD_OP_BIAS_GRAD] = "mn",
+    [QD_OP_AMAX] = "mn",
+    [QD_OP_CAST] = "mn",
     [QD_OP_ROPE] = "mhv",
     [QD_OP_ROPE_INVERSE] = "mhv",
     [QD_OP_SCALE] = "mno",

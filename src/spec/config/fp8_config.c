@@ -1,0 +1,50 @@
+/* The fp8.* options: what has no effect, and what fp8 does not support. */
+#include "spec/config/config.h"
+
+#include <string.h>
+
+qd_status qd_fp8_resolve(const qd_options *o, qd_config *c)
+{
+    const char *keep = qd_options_string(o, "fp8.keep");
+    if (strlen(keep) >= sizeof c->strategy.fp8.keep)
+        return QD_FAIL(QD_USAGE, "fp8.keep is longer than %zu characters", sizeof c->strategy.fp8.keep - 1);
+    memcpy(c->strategy.fp8.keep, keep, strlen(keep) + 1);
+    static const char *const keys[] = {"fp8.grad", "fp8.keep"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !c->strategy.fp8.on; i++)
+        if (qd_options_is_set(o, keys[i]))
+            return QD_FAIL(QD_USAGE, "%s has no effect without train.precision=fp8: set that, or remove it", keys[i]);
+    if (c->strategy.fp8.on && c->strategy.tensor_pieces > 1)
+        return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: GEMMs are not cut into pieces: remove parallel.tp_overlap");
+    if (c->strategy.fp8.on && strcmp(qd_options_string(o, "data.format"), "preferences") == 0)
+        return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: the reference model of data.format=preferences computes in bf16, and both "
+                                       "must alike: use train.precision=bf16");
+    return QD_OK;
+}
+
+/* Whether the word names a linear layer of a block, or several. */
+static bool names_a_layer(const qd_ledger *l, const char *word)
+{
+    for (int i = 0; i < l->param_count; i++) {
+        const qd_param *p = &l->params[i];
+        const qd_module *m = &l->modules[p->module];
+        if (m->layer >= 0 && p->expert < 0 && p->shape[1] > 0 && qd_fp8_names(word, l->decls[m->decl].params[i - m->param_begin].suffix))
+            return true;
+    }
+    return false;
+}
+
+qd_status qd_fp8_check_layers(const qd_config *c, const qd_ledger *ledger)
+{
+    char word[64];
+    for (const char *at = c->strategy.fp8.on ? c->strategy.fp8.keep : ""; *at;) {
+        size_t length = strcspn(at, ", "), kept = length < sizeof word ? length : sizeof word - 1;
+        memcpy(word, at, kept);
+        word[kept] = '\0';
+        if (length > 0 && !names_a_layer(ledger, word))
+            return QD_FAIL(QD_USAGE, "fp8.keep: no linear layer of the model's blocks is named '%s'; names are such as attn, attn.q, "
+                                     "mlp.up and mlp.down", word);
+        at += length;
+        at += strspn(at, ", ");
+    }
+    return QD_OK;
+}

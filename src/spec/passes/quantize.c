@@ -1,0 +1,230 @@
+/* Pass 6: the GEMMs of linear layers in fp8 (train.precision=fp8), with one scale per tensor.
+ *
+ * Their operands become fp8 copies, which CAST writes with the scale that AMAX finds; results,
+ * sums and everything else stay in bf16. GEMM engines read fp8 operands along the dimension that
+ * they sum over only. So the input gradient needs the weight transposed, and the weight gradient
+ * needs both of its operands transposed (qd_slot.transposed).
+ *
+ * A copy is made right before its first reader, in all the forms that later GEMMs read, unless the
+ * backward pass keeps the source anyway: then it casts it again, with the same scale, which takes
+ * no memory. Otherwise the backward pass keeps the fp8 copy instead of the source.
+ *
+ * Scales are those of the rank's own part of a tensor. They are powers of two, so parts with
+ * different scales are rounded alike (base/fp8.h), and nothing is exchanged. */
+#include "base/fp8.h"
+#include "spec/passes/passes.h"
+
+#include <string.h>
+
+/* How a GEMM reads an operand. */
+typedef struct gemm_operand {
+    int place;
+    bool transposed, gradient;
+} gemm_operand;
+enum { OPERANDS = 2 };
+
+/* The weight comes first: its cast does not wait for an exchange of the other operand. */
+static const struct {
+    bool gemm;
+    gemm_operand operands[OPERANDS];
+} gemms[QD_OP_KIND_COUNT] = {
+    [QD_OP_LINEAR] = {true, {{QD_LINEAR_WEIGHT, false, false}, {QD_LINEAR_X, false, false}}},
+    [QD_OP_LINEAR_ADD] = {true, {{QD_LINEAR_ADD_WEIGHT, false, false}, {QD_LINEAR_ADD_X, false, false}}},
+    [QD_OP_LINEAR_DX] = {true, {{QD_LINEAR_DX_WEIGHT, true, false}, {QD_LINEAR_DX_DY, false, true}}},
+    [QD_OP_LINEAR_DW] = {true, {{QD_LINEAR_DW_X, true, false}, {QD_LINEAR_DW_DY, true, true}}},
+};
+
+/* Layers that are never computed in fp8: they are small, and routing depends on them. */
+static const char *const small[] = {"mlp.router", "mlp.shared_gate"};
+
+typedef struct quantizing {
+    qd_class_writer *w;
+    qd_old_list old;
+    int at;       /* index of the current op in it */
+    int slots;    /* of the old list */
+    int *amax;    /* per slot: where its largest magnitude is; -1: not known, or overwritten since */
+    int *copy[2]; /* per slot: its copy, and its transposed copy; -1: none */
+} quantizing;
+
+/* Whether `name` is `prefix` or continues it after a dot. */
+static bool begins(const char *name, const char *prefix, size_t length)
+{
+    return strncmp(name, prefix, length) == 0 && (name[length] == '\0' || name[length] == '.');
+}
+
+bool qd_fp8_names(const char *list, const char *name)
+{
+    for (const char *at = list; *at;) {
+        size_t length = strcspn(at, ", ");
+        if (length > 0 && begins(name, at, length))
+            return true;
+        at += length;
+        at += strspn(at, ", ");
+    }
+    return false;
+}
+
+/* Whether a layer stays in bf16. */
+static bool keeps(const char *list, const char *name)
+{
+    for (size_t i = 0; i < sizeof small / sizeof *small; i++)
+        if (begins(name, small[i], strlen(small[i])))
+            return true;
+    return strstr(name, ".lora_") != NULL || qd_fp8_names(list, name);
+}
+
+/* The slot of the weight of a GEMM, or of its gradient; -1: another kind of op. */
+static int weight_of(const qd_op *op)
+{
+    if (!gemms[op->kind].gemm)
+        return -1;
+    return op->slot[op->kind == QD_OP_LINEAR_DW ? QD_LINEAR_DW_WEIGHT_GRAD : gemms[op->kind].operands[0].place];
+}
+
+/* Whether an op is a GEMM in fp8: of a block, and of a layer that is not kept in bf16. A weight of
+ * several parts is in bf16 if one of them is. */
+static bool is_quantized(const qd_class_writer *w, const qd_op *op)
+{
+    int slot = w->module->layer >= 0 ? weight_of(op) : -1;
+    for (int i = 0; slot >= 0 && i < w->slots[slot].param_count; i++)
+        if (keeps(w->config->fp8.keep, w->decl->params[w->slots[slot].param + i].suffix))
+            return false;
+    return slot >= 0;
+}
+
+static void check_sizes(qd_class_writer *w, const qd_op *op)
+{
+    enum { STEP = 16 };
+    int slot = weight_of(op);
+    const char *name = w->decl->params[w->slots[slot].param].suffix;
+    int64_t out = w->slots[slot].rows, in = w->slots[slot].cols, rows = op->kind == QD_OP_LINEAR_DW ? op->k : op->m;
+    if (out % STEP != 0 || in % STEP != 0)
+        w->wrong = qd_arena_printf(w->arena,
+                                   "train.precision=fp8: %s has %lld outputs and %lld inputs on a rank; GEMMs in fp8 need multiples of "
+                                   "%d: name it in fp8.keep, and it stays in bf16",
+                                   name, (long long)out, (long long)in, STEP);
+    else if (rows % STEP != 0)
+        w->wrong = qd_arena_printf(w->arena,
+                                   "train.precision=fp8: a micro-batch has %lld tokens on a rank; GEMMs in fp8 need a multiple of %d: "
+                                   "change data.seq or train.micro_batch",
+                                   (long long)rows, STEP);
+    w->unsupported = w->wrong != NULL;
+}
+
+/* Whether an op of the backward pass that is not a GEMM in fp8 reads the slot, or it is kept for
+ * another reason. */
+static bool is_kept(const quantizing *q, int slot)
+{
+    const qd_class_writer *w = q->w;
+    if (w->slots[slot].kind != QD_SLOT_LOCAL)
+        return true;
+    for (int i = 0; i < q->old.count; i++) {
+        const qd_op *op = &q->old.ops[i];
+        for (int j = 0; j < QD_OP_SLOTS && op->phase != QD_PHASE_FORWARD && !is_quantized(w, op); j++)
+            if (op->slot[j] == slot && qd_op_reads(op, j))
+                return true;
+    }
+    return false;
+}
+
+/* The forms in which GEMMs from the current op on read the present value of a slot: [0] as it is,
+ * [1] transposed; and the earliest phase of these readers. `backward`: those of the backward pass
+ * count for a value of the forward pass. */
+static qd_phase find_forms(const quantizing *q, int slot, bool backward, bool forms[2])
+{
+    const qd_phase now = q->old.ops[q->at].phase;
+    qd_phase earliest = now;
+    forms[0] = forms[1] = false;
+    for (int i = q->at; i < q->old.count; i++) {
+        const qd_op *op = &q->old.ops[i];
+        bool counts = backward || now != QD_PHASE_FORWARD || op->phase == QD_PHASE_FORWARD;
+        for (int r = 0; r < OPERANDS && is_quantized(q->w, op) && counts; r++) {
+            const gemm_operand *as = &gemms[op->kind].operands[r];
+            if (op->slot[as->place] != slot)
+                continue;
+            forms[as->transposed] = true;
+            earliest = op->phase < earliest ? op->phase : earliest;
+        }
+        if (qd_op_access(op, slot) & QD_WRITES)
+            break;
+    }
+    return earliest;
+}
+
+static int new_copy(quantizing *q, int slot, bool transposed, qd_dtype dtype)
+{
+    qd_class_writer *w = q->w;
+    int copy = qd_class_slot(w, qd_class_name(w, "", slot, transposed ? " fp8 transposed" : " fp8"), QD_SLOT_LOCAL, dtype,
+                             w->slots[slot].rows, w->slots[slot].cols);
+    if (w->no_memory)
+        return -1;
+    w->slots[copy].layout = w->slots[slot].layout;
+    w->slots[copy].transposed = transposed;
+    return q->copy[transposed][slot] = copy;
+}
+
+/* Writes the casts that the current op needs of a slot. */
+static void cast(quantizing *q, int slot, const gemm_operand *as)
+{
+    qd_class_writer *w = q->w;
+    qd_dtype dtype = as->gradient ? w->config->fp8.grad : QD_F8E4M3;
+    bool forms[2];
+    w->phase = find_forms(q, slot, !is_kept(q, slot), forms);
+    if (q->amax[slot] < 0) {
+        int amax = qd_class_f32(w, qd_class_name(w, "amax of ", slot, ""), 1, 1);
+        qd_op *op = QD_CLASS_OP(w, AMAX, (X, slot), (AMAX, amax));
+        qd_class_measure(w, op);
+        q->amax[slot] = amax;
+    }
+    int plain = forms[0] ? new_copy(q, slot, false, dtype) : -1, transposed = forms[1] ? new_copy(q, slot, true, dtype) : -1;
+    qd_op *op = QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, plain), (YT, transposed));
+    qd_class_measure(w, op);
+}
+
+/* Copies of a value that an op overwrites hold no longer. */
+static void forget_written(quantizing *q, const qd_op *op)
+{
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (op->slot[j] >= 0 && op->slot[j] < q->slots && qd_op_writes(op, j))
+            q->amax[op->slot[j]] = q->copy[0][op->slot[j]] = q->copy[1][op->slot[j]] = -1;
+}
+
+static void quantize(quantizing *q, const qd_op *op)
+{
+    qd_class_writer *w = q->w;
+    qd_op now = *op;
+    check_sizes(w, op);
+    for (int i = 0; i < OPERANDS && !w->no_memory && !w->wrong; i++) {
+        const gemm_operand *as = &gemms[op->kind].operands[i];
+        int slot = op->slot[as->place];
+        if (q->copy[as->transposed][slot] < 0)
+            cast(q, slot, as);
+        now.slot[as->place] = (int16_t)q->copy[as->transposed][slot];
+    }
+    if (!w->no_memory && !w->wrong)
+        qd_class_count_bytes(w, qd_class_keep(w, &now));
+}
+
+void qd_pass_quantize(qd_class_writer *w)
+{
+    if (!w->config->fp8.on || !w->config->training)
+        return;
+    quantizing q = {.w = w, .slots = w->slot_count};
+    int *table = QD_ARENA_NEW(w->arena, int, 3 * (size_t)w->slot_count + 1);
+    w->no_memory = !table;
+    if (!table)
+        return;
+    q.amax = table;
+    q.copy[0] = table + w->slot_count;
+    q.copy[1] = table + 2 * w->slot_count;
+    memset(table, 0xff, (size_t)w->slot_count * 3 * sizeof *table);
+    q.old = qd_class_restart(w);
+    for (q.at = 0; q.at < q.old.count && !w->no_memory && !w->wrong; q.at++) {
+        const qd_op *op = &q.old.ops[q.at];
+        if (is_quantized(w, op))
+            quantize(&q, op);
+        else
+            qd_class_keep(w, op);
+        forget_written(&q, op);
+    }
+}

@@ -1,0 +1,74 @@
+"""train.precision=fp8 as a user runs it: the loss of a small model next to bf16, what check prints,
+and one line for what is not supported.
+
+ctest: timeout 200
+ctest: processors 2
+"""
+import json
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+MODEL = ["model.layers=2", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128", "data.seq=32"]
+RUN = [f"data.path={os.path.join(program.SOURCE, 'LICENSE')}", "data.tokenizer=bytes", *MODEL, "train.global_batch=16",
+       "train.steps=300", "train.lr=1e-3", "train.warmup=10", "run.threads=2"]
+
+
+class Fp8(program.ProgramTest):
+    def losses(self, *words):
+        result = self.run_program("train", "--json", *RUN, *words)
+        self.ok(result)
+        return [json.loads(line)["loss"] for line in result.stdout.splitlines() if '"step"' in line]
+
+    def test_trains_as_well_as_bf16(self):
+        """The mean of the last 100 steps is within 0.5 %, with both formats of gradients."""
+        mean = {}
+        for words in ("train.precision=bf16", "train.precision=fp8", "train.precision=fp8 fp8.grad=e4m3"):
+            losses = self.losses(*words.split())
+            self.assertEqual(len(losses), 300)
+            mean[words] = sum(losses[200:]) / 100
+        bf16 = mean.pop("train.precision=bf16")
+        self.assertLess(bf16, 3.0)
+        for words, loss in mean.items():
+            self.assertLess(abs(loss / bf16 - 1), 0.005, f"{words}: {loss} against {bf16}")
+
+    def test_check_proves_gradients(self):
+        result = self.run_program("check", *MODEL, "train.precision=fp8", "train.global_batch=4", "--ranks", "2", "--tp", "2")
+        self.ok(result)
+        self.assertIn("gradients: proved", result.stdout)
+
+    def test_simulated_steps_are_faster(self):
+        """GEMMs of blocks take about half the time; casts take some of it back."""
+        def step(precision):
+            result = self.run_program("simulate", "--model", "llama3.1-8b", "--seq", "4096", "--cluster", "h100", "--ranks", "8", "--zero",
+                                      "3", "train.global_batch=8", "train.micro_batch=1", f"train.precision={precision}", "--json")
+            self.ok(result)
+            return json.loads(result.stdout)["step_seconds"]
+        self.assertTrue(1.1 < step("bf16") / step("fp8") < 1.9)
+        result = self.run_program("simulate", "--model", "llama3.1-8b", "--cluster", "a100", "--ranks", "8", "train.precision=fp8")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("has no fp8", result.stderr)
+
+    def test_what_is_not_supported(self):
+        base = ["check", *MODEL, "train.global_batch=4"]
+        fp8 = [*base, "train.precision=fp8"]
+        for words, text in (
+                ([*base, "fp8.grad=e4m3"], "fp8.grad has no effect without train.precision=fp8"),
+                ([*base, "train.precision=bf16", "fp8.keep=attn"], "fp8.keep has no effect without train.precision=fp8"),
+                ([*fp8, "fp8.keep=attention"], "no linear layer of the model's blocks is named 'attention'"),
+                ([*fp8, "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"], "remove parallel.tp_overlap"),
+                ([*fp8, "data.format=preferences"], "data.format=preferences"),
+                ([*fp8, "model.ffn=120"], "block.0: train.precision=fp8: mlp.down.weight has 64 outputs and 120 inputs"),
+                ([*fp8, "data.seq=30", "train.micro_batch=1"], "30 tokens on a rank")):
+            result = self.run_program(*words)
+            self.assertEqual(result.returncode, 2, words)
+            self.assertIn(text, result.stderr)
+            self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
+        self.ok(self.run_program(*fp8, "model.ffn=120", "fp8.keep=mlp"))
+
+
+if __name__ == "__main__":
+    unittest.main()
