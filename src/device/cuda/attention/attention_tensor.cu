@@ -55,12 +55,13 @@ template <int D> struct row_of {
     enum { STRIDE = D + 8 };
 };
 
-/* Fetches the rows of a span, up to R, of one head; `base` points to row 0 of the sequence. */
-template <int D, int R>
+/* Fetches the rows of a span, up to R, of one head, with T threads; `base` points to row 0 of the
+ * sequence. */
+template <int D, int R, int T = THREADS>
 static __device__ __forceinline__ void fetch_tile(bf16 *tile, const bf16 *base, int64_t stride, const span &rows, int head_dim)
 {
 #pragma unroll
-    for (int i = threadIdx.x; i < R * (D / 8); i += THREADS) {
+    for (int i = threadIdx.x; i < R * (D / 8); i += T) {
         const int row = i / (D / 8), col = i % (D / 8) * 8;
         const bool valid = row < rows.rows && col < head_dim;
         copy_async(tile + row * row_of<D>::STRIDE + col, valid ? base + (rows.row + row) * stride + col : base, valid);
@@ -110,23 +111,56 @@ static __device__ __forceinline__ void multiply_rows(float (&c)[N][4], const bf1
     }
 }
 
-/* sum (16 x W) += w (16 x 8 N), rounded to bf16, times W columns of the tile (8 N x D). */
-template <int D, int N, int W = D>
-static __device__ __forceinline__ void add_weighted(float (&sum)[W / 8][4], const float (&w)[N][4], const bf16 *tile)
+/* sum (16 x W) += a (16 x 16) times W columns of rows 16 k .. 16 k + 15 of the tile (D columns). */
+template <int D, int W>
+static __device__ __forceinline__ void add_step(float (&sum)[W / 8][4], const uint32_t (&a)[4], const bf16 *tile, int k)
 {
     const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < W / 16; n++) {
+        uint32_t b[4];
+        load_transposed(b, tile + (k * 16 + lane % 16) * row_of<D>::STRIDE + n * 16 + lane / 16 * 8);
+        multiply_add(sum[2 * n], a, b[0], b[1]);
+        multiply_add(sum[2 * n + 1], a, b[2], b[3]);
+    }
+}
+
+/* sum (16 x D) += w (16 x 8 N), rounded to bf16, times the tile (8 N x D). */
+template <int D, int N>
+static __device__ __forceinline__ void add_weighted(float (&sum)[D / 8][4], const float (&w)[N][4], const bf16 *tile)
+{
 #pragma unroll
     for (int k = 0; k < N / 2; k++) {
         const uint32_t a[4] = {pack(w[2 * k][0], w[2 * k][1]), pack(w[2 * k][2], w[2 * k][3]),
                                pack(w[2 * k + 1][0], w[2 * k + 1][1]), pack(w[2 * k + 1][2], w[2 * k + 1][3])};
-#pragma unroll
-        for (int n = 0; n < W / 16; n++) {
-            uint32_t b[4];
-            load_transposed(b, tile + (k * 16 + lane % 16) * row_of<D>::STRIDE + n * 16 + lane / 16 * 8);
-            multiply_add(sum[2 * n], a, b[0], b[1]);
-            multiply_add(sum[2 * n + 1], a, b[2], b[3]);
-        }
+        add_step<D, D>(sum, a, tile, k);
     }
+}
+
+/* sum (16 x W) += 16 rows of weights in shared memory (16 x K) times W columns of the tile (K x
+ * D). */
+template <int D, int K, int W>
+static __device__ __forceinline__ void add_shared(float (&sum)[W / 8][4], const bf16 *weights, const bf16 *tile)
+{
+#pragma unroll
+    for (int k = 0; k < K / 16; k++) {
+        uint32_t a[4];
+        load_left<K>(a, weights, k);
+        add_step<D, W>(sum, a, tile, k);
+    }
+}
+
+/* Stores the warp's 16 rows of weights, rounded to bf16, at columns from `first` on of rows of
+ * K. */
+template <int K, int N> static __device__ __forceinline__ void share(bf16 *rows, int first, const float (&w)[N][4])
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(uint32_t *)(rows + (lane / 4 + 8 * half) * row_of<K>::STRIDE + first + n * 8 + lane % 4 * 2) =
+                pack(w[n][2 * half], w[n][2 * half + 1]);
 }
 
 /* Calls body(n, half, index) for the lane's valid pairs of elements of the block's rows x D:
@@ -134,7 +168,7 @@ static __device__ __forceinline__ void add_weighted(float (&sum)[W / 8][4], cons
 template <int D, typename F>
 static __device__ __forceinline__ void for_pairs(int64_t origin, int64_t stride, const span &rows, int head_dim, F body)
 {
-    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % WARPS * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         if (n * 8 >= head_dim)
@@ -427,21 +461,20 @@ static __device__ __forceinline__ query_walk next_queries(const job &a, int64_t 
     }
 }
 
-/* y = key head times PARTS: a block computes one of PARTS ranges of the columns of dk and dv,
- * because all of them do not fit in the registers of large heads. */
-template <int D, int V, int QUERIES, int PARTS>
-static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __grid_constant__ job a)
+/* All columns of dk and dv do not fit in the registers of a warp for large heads: with SPLIT 2,
+ * twice as many warps have half of them each. Each then computes the weights of half of the
+ * queries, and they exchange them in shared memory. */
+template <int D, int V, int QUERIES, int SPLIT>
+static __global__ void __launch_bounds__(SPLIT *THREADS) backward_dkv_kernel(const __grid_constant__ job a)
 {
-    enum { STRIDE = row_of<D>::STRIDE, V_STRIDE = row_of<V>::STRIDE, N = QUERIES / 8, TILE = QUERIES * STRIDE,
-          V_TILE = QUERIES * V_STRIDE };
-    enum { W = D / PARTS, V_W = V / PARTS };
+    enum { STRIDE = row_of<D>::STRIDE, V_STRIDE = row_of<V>::STRIDE, TILE = QUERIES * STRIDE, V_TILE = QUERIES * V_STRIDE };
+    enum { N = QUERIES / 8 / SPLIT, W = D / SPLIT, V_W = V / SPLIT, ALL = SPLIT * THREADS, SHARED = ROWS * row_of<QUERIES>::STRIDE };
     extern __shared__ __align__(16) bf16 memory[];
     __shared__ float lse[2][QUERIES], delta[2][QUERIES];
     __shared__ int low[2][QUERIES];
     bf16 *k = memory, *v = k + ROWS * STRIDE, *queries = v + ROWS * V_STRIDE, *d_os = queries + 2 * TILE;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int kv_head = blockIdx.y / PARTS, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
-    const int part = blockIdx.y % PARTS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, part = threadIdx.x / THREADS;
+    const int kv_head = blockIdx.y, group = a.heads / a.kv_heads, end_head = (kv_head + 1) * group;
     const int64_t batch = blockIdx.z;
     const span own = tile_of<ROWS>(a.k_runs, (int)blockIdx.x);
     const int position = own.position + warp * 16 + lane / 4; /* of the lane's first key; the second is 8 positions later */
@@ -454,8 +487,8 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
     auto fetch = [&](query_walk at, int stage) {
         const views w = view(a, batch, at.head, kv_head);
         const span rows = span_of<QUERIES>(a.q_runs[at.run], at.at);
-        fetch_tile<D, QUERIES>(queries + stage * TILE, w.q, a.q_stride, rows, a.head_dim);
-        fetch_tile<V, QUERIES>(d_os + stage * V_TILE, w.d_o, a.o_stride, rows, a.v_dim);
+        fetch_tile<D, QUERIES, ALL>(queries + stage * TILE, w.q, a.q_stride, rows, a.head_dim);
+        fetch_tile<V, QUERIES, ALL>(d_os + stage * V_TILE, w.d_o, a.o_stride, rows, a.v_dim);
         if (threadIdx.x < QUERIES) {
             const int i = (int)threadIdx.x;
             lse[stage][i] = i < rows.rows ? w.lse[rows.row + i] * LOG2_E : 0.0f;
@@ -468,8 +501,8 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
     query_walk at = next_queries<QUERIES>(a, batch, own, end_head, query_walk{kv_head * group, 0, first_query(a, own, 0)});
     if (a.part && at.head >= end_head)
         return; /* nothing to add */
-    fetch_tile<D, ROWS>(k, w0.k, a.k_stride, own, a.head_dim);
-    fetch_tile<V, ROWS>(v, w0.v, a.v_stride, own, a.v_dim);
+    fetch_tile<D, ROWS, ALL>(k, w0.k, a.k_stride, own, a.head_dim);
+    fetch_tile<V, ROWS, ALL>(v, w0.v, a.v_stride, own, a.v_dim);
     if (at.head < end_head)
         fetch(at, 0);
     copies_end_group();
@@ -483,13 +516,13 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
         const bf16 *q = queries + stage * TILE, *d_o = d_os + stage * V_TILE;
         const int first = a.q_runs[at.run].position + at.at; /* position of the tile's first query */
         float s[N][4], t[N][4]; /* (keys, queries) */
-        multiply_rows<D, N>(s, k + warp * 16 * STRIDE, q);
-        multiply_rows<V, N>(t, v + warp * 16 * V_STRIDE, d_o);
+        multiply_rows<D, N>(s, k + warp * 16 * STRIDE, q + part * 8 * N * STRIDE);
+        multiply_rows<V, N>(t, v + warp * 16 * V_STRIDE, d_o + part * 8 * N * V_STRIDE);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int col = n * 8 + lane % 4 * 2 + i, query = first + col;
+                const int col = (part * N + n) * 8 + lane % 4 * 2 + i, query = first + col;
                 const float shift = lse[stage][col], row_delta = delta[stage][col];
                 const int from = low[stage][col];
                 float slope0, slope1;
@@ -501,8 +534,17 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
                 t[n][i] = p0 * (t[n][i] - row_delta) * slope0;
                 t[n][2 + i] = p1 * (t[n][2 + i] - row_delta) * slope1;
             }
-        add_weighted<V, N, V_W>(dv, s, d_o + part * V_W);
-        add_weighted<D, N, W>(dk, t, q + part * W);
+        if constexpr (SPLIT == 1) {
+            add_weighted<V, N>(dv, s, d_o);
+            add_weighted<D, N>(dk, t, q);
+        } else {
+            bf16 *p = d_os + 2 * V_TILE + warp * 16 * row_of<QUERIES>::STRIDE, *ds = p + SHARED;
+            share<QUERIES>(p, part * 8 * N, s);
+            share<QUERIES>(ds, part * 8 * N, t);
+            __syncthreads();
+            add_shared<V, QUERIES, V_W>(dv, p, d_o + part * V_W);
+            add_shared<D, QUERIES, W>(dk, ds, q + part * W);
+        }
         __syncthreads();
         stage ^= 1;
         at = next;
@@ -517,14 +559,15 @@ static __global__ void __launch_bounds__(THREADS) backward_dkv_kernel(const __gr
 
 /* One block per tile of the runs and head. elements: shared memory. */
 template <typename K>
-static qd_status launch(qd_stream *stream, const job *a, K kernel, int elements, const qd_cuda_run *runs, int run_count, int heads)
+static qd_status launch(qd_stream *stream, const job *a, K kernel, int threads, int elements, const qd_cuda_run *runs, int run_count,
+                        int heads)
 {
     const int bytes = elements * (int)sizeof(bf16);
     dim3 grid((unsigned)tile_count(runs, run_count, ROWS), (unsigned)heads, (unsigned)a->batch);
     if (grid.x == 0)
         return QD_OK;
     QD_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    kernel<<<grid, THREADS, bytes, qd_cuda_launch_of(stream).stream>>>(*a);
+    kernel<<<grid, threads, bytes, qd_cuda_launch_of(stream).stream>>>(*a);
     QD_CUDA_LAUNCHED();
     return QD_OK;
 }
@@ -535,19 +578,22 @@ template <int D, int V> struct forward {
     static qd_status run(qd_stream *stream, const job *a)
     {
         enum { OTHER = D <= 192 ? 64 : 32, PAIR = row_of<D>::STRIDE + row_of<V>::STRIDE };
-        return launch(stream, a, forward_kernel<D, V, OTHER>, ROWS * row_of<D>::STRIDE + 2 * OTHER * PAIR, a->q_runs, a->q_run_count,
-                      a->heads);
+        return launch(stream, a, forward_kernel<D, V, OTHER>, THREADS, ROWS * row_of<D>::STRIDE + 2 * OTHER * PAIR, a->q_runs,
+                      a->q_run_count, a->heads);
     }
 };
 
-/* Tiles of 32 rows for the other side where the accumulators of larger heads need the registers. */
+/* Tiles of 32 rows for the other side where the accumulators of larger heads need the registers, or
+ * the tiles the shared memory. */
 template <int D, int V> struct backward {
     static qd_status run(qd_stream *stream, const job *a)
     {
-        enum { OTHER = D <= 64 ? 64 : 32, PARTS = D <= 128 ? 1 : 2, PAIR = row_of<D>::STRIDE + row_of<V>::STRIDE };
-        const int elements = (ROWS + 2 * OTHER) * PAIR;
-        QD_TRY(launch(stream, a, backward_dkv_kernel<D, V, OTHER, PARTS>, elements, a->k_runs, a->k_run_count, PARTS * a->kv_heads));
-        return launch(stream, a, backward_dq_kernel<D, V, OTHER>, elements, a->q_runs, a->q_run_count, a->heads);
+        enum { KEYS = D <= 64 ? 64 : 32, SPLIT = D <= 128 ? 1 : 2, QUERIES = SPLIT == 2 && D <= 192 ? 64 : KEYS };
+        enum { PAIR = row_of<D>::STRIDE + row_of<V>::STRIDE, SHARED = SPLIT > 1 ? 2 * ROWS * row_of<QUERIES>::STRIDE : 0 };
+        QD_TRY(launch(stream, a, backward_dkv_kernel<D, V, QUERIES, SPLIT>, SPLIT * THREADS, (ROWS + 2 * QUERIES) * PAIR + SHARED,
+                      a->k_runs, a->k_run_count, a->kv_heads));
+        return launch(stream, a, backward_dq_kernel<D, V, KEYS>, THREADS, (ROWS + 2 * KEYS) * PAIR, a->q_runs, a->q_run_count,
+                      a->heads);
     }
 };
 
