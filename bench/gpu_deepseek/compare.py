@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Compares Quadrille's training step of DeepSeek-shaped models with PyTorch's on one GPU: the same models
-and batches, one after another in one run. Multi-token prediction is left out on both sides.
+and batches, one after another in one run.
 
   python3 bench/gpu_deepseek/compare.py [CASE ...] [--python VENV/bin/python3]
       [--quadrille build/release/bin/quadrille] [--ours-only] [--json FILE]
@@ -11,7 +11,7 @@ op. PyTorch is compiled block by block, with cuDNN and with flex_attention; the 
 import os
 import sys
 
-from deepseek_cases import AUX_LOSS, BIAS_RATE, CASES, ROPE_BASE, ROUTER_SCALE, flops_per_token
+from deepseek_cases import AUX_LOSS, BIAS_RATE, CASES, MTP_WEIGHT, ROPE_BASE, ROUTER_SCALE, flops_per_token
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "gpu_step"))
@@ -27,6 +27,7 @@ def ours(o, name):
         "model.experts": c.experts, "model.experts_per_token": c.per_token, "model.expert_ffn": c.expert_ffn, "model.shared_experts": c.shared,
         "model.first_dense": c.dense, "model.router": "sigmoid", "model.router_scale": ROUTER_SCALE, "model.router_groups": c.groups,
         "model.router_top_groups": c.top_groups, "model.router_bias_rate": BIAS_RATE, "model.aux_loss": AUX_LOSS, "model.balance": "sequence",
+        "model.mtp_modules": c.mtp, "model.mtp_weight": MTP_WEIGHT,
         "data.seq": c.seq, "train.global_batch": c.batch, "train.micro_batch": c.batch, "train.precision": "bf16", "train.master": "split",
         "train.clip": 1, "train.lr": 1e-4, "run.device": "cuda"}
     return last_json([o.quadrille, "bench", "step", "--json", "--warm-up", str(o.warm_up), "--repeat", str(o.repeat)] +

@@ -20,7 +20,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from deepseek_cases import AUX_LOSS, BIAS_RATE, CASES, ROPE_BASE, ROUTER_SCALE
+from deepseek_cases import AUX_LOSS, BIAS_RATE, CASES, MTP_WEIGHT, ROPE_BASE, ROUTER_SCALE
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[1:1] = [os.path.join(HERE, "..", "gpu_moe"), os.path.join(HERE, "..", "gpu_step")]
@@ -106,11 +106,25 @@ class Block(nn.Module):
         return x + y.view_as(x), balance
 
 
+class Prediction(nn.Module):
+    """A block that sees the trunk's output and the token after it: it predicts the one after that."""
+
+    def __init__(self, c, attend):
+        super().__init__()
+        self.norm_x, self.norm_token, self.norm = norm(c.hidden), norm(c.hidden), norm(c.hidden)
+        self.join, self.block = nn.Linear(2 * c.hidden, c.hidden, bias=False), Block(c, attend, Experts(c))
+
+    def forward(self, x, token, cos, sin):
+        x, balance = self.block(self.join(torch.cat((self.norm_token(token), self.norm_x(x)), -1)), cos, sin)
+        return self.norm(x), balance
+
+
 class Model(nn.Module):
     def __init__(self, c, attend):
         super().__init__()
         self.tokens, self.norm, self.head = nn.Embedding(c.vocab, c.hidden), norm(c.hidden), nn.Linear(c.hidden, c.vocab, bias=False)
         self.blocks = nn.ModuleList(Block(c, attend, MLP(c) if i < c.dense else Experts(c)) for i in range(c.layers))
+        self.predictions = nn.ModuleList(Prediction(c, attend) for _ in range(c.mtp))
         angle = torch.outer(torch.arange(c.seq).float(), 1.0 / ROPE_BASE ** (torch.arange(0, c.rope, 2).float() / c.rope))
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
@@ -123,10 +137,16 @@ class Model(nn.Module):
         for block in self.blocks:
             x, more = block(x, self.cos, self.sin)
             balance = balance + more
-        return self.loss(x, targets) + AUX_LOSS * balance
+        loss = self.loss(self.norm(x), targets)
+        for prediction in self.predictions:
+            x, more = prediction(x, self.tokens(targets), self.cos, self.sin)
+            balance = balance + more
+            targets = targets.roll(-1, 1)
+            loss = loss + MTP_WEIGHT / len(self.predictions) * self.loss(x, targets)
+        return loss + AUX_LOSS * balance
 
     def loss(self, x, targets):
-        logits = self.head(self.norm(x))
+        logits = self.head(x)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
 
 
@@ -138,7 +158,7 @@ def attend_with(way, c):
 
 
 def compile_blocks(model):
-    for block in model.blocks:
+    for block in [*model.blocks, *model.predictions]:
         block.compile()
     model.loss = torch.compile(model.loss)
     return model
