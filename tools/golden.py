@@ -472,10 +472,11 @@ def run_ours(c, init, data, dtype):
 
 
 def config_of(metadata):
-    """The model of a fixture. Older ones have one flag for the biases of the attention output and of the MLP."""
+    """The model of a fixture. Older ones have one flag for the biases of the attention output and of the MLP, and leave
+    out defaults of the router."""
     c = json.loads(metadata["config"])
     both = c.pop("linear_bias", False)
-    return {"out_bias": both, "mlp_bias": both, **c}
+    return {"out_bias": both, "mlp_bias": both, "router_normalised": True, **c}
 
 
 def split(tensors, prefix):
