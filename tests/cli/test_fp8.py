@@ -55,6 +55,8 @@ class Fp8(program.ProgramTest):
     def test_what_is_not_supported(self):
         base = ["check", *MODEL, "train.global_batch=4"]
         fp8 = [*base, "train.precision=fp8"]
+        # The configuration of a run states all keys, with their defaults.
+        self.ok(self.run_program(*base, "fp8.grad=e5m2", "fp8.keep="))
         for words, text in (
                 ([*base, "fp8.grad=e4m3"], "fp8.grad has no effect without train.precision=fp8"),
                 ([*base, "train.precision=bf16", "fp8.keep=attn"], "fp8.keep has no effect without train.precision=fp8"),

@@ -9,10 +9,10 @@ qd_status qd_fp8_resolve(const qd_options *o, qd_config *c)
     if (strlen(keep) >= sizeof c->strategy.fp8.keep)
         return QD_FAIL(QD_USAGE, "fp8.keep is longer than %zu characters", sizeof c->strategy.fp8.keep - 1);
     memcpy(c->strategy.fp8.keep, keep, strlen(keep) + 1);
-    static const char *const keys[] = {"fp8.grad", "fp8.keep"};
-    for (size_t i = 0; i < sizeof keys / sizeof *keys && !c->strategy.fp8.on; i++)
-        if (qd_options_is_set(o, keys[i]))
-            return QD_FAIL(QD_USAGE, "%s has no effect without train.precision=fp8: set that, or remove it", keys[i]);
+    /* The configuration of a run states all keys, with their defaults. */
+    const char *set = c->strategy.fp8.grad != QD_F8E5M2 ? "fp8.grad" : keep[0] != '\0' ? "fp8.keep" : NULL;
+    if (set && !c->strategy.fp8.on)
+        return QD_FAIL(QD_USAGE, "%s has no effect without train.precision=fp8: set that, or remove it", set);
     if (c->strategy.fp8.on && c->strategy.tensor_pieces > 1)
         return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: GEMMs are not cut into pieces: remove parallel.tp_overlap");
     if (c->strategy.fp8.on && strcmp(qd_options_string(o, "data.format"), "preferences") == 0)
