@@ -58,8 +58,9 @@ static inline qd_text_encoder qd_text_encoder_bytes(void)
 
 /* Makes an encoder of a tokenizer, which must outlive it. Special tokens in text are encoded as
  * ordinary text (see qd_text_encoder_set_special()). document_end: the text of a special token;
- * NULL: the first that the tokenizer has of <|endoftext|>, <|end_of_text|>, </s> and <eos>, if any;
- * "": none. QD_USAGE for a document_end that is not a special token. */
+ * NULL: that of qd_tokenizer_end(), else the first that the tokenizer has of <|endoftext|>,
+ * <|end_of_text|>, </s> and <eos>, if any; "": none. QD_USAGE for a document_end that is not a
+ * special token. */
 QD_API qd_status qd_text_encoder_create(const qd_tokenizer *tokenizer, const char *document_end, qd_text_encoder *encoder);
 QD_API void qd_text_encoder_destroy(qd_text_encoder *encoder); /* legal for one that was never created */
 

@@ -51,6 +51,11 @@ QD_API bool qd_tokenizer_is_special(const qd_tokenizer *tokenizer, int32_t id);
 /* Token number `index`, from 0, of those that the file's post-processor puts before a text; -1: no
  * more. A prompt starts with them (Llama 3: <|begin_of_text|>). */
 QD_API int32_t qd_tokenizer_before(const qd_tokenizer *tokenizer, int index);
+/* The token that ends texts, from the files next to the tokenizer's: eos_token of
+ * tokenizer_config.json or special_tokens_map.json, else eos_token_id of config.json. -1: there is
+ * none, or the tokenizer was not loaded from a file. QD_USAGE if they name a token that the
+ * tokenizer does not have. */
+QD_API qd_status qd_tokenizer_end(const qd_tokenizer *tokenizer, int32_t *id);
 
 /* How invalid UTF-8 is encoded. */
 typedef enum qd_broken_text {

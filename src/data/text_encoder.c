@@ -77,6 +77,8 @@ static qd_status find_document_end(const qd_tokenizer *tokenizer, const char *wa
         return *token >= 0 ? QD_OK
                            : QD_FAIL(QD_USAGE, "the tokenizer has no special token %s to end documents", wanted);
     }
+    if (!wanted)
+        QD_TRY(qd_tokenizer_end(tokenizer, token));
     for (size_t i = 0; !wanted && *token < 0 && i < sizeof usual / sizeof usual[0]; i++)
         *token = qd_tokenizer_special(tokenizer, usual[i]);
     return QD_OK;

@@ -1,6 +1,7 @@
 """The tokenizer belongs to the run: a resumed run, or one that starts from its weights, cannot
 silently use another.
 """
+import json
 import os
 import shutil
 import sys
@@ -127,6 +128,24 @@ class RunTokenizer(program.ProgramTest):
         self.one_line(self.run_program("train", "--dir", "bytes", "--resume", "train.steps=2", "data.tokenizer=other.json"), 2,
                       "data.tokenizer has changed")
         self.assertFalse(os.path.exists(self.path("bytes/tokenizer.json")))
+
+    def test_texts_end_with_the_token_that_the_folder_names(self):
+        """Also after a resume without the folder: the run keeps its settings."""
+        os.mkdir(self.path("hf"))
+        with open(self.path("run/tokenizer.json"), encoding="utf-8") as file:
+            tokenizer = json.load(file)
+        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": 300, "content": "<|done|>"})
+        self.write("hf/tokenizer.json", json.dumps(tokenizer))
+        self.write("hf/tokenizer_config.json", json.dumps({"eos_token": "<|done|>"}))
+        self.write("examples.jsonl", "".join(json.dumps({"prompt": f"say {i}: ", "completion": "done"}) + "\n" for i in range(20)))
+        self.ok(self.run_program("train", "data.path=examples.jsonl", "data.format=examples", "data.tokenizer=hf/tokenizer.json", *program.SMALL,
+                                 "train.lr=0.02", "model.vocab=301", "train.steps=30", "train.schedule=constant", "run.save_every=30",
+                                 "run.dir=end"))
+        shutil.rmtree(self.path("hf"))
+        self.ok(self.run_program("train", "--dir", "end", "--resume", "train.steps=31"))
+        generate = ["generate", "end", "--prompt", "say 3: ", "--tokens", "40", "--temperature", "0", "--json"]
+        texts = [json.loads(self.ok(self.run_program(*generate, *words)).stdout)["text"] for words in ([], ["--ignore-end"])]
+        self.assertTrue(texts[1].startswith(texts[0] + "<|done|>"), texts)
 
     def test_weights_with_another_tokenizer_cause_a_warning(self):
         begin = ["train", f"data.path={self.text}", *program.SMALL, "model.vocab=300", "train.steps=1", "run.weights=run"]

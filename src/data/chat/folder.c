@@ -1,6 +1,7 @@
 /* Reads the chat template and the special tokens of a tokenizer folder, in the order of precedence
  * of transformers. */
 #include "data/chat/chat_impl.h"
+#include "data/tokenizer/files/settings.h"
 #include "spec/config/config.h"
 
 #include <limits.h>
@@ -12,19 +13,13 @@
 
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
 
-/* Tokens are strings or objects with "content"; null: no such token. */
 static qd_status set_tokens(qd_chat *chat, const qd_json *document)
 {
     for (size_t i = 0; i < sizeof token_names / sizeof *token_names; i++) {
-        const qd_json_node *node = qd_json_member(qd_json_root(document), token_names[i]);
-        if (!node || qd_json_kind_of(node) == QD_JSON_NULL)
-            continue;
-        if (qd_json_kind_of(node) == QD_JSON_OBJECT)
-            node = qd_json_member(node, "content");
-        const char *text = qd_json_as_string(node);
-        if (!text)
-            return QD_FAIL(QD_USAGE, "%s: '%s' must be a string or an object with \"content\"", qd_json_name(document), token_names[i]);
-        QD_TRY(qd_chat_set_token(chat, token_names[i], text));
+        const char *text;
+        QD_TRY(qd_settings_token(document, token_names[i], &text));
+        if (text)
+            QD_TRY(qd_chat_set_token(chat, token_names[i], text));
     }
     return QD_OK;
 }

@@ -1,5 +1,6 @@
 /* The tokenizer object: loading by file type, lookup of special tokens, decoding, safe cuts. */
 #define _GNU_SOURCE /* memmem */
+#include "data/tokenizer/files/settings.h"
 #include "data/tokenizer/sentencepiece.h"
 #include "data/tokenizer/tokenizer_impl.h"
 
@@ -21,6 +22,7 @@ qd_status qd_tokenizer_new(const char *name, qd_tokenizer **tokenizer)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory for a tokenizer", name);
     }
     made->unknown = QD_NO_TOKEN;
+    made->end = -1;
     *tokenizer = made;
     return QD_OK;
 }
@@ -44,6 +46,7 @@ void qd_tokenizer_destroy(qd_tokenizer *tokenizer)
     qd_trie_free(&tokenizer->raw);
     qd_trie_free(&tokenizer->normalized);
     free(tokenizer->added);
+    free(tokenizer->end_problem);
     free(tokenizer->name);
     free(tokenizer);
 }
@@ -78,14 +81,52 @@ qd_status qd_tokenizer_load_text(const char *name, const char *text, size_t leng
     return QD_OK;
 }
 
+/* A name may also be that of an ordinary token. An id of config.json counts if it is a special
+ * token: the model may have been trained with another tokenizer. */
+static qd_status find_end(qd_tokenizer *tokenizer, const char *path)
+{
+    qd_strbuf name = {0}, file = {0}, problem = {0};
+    int64_t id;
+    qd_status status = qd_settings_end(path, &name, &id, &file);
+    if (status == QD_OK && name.length > 0) {
+        uint32_t plain = qd_vocab_find(&tokenizer->vocab, name.data, name.length, QD_TOKEN_BYTES);
+        tokenizer->end = qd_tokenizer_special(tokenizer, name.data);
+        if (tokenizer->end < 0 && plain != QD_NO_TOKEN)
+            tokenizer->end = (int32_t)plain;
+        if (tokenizer->end < 0) {
+            qd_strbuf_printf(&problem, "%s: 'eos_token' is %s, which %s does not have", file.data, name.data, path);
+            status = qd_strbuf_take(&problem, &tokenizer->end_problem);
+        }
+    } else if (status == QD_OK && id >= 0 && id <= INT32_MAX && qd_tokenizer_is_special(tokenizer, (int32_t)id)) {
+        tokenizer->end = (int32_t)id;
+    }
+    qd_strbuf_free(&name);
+    qd_strbuf_free(&file);
+    return status;
+}
+
 qd_status qd_tokenizer_load(const char *path, const char *encoding, qd_tokenizer **tokenizer)
 {
     char *text;
     size_t length;
+    qd_tokenizer *made = NULL;
     QD_TRY(qd_file_read(path, MOST_BYTES, &text, &length));
-    qd_status status = qd_tokenizer_load_text(path, text, length, encoding, tokenizer);
+    qd_status status = qd_tokenizer_load_text(path, text, length, encoding, &made);
     free(text);
-    return status;
+    QD_TRY(status);
+    status = find_end(made, path);
+    if (status != QD_OK) {
+        qd_tokenizer_destroy(made);
+        return status;
+    }
+    *tokenizer = made;
+    return QD_OK;
+}
+
+qd_status qd_tokenizer_end(const qd_tokenizer *tokenizer, int32_t *id)
+{
+    *id = tokenizer->end;
+    return tokenizer->end_problem ? QD_FAIL(QD_USAGE, "%s", tokenizer->end_problem) : QD_OK;
 }
 
 static int by_id(const void *a, const void *b)

@@ -87,6 +87,8 @@ struct qd_tokenizer {
     qd_trie raw, normalized; /* added tokens by text; values index `added` */
     uint32_t before[QD_MOST_FRAME], after[QD_MOST_FRAME];
     int before_count, after_count;
+    int32_t end;         /* of texts, as the files next to this one state it; -1: they do not */
+    char *end_problem;   /* they name a token that is not in the vocabulary; NULL: they do not */
     struct qd_sentencepiece *sentencepiece; /* NULL: another format */
     char *source;        /* the file, where it is saved as it was read */
     size_t source_length;

@@ -12,6 +12,7 @@
 #include "base/rng.h"
 #include "support/scratch.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,14 +59,14 @@ static char *mixed_text(size_t *length)
 
 static qd_tokenizer *trained(const char *path, const char *pattern)
 {
-    static const char *const special[] = {"<|endoftext|>"};
+    static const char *const special[] = {"<|endoftext|>", "<|im_end|>"};
     qd_tokenizer_training training = qd_tokenizer_training_default();
     training.paths = &path;
     training.path_count = 1;
     training.vocab = 400;
     training.pattern = pattern;
     training.special = special;
-    training.special_count = 1;
+    training.special_count = 2;
     training.threads = 1;
     qd_tokenizer *tokenizer;
     if (qd_tokenizer_train(&training, &tokenizer) != QD_OK)
@@ -140,11 +141,70 @@ static void the_hash_tells_tokenizers_apart(void **state)
     free(text);
 }
 
+/* What the files next to a tokenizer state comes before the usual names: of the folder itself, then
+ * of what a run keeps. */
+static void the_end_of_texts_is_that_of_the_folder(void **state)
+{
+    static const struct {
+        const char *file, *content, *end; /* end NULL: refused */
+    } steps[] = {
+        {"unrelated.json", "{}", "<|endoftext|>"},
+        {"config.json", "[1, 2", "<|endoftext|>"}, /* that of another program */
+        {"config.json", "{\"eos_token_id\": 5}", "<|endoftext|>"},
+        {"config.json", "{\"eos_token_id\": [%d, 5]}", "<|im_end|>"},
+        {"huggingface/tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\"}", "<|im_end|>"},
+        {"config.json", "{}", "<|endoftext|>"},
+        {"special_tokens_map.json", "{\"eos_token\": {\"content\": \"<|im_end|>\"}}", "<|im_end|>"},
+        {"tokenizer_config.json", "{\"eos_token\": null}", "<|im_end|>"},
+        {"tokenizer_config.json", "{\"eos_token\": \"a\"}", "a"},
+        {"tokenizer_config.json", "{\"eos_token\": \"<|missing|>\"}", NULL},
+    };
+    size_t length;
+    char *text = mixed_text(&length), *path = strdup(scratch_path(state, "tokenizer.json")), content[128];
+    qd_tokenizer *tokenizer = trained(scratch_write(state, "end.txt", text, 30000), "gpt2");
+    assert_int_equal(qd_tokenizer_save(tokenizer, path), QD_OK);
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        qd_tokenizer *loaded = NULL;
+        qd_text_encoder encoder = qd_text_encoder_default();
+        size_t size;
+        const char *at = strstr(steps[i].content, "%d");
+        snprintf(content, sizeof content, "%s", steps[i].content);
+        if (at)
+            snprintf(content, sizeof content, "%.*s%d%s", (int)(at - steps[i].content), steps[i].content,
+                     qd_tokenizer_special(tokenizer, "<|im_end|>"), at + 2);
+        scratch_text(state, steps[i].file, content);
+        assert_int_equal(qd_tokenizer_load(path, NULL, &loaded), QD_OK);
+        qd_status status = qd_text_encoder_create(loaded, NULL, &encoder);
+        if (steps[i].end) {
+            assert_int_equal(status, QD_OK);
+            const char *end = qd_tokenizer_bytes(loaded, encoder.document_end, &size);
+            assert_int_equal(size, strlen(steps[i].end));
+            assert_memory_equal(end, steps[i].end, size);
+        } else {
+            assert_int_equal(status, QD_USAGE);
+            assert_non_null(strstr(qd_error_message(), "tokenizer_config.json: 'eos_token' is <|missing|>"));
+        }
+        qd_text_encoder_destroy(&encoder);
+        assert_int_equal(qd_text_encoder_create(loaded, "<|im_end|>", &encoder), QD_OK); /* what the caller states */
+        assert_int_equal(encoder.document_end, qd_tokenizer_special(tokenizer, "<|im_end|>"));
+        qd_text_encoder_destroy(&encoder);
+        qd_tokenizer_destroy(loaded);
+    }
+    scratch_text(state, "tokenizer_config.json", "{\"eos_token\": 7}");
+    qd_tokenizer *loaded = NULL;
+    assert_int_equal(qd_tokenizer_load(path, NULL, &loaded), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "'eos_token' must be a string"));
+    qd_tokenizer_destroy(tokenizer);
+    free(text);
+    free(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_hold_the_tokens_of_the_whole),
         cmocka_unit_test(the_hash_tells_tokenizers_apart),
+        cmocka_unit_test(the_end_of_texts_is_that_of_the_folder),
     };
     return cmocka_run_group_tests_name("tokenizer as an encoder", tests, scratch_setup, scratch_teardown);
 }
