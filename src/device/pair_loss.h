@@ -28,9 +28,9 @@ QD_PAIR_LOSS_ON static inline double qd_pair_loss_of(const qd_preference *p, dou
 {
     const double beta = p->beta, s = p->smoothing, z = beta * h, away = h - 0.5 / beta;
     switch (p->kind) {
-    case QD_PREFERENCE_HINGE:
-        *slope = z < 1.0 ? -beta : 0.0;
-        return z < 1.0 ? 1.0 - z : 0.0;
+    case QD_PREFERENCE_HINGE: /* NaN stays NaN */
+        *slope = z >= 1.0 ? 0.0 : -beta;
+        return z >= 1.0 ? 0.0 : 1.0 - z;
     case QD_PREFERENCE_IPO:
         *slope = 2.0 * away;
         return away * away;
