@@ -124,7 +124,7 @@ class Manual(program.ProgramTest):
         commands = re.findall(r"(?m)^\.BR quadrille\\-(\w+) \(1\)$", text)
         self.assertGreater(len(commands), 14)
         keys = self.ok(self.run_program("help", "--man", "config")).stdout
-        self.assertEqual(len(re.findall(r"(?m)^\.B .*(?:model|data|train|parallel|run|lora)\.\w+$", keys)),
+        self.assertEqual(len(re.findall(r"(?m)^\.B .*(?:model|data|train|parallel|run|lora|dpo|fp8)\.\w+$", keys)),
                          self.ok(self.run_program("help", "--markdown")).stdout.count("\n| `"))
         for name in ["", "config", *commands]:
             page = self.ok(self.run_program("help", "--man", *([name] if name else []))).stdout

@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Two windows of eight rows: a pair and rows that do not count; two pairs, of which one has the rows
- * of its sequences apart. */
+/* Two windows of eight rows: a pair and rows that do not count; two pairs, of which one has the
+ * rows of its sequences apart. */
 enum { WINDOWS = 2, ROWS = 8, COUNT = WINDOWS * ROWS, FIGURES = 5 };
 #define BEGIN(number) (2 * (number) + 1)
 #define MORE(number) (2 * (number))

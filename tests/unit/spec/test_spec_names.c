@@ -121,7 +121,7 @@ static const struct {
     {"fp16=true", "train.precision=bf16"},
     {"num_local_experts=8", "'model.experts=8'"},
     /* values */
-    {"train.precision=bfloat16", "not one of fp32, bf16; did you mean 'bf16'?"},
+    {"train.precision=bfloat16", "not one of fp32, bf16, fp8; did you mean 'bf16'?"},
     {"run.device=gpu", "did you mean 'cuda'?"},
     {"train.optimizer=Adam", "did you mean 'adamw'?"},
     {"train.recompute=true", "did you mean 'full'?"},
