@@ -349,12 +349,12 @@ static int by_pointer(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Modules for multi-token prediction that are left out. They are numbered as if they were further
- * blocks. */
+/* Modules for multi-token prediction that are left out, also on request (model.mtp_modules=0). They
+ * are numbered as if they were further blocks. */
 static bool is_predictor(const qd_hf_source *s, const char *name)
 {
     int layer = -1;
-    return s->config.predicted > 0 && s->config.model.mtp_modules == 0 && sscanf(name, "model.layers.%d.", &layer) == 1 &&
+    return s->config.predicted > 0 && s->ledger->model.mtp_modules == 0 && sscanf(name, "model.layers.%d.", &layer) == 1 &&
            layer >= s->config.model.layers && layer < s->config.model.layers + s->config.predicted;
 }
 

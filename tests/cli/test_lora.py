@@ -107,6 +107,19 @@ class Lora(program.ProgramTest):
         self.ok(self.run_program("convert", "merged", "again", "--seq", "32"))
         self.assertAlmostEqual(self.loss("again"), self.loss("run"), delta=1e-5)
 
+    def test_a_folder_with_prediction_modules(self):
+        """Adapters are trained without them, and the folder's other weights are those of the model."""
+        plain = [word for word in RUN if not word.startswith("lora")]
+        self.ok(self.run_program("train", *LATENT, *EXPERTS, "model.mtp_modules=1", *plain, "train.steps=1", "--dir", "ahead"))
+        self.ok(self.run_program("convert", "ahead", "ahead-hf"))
+        start = ["train", "--from", "ahead-hf", *RUN, "train.steps=1", "--dir", "run"]
+        self.refused(self.run_program(*start), "set model.mtp_modules=0")
+        start.append("model.mtp_modules=0")
+        self.refused(self.run_program(*start, "run.sample_every=1"), "run.sample_every: block.0: generation from compressed keys")
+        self.assertFalse(os.path.exists(self.path("run")))
+        self.ok(self.run_program(*start, "train.lr=1e-9"))
+        self.assertAlmostEqual(self.loss("run"), self.loss("ahead"), delta=1e-5)
+
     def test_settings_of_peft_that_change_the_result(self):
         self.train("--from", "hf", *RUN, "train.steps=1", "--dir", "run")
         self.ok(self.run_program("convert", "run", "peft", "--adapter"))

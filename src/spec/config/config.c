@@ -767,5 +767,8 @@ qd_status qd_config_build(const qd_config *config, int rank, qd_arena *arena, qd
     const bool evaluates = qd_config_validates(config) || strategy.preference.kind; /* of pairs: also the reference model */
     if (strategy.training && evaluates)
         QD_TRY(build_evaluation(config, rank, arena, *program));
-    return strategy.training && config->samples.every > 0 ? qd_generation_attach(config, rank, arena, *program) : QD_OK;
+    if (!strategy.training || config->samples.every <= 0)
+        return QD_OK;
+    qd_status status = qd_generation_attach(config, rank, arena, *program);
+    return status == QD_OK ? QD_OK : qd_error_prefix(status, "run.sample_every: ");
 }

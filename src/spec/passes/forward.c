@@ -165,8 +165,11 @@ static void keep_latent(lowering *l, const qd_decl_op *join)
     const qd_decl_op *expand = w->decl->ops;
     while (expand->out != join->y)
         expand++;
-    if (expand->kind != QD_DECL_LINEAR)
-        w->wrong = "attn.kv_b has an adapter, which generation from compressed keys does not apply: merge it first";
+    if (expand->kind != QD_DECL_LINEAR) {
+        w->wrong = "generation from compressed keys does not apply the adapter of attn.kv_b: 'quadrille convert' merges adapters, and "
+                   "lora.targets=o_proj,gate_proj,up_proj,down_proj adds none there";
+        w->unsupported = true;
+    }
     l->expand = expand;
     l->facts |= LATENT;
     l->s.slot[LATENT_Q] = l->slot[join->x];
