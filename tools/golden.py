@@ -13,7 +13,8 @@ Only this script needs PyTorch; the tests read the fixtures. A fixture is a safe
     grad.<parameter>       F32, gradient of step 1 before clipping, computed in float64 and rounded once
     tokens, targets        I32 (steps, batch, seq)
     doc_start              I32 (steps, batch, seq), packed documents only: where a token's document begins in its row
-    after.<parameter>      F32, Muon only: weights after 5 steps
+    after.<parameter>      F32, Muon and QK-Clip only: weights after 5 steps
+    max_scores             F64 (steps), QK-Clip only: the largest attention score, before the update
     mtp_losses             F64 (steps), prediction modules only: the mean of their losses
     losses, grad_norms     F64 (steps), float64 run; the norm is taken before clipping
     losses_f32             F64 (steps), the same run in float32: the effect of rounding
@@ -30,6 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from golden_cases import *  # noqa: F401,F403
+from golden_clip import rescale_heads
 
 
 # The models, in plain PyTorch.
@@ -291,6 +293,7 @@ def loss_of(c, p, tokens, targets, doc_start):
         out = sum(mlp(f"{name}.experts.{e}", y) * torch.where(choice == e, weight, 0.0).sum(-1, keepdim=True) for e in range(c["experts"]))
         return out + torch.sigmoid(linear(name + ".shared_gate", y)) * mlp(name + ".shared", y) if c.get("shared_experts") else out
 
+    loss_of.scores = {}
     post = c["family"] == "olmo2"
     x = p["embed.tokens.weight"][tokens]
     if c.get("embed_scaled"):
@@ -321,6 +324,7 @@ def loss_of(c, p, tokens, targets, doc_start):
         if c.get("score_softcap"):
             score = c["score_softcap"] * torch.tanh(score / c["score_softcap"])
         score = score.masked_fill(~mask, -math.inf)
+        loss_of.scores[block] = score.detach().amax((0, 2, 3))
         if c.get("sinks"):  # one more column, whose share of the softmax has no value
             sink = p[block + "attn.sinks"].view(1, -1, 1, 1).expand(*score.shape[:-1], 1)
             o = torch.cat((score, sink), -1).softmax(-1)[..., :-1] @ v
@@ -435,7 +439,7 @@ def optimizers(o, named):
     return made
 
 
-def train(o, named, step_loss):
+def train(o, named, step_loss, after_step=lambda: None):
     """20 steps. Returns float64 arrays (losses, norms before clipping), the gradients of step 1 and the weights after AFTER.
     train.objectives: losses with those of prediction modules."""
     made = optimizers(o, named)
@@ -451,6 +455,7 @@ def train(o, named, step_loss):
         norm = torch.nn.utils.clip_grad_norm_(list(named.values()), o["clip"], foreach=False)
         for optimizer in made:
             optimizer.step()
+        after_step()
         if step + 1 == AFTER:
             after = {name: p.detach().clone() for name, p in named.items()}
         losses.append(loss.item())
@@ -468,7 +473,14 @@ def batch_of(data, step):
 
 def run_ours(c, init, data, dtype):
     p = {name: torch.tensor(value, dtype=dtype, requires_grad=True) for name, value in init.items()}
-    return train(c["optimizer"], p, lambda step: loss_of(c, p, *batch_of(data, step)))
+    most = run_ours.max_scores = []
+
+    def limit_scores():
+        most.append(max(float(x.max()) for x in loss_of.scores.values()))
+        rescale_heads(c, p, loss_of.scores)
+
+    return train(c["optimizer"], p, lambda step: loss_of(c, p, *batch_of(data, step)),
+                 *[limit_scores] if c["optimizer"].get("qk_clip") else [])
 
 
 def config_of(metadata):
@@ -708,14 +720,16 @@ def write(folder, names):
         rng = np.random.Generator(np.random.PCG64(20250 + number))
         init, data = initial_weights(c, rng), make_data(c, rng)
         losses, norms, grads, after = run_ours(c, init, data, torch.float64)
-        objectives = train.objectives
+        objectives, scores = train.objectives, run_ours.max_scores
         losses32, _, grads32, after32 = run_ours(c, init, data, torch.float32)
         tensors = {"losses": losses, "grad_norms": norms, "losses_f32": losses32}
         if c.get("mtp_modules"):
             tensors["mtp_losses"] = (objectives - losses) / c["mtp_weight"]
         tensors.update({"init." + k: v for k, v in init.items()})
         tensors.update({"grad." + k: v.numpy().astype(np.float32) for k, v in grads.items()})
-        if c["optimizer"]["name"] == "muon":
+        if scores:
+            tensors["max_scores"] = np.array(scores)
+        if c["optimizer"]["name"] == "muon" or scores:
             tensors.update({"after." + k: v.numpy().astype(np.float32) for k, v in after.items()})
             print(f"{name:18s} float32: weights after {AFTER} steps {tensor_error(after32, after)[0]:.1e}")
         tensors.update(data)
@@ -742,6 +756,9 @@ def check(folder, runner, loss_tolerance, grad_tolerance):
             continue
         if runner is run_hf and c.get("mtp_modules"):
             print(f"--  {path.stem:18s} Hugging Face's models do not train prediction modules")
+            continue
+        if runner is run_hf and c["optimizer"].get("qk_clip"):
+            print(f"--  {path.stem:18s} Hugging Face's models fuse matrices that QK-Clip rescales")
             continue
         if runner is run_hf and muon:
             print(f"--  {path.stem:18s} Hugging Face's models fuse matrices, which Muon would treat differently")

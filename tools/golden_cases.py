@@ -143,6 +143,11 @@ CASES = {
     "deepseek-mtp-packed": {**DEEPSEEK, **dims(2, 20, 2, 2, 10, 24, 307, 18, 24), "tied": True, "packed": True, "mtp_modules": 2,
                             "mtp_weight": 0.5, "optimizer": {**OPTIMIZER, "eps": 1e-3, "lr": 7e-3},
                             "mla": {"kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8}},
+    "llama-qk-clip": {**LLAMA, **dims(2, 24, 4, 2, 6, 32, 307, 17, 17), "tied": True, "qkv_bias": True,
+                      "optimizer": {**OPTIMIZER, "qk_clip": 3.0}},
+    "deepseek-muon-qk-clip": {**DEEPSEEK, **dims(2, 24, 3, 3, 10, 32, 61, 18, 24), "tied": False,
+                              "mla": {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
+                              "optimizer": {**MUON, "qk_clip": 3.0}},
 }
 
 

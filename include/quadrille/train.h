@@ -59,6 +59,7 @@ typedef struct qd_train_step {
     double reward_margin, reward_chosen; /* means: chosen minus rejected, and chosen */
     double reward_accuracy;    /* fraction of pairs with a positive margin */
     double validation_margin, validation_accuracy; /* of the evaluation; its tokens are pairs */
+    double max_score; /* train.qk_clip: the largest attention score of the step; 0: not known */
 } qd_train_step;
 QD_SIZED_DEFAULT(qd_train_step)
 

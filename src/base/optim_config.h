@@ -21,5 +21,6 @@ typedef struct qd_optim {
     bool muon_nesterov;
     int muon_steps;
     qd_muon_scale muon_scale;
+    double qk_clip; /* largest attention score of a head that its weights may give; 0: any */
 } qd_optim;
 #endif

@@ -229,6 +229,9 @@ typedef struct qd_attention_args {
     int heads, kv_heads, head_dim;
     int v_dim; /* size of a head of v and o; 0: head_dim */
     float scale, softcap; /* softcap 0: none */
+    /* (heads), forward on a CPU: raised to the largest score of each head; scores below 0 are not
+     * noted. NULL: none. */
+    float *maxima;
     qd_dtype dtype;
     /* Backward only. dq, dk, dv are overwritten and have the strides of q, k, v; d_o has that of
      * o. */
@@ -265,6 +268,7 @@ typedef struct qd_attention_part_args {
     int heads, kv_heads, head_dim;
     int v_dim; /* 0: head_dim */
     float scale, softcap; /* softcap 0: none */
+    float *maxima; /* as above */
     bool begin;
     qd_dtype dtype;
     /* Backward only. d_o has the stride of o. */

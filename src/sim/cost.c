@@ -565,6 +565,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
             c, 2.0 * size * (double)qd_storage_run(p->ledger, &p->storage, a->param, a->params, a->parts > 0 ? a->parts : 1, 0,
                                                       p->buffers[a->buffer].kind == QD_BUFFER_UNIT));
         break;
+    case QD_ACTION_CLIP: /* few heads, if any */
     case QD_ACTION_NORM: break;
     default: return cost; /* memory, tokens, collectives */
     }

@@ -189,6 +189,7 @@ static char letter_of(const qd_action *a)
     case QD_ACTION_MOMENTUM:
     case QD_ACTION_ORTHOGONALIZE:
     case QD_ACTION_UPDATE_MATRICES:
+    case QD_ACTION_CLIP:
     case QD_ACTION_SQUARES:
     case QD_ACTION_NORM: return 'U';
     default: return qd_action_communicates(a) ? '~' : 'z';

@@ -25,7 +25,8 @@
  *     doc_start           int32  (steps, batch, seq), only if config.packed: position within the
  *                                row at which the token's document begins; attention does not look
  *                                before it, positions are not reset
- *     after.<parameter>   fp32   Muon only: weights after 5 steps
+ *     after.<parameter>   fp32   Muon and QK-Clip only: weights after 5 steps
+ *     max_scores          fp64   (steps), QK-Clip only: the largest attention score
  *     losses, grad_norms  fp64   (steps), of the float64 run; the loss of a step is taken before
  *                                its update, the norm before clipping
  *     losses_f32          fp64   (steps), PyTorch's float32 run
@@ -37,7 +38,7 @@
  * tied, qkv_bias, out_bias, mlp_bias (older fixtures: linear_bias for both), packed, optimizer (lr,
  * beta1, beta2, eps, weight_decay, clip; AdamW with a constant rate, decay on two-dimensional
  * parameters only; name "muon": muon_momentum, muon_nesterov, muon_steps, muon_lr, muon_scale for
- * two-dimensional weights of blocks). optimizer.clip differs between fixtures. */
+ * two-dimensional weights of blocks; qk_clip). optimizer.clip differs between fixtures. */
 #ifndef QD_TESTS_SUPPORT_GOLDEN_H
 #define QD_TESTS_SUPPORT_GOLDEN_H
 

@@ -110,6 +110,9 @@ qd_config golden_layout(const qd_golden *g, const char *words)
     c.optimizer.clip = golden_double(g, "optimizer.clip");
     if (golden_is(g, "optimizer.name", "muon"))
         take_muon(g, &c);
+    if (qd_golden_lookup(g, "max_scores"))
+        c.optimizer.qk_clip = golden_double(g, "optimizer.qk_clip");
+    c.strategy.qk_clip = c.optimizer.qk_clip > 0.0;
     return c;
 }
 

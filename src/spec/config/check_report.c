@@ -146,6 +146,7 @@ static const char *purpose(const qd_program *p, const qd_action *a)
                                              : "tied values, to the last stage";
     switch (kind) {
     case QD_BUFFER_LOSS: return "loss, all-reduce";
+    case QD_BUFFER_MAXIMA: return "largest scores of heads, all-reduce";
     case QD_BUFFER_SQUARES: return "gradient norm, all-gather";
     case QD_BUFFER_SUMS: return "gradient norm, all-reduce";
     case QD_BUFFER_PARAM:

@@ -76,6 +76,10 @@ static const qd_option options_table[] = {
      NULL},
     {"train.muon_lr", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
      "Muon: peak learning rate of the matrices; follows the schedule of train.lr; 0: train.lr", NULL},
+    {"train.qk_clip", QD_OPTION_FLOAT, "0", 0, 1e9, NULL,
+     "QK-Clip: after the update, query and key weights of heads whose largest attention score of the step was above this are rescaled "
+     "to it (Kimi K2: 100, with train.optimizer=muon); 0: off; cpu only",
+     NULL},
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled weight decay; not applied to norms and biases", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "maximum gradient norm; 0: no clipping", NULL},
     {"train.on_nonfinite", QD_OPTION_ENUM, "stop", 0, 0, "stop|skip",
@@ -426,6 +430,7 @@ static qd_status resolve_optimizer(const qd_options *o, qd_optim *c)
         .muon_nesterov = qd_options_bool(o, "train.muon_nesterov"),
         .muon_steps = (int)qd_options_int(o, "train.muon_steps"),
         .muon_scale = (qd_muon_scale)qd_options_enum(o, "train.muon_scale"),
+        .qk_clip = qd_options_float(o, "train.qk_clip"),
     };
     if (c->min_lr > c->lr)
         return QD_FAIL(QD_USAGE, "train.min_lr (%g) is above train.lr (%g)", c->min_lr, c->lr);
@@ -543,7 +548,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .grad = grad == 0 ? (bf16 && !counts_tokens ? QD_BF16 : QD_F32) : grad == 1 ? QD_F32 : QD_BF16,
         .optimizer = c->optimizer.kind,
         .momentum = c->optimizer.momentum > 0.0,
-        .muon_steps = c->optimizer.muon_steps,
+        .muon_steps = c->optimizer.muon_steps, .qk_clip = c->optimizer.qk_clip > 0.0,
         .overlap = qd_options_bool(o, "parallel.overlap"),
         .tensor_pieces = (int)qd_options_int(o, "parallel.tp_overlap"),
         .split_backward = qd_options_bool(o, "parallel.split_backward"),

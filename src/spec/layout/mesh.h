@@ -14,6 +14,7 @@ typedef enum qd_axis { QD_AXIS_TP, QD_AXIS_CP, QD_AXIS_DP, QD_AXIS_PP, QD_AXIS_C
 
 /* Axes whose ranks hold different tokens, or under sp different slices of their rows. */
 #define QD_AXES_TOKENS (QD_AXES_DATA | QD_AXIS_BIT(QD_AXIS_TP))
+#define QD_AXES_ALL (QD_AXES_TOKENS | QD_AXIS_BIT(QD_AXIS_PP))
 
 typedef struct qd_mesh {
     int degree[QD_AXIS_COUNT];

@@ -563,5 +563,6 @@ void qd_gradients_finish(qd_builder *b)
             qd_build_action(b, QD_ACTION_UPDATE, module, -1);
     qd_muon_finish(b);
     qd_offload_finish(b);
+    qd_clip_finish(b);
     qd_transfers_values(b);
 }

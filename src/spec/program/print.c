@@ -64,6 +64,7 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
             break;
         qd_text_bytes(a->count * (int64_t)qd_dtype_size(a->dtype), amount, sizeof amount);
         return snprintf(text, size, "%s %s %s", name, qd_buffer_kind_name(b->kind), amount);
+    case QD_ACTION_MAXIMA:
     case QD_ACTION_REDUCE:
         if (!b)
             break;

@@ -45,6 +45,7 @@ const char *qd_buffer_kind_name(qd_buffer_kind kind)
 qd_coll_kind qd_action_collective(qd_action_kind kind)
 {
     switch (kind) {
+    case QD_ACTION_MAXIMA:
     case QD_ACTION_REDUCE: return QD_COLL_ALL_REDUCE;
     case QD_ACTION_REDUCE_SCATTER: return QD_COLL_REDUCE_SCATTER;
     case QD_ACTION_GATHER: return QD_COLL_ALL_GATHER;
@@ -354,6 +355,7 @@ static qd_status check_strategy(const qd_ledger *ledger, const qd_strategy *s)
     QD_TRY(qd_moe_check(&ledger->model, s));
     QD_TRY(qd_offload_check(s));
     QD_TRY(check_master(s));
+    QD_TRY(qd_clip_check(&ledger->model, s));
     if (s->training && s->swiglu != QD_SWIGLU_AUTO && !qd_activation_is_swiglu(ledger->model.activation))
         return QD_FAIL(QD_USAGE, "train.swiglu=%s: the model has no SwiGLU (model.activation); remove it",
                        s->swiglu == QD_SWIGLU_KEEP ? "keep" : "again");
@@ -594,11 +596,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     p->strategy.split_backward = strategy->split_backward || b.order.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
     qd_class_config classes = {
-        .rank = rank,
-        .batch = strategy->micro_batch,
-        .seq = strategy->seq,
-        .activation = strategy->activation,
-        .param = strategy->param,
+        .rank = rank, .batch = strategy->micro_batch, .seq = strategy->seq,
+        .activation = strategy->activation, .param = strategy->param,
         .grad = strategy->grad, .training = strategy->training,
         .context = strategy->context, .pairs = strategy->preference.kind != QD_PREFERENCE_NONE,
         .split = p->strategy.split_backward,
@@ -633,6 +632,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     add_persistent(&b, moment2);
     qd_offload_create(&b, arena);
     qd_build_zero(&b, p->persistent[QD_BUFFER_LOSS], 0, qd_program_losses(p), QD_F64);
+    qd_clip_begin(&b);
     qd_gradients_begin(&b);
     for (int turn = 0; turn < b.order.turn_count; turn++) {
         qd_transfers_before(&b, turn);

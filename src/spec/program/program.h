@@ -27,6 +27,7 @@ typedef struct qd_strategy {
     qd_optim_kind optimizer;
     bool momentum;        /* SGD keeps a momentum buffer */
     int muon_steps;       /* Muon: Newton-Schulz iterations */
+    bool qk_clip;         /* heads whose scores exceed a threshold are rescaled after the update */
     bool overlap;         /* reductions start during the backward pass, on the communication stream */
     int tensor_pieces;    /* GEMMs next to a tp collective are cut into this many pieces, to overlap with it */
     bool split_backward;  /* backward_input and backward_weight are separate actions */
@@ -91,7 +92,9 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_
     X(ORTHOGONALIZE, "orthogonalize")     /* orthogonalizes the matrix that this rank owns */                  \
     X(HAND_BACK, "hand_back")             /* returns boxes of the result to the ranks that hold them */        \
     X(SHARE, "share")                     /* broadcasts the result to all ranks of the group */                \
-    X(UPDATE_MATRICES, "update_matrices") /* applies the result */
+    X(UPDATE_MATRICES, "update_matrices") /* applies the result */                                            \
+    X(MAXIMA, "maxima")                   /* the largest attention scores of all heads, over all ranks */      \
+    X(CLIP, "clip")                       /* rescales queries and keys of heads with too large scores */
 
 typedef enum qd_action_kind {
 #define QD_ACTION_ENUM(kind, name) QD_ACTION_##kind,
@@ -125,6 +128,7 @@ typedef enum qd_action_kind {
     X(TABLE, "rotary table")                                                                                \
     X(SQUARES, "sums for the gradient norm")                                                                \
     X(SUMS, "sums of each parameter")                                                                       \
+    X(MAXIMA, "largest scores of heads")                                                                    \
     X(CACHE, "keys and values of earlier tokens")                                                           \
     X(LOGITS, "logits")                                                                                     \
     X(SCORES, "log-probabilities of pairs")                                                                 \

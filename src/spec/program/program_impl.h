@@ -219,6 +219,11 @@ qd_status qd_muon_create(qd_builder *b, qd_arena *arena, int64_t *moment2); /* *
 void qd_muon_begin(qd_builder *b);  /* after the norm: work that can overlap with it */
 void qd_muon_finish(qd_builder *b);
 
+/* clip.c: attention scores and their limit. All but the first do nothing without train.qk_clip. */
+qd_status qd_clip_check(const qd_model *model, const qd_strategy *strategy); /* what has no such limit is refused */
+void qd_clip_begin(qd_builder *b);  /* scores of this step */
+void qd_clip_finish(qd_builder *b); /* after the update */
+
 /* offload.c: optimizer state in host memory. All but the first two do nothing without
  * it. */
 qd_status qd_offload_check(const qd_strategy *strategy); /* there must be some */

@@ -113,6 +113,7 @@ static bool element_type(const proof_run *r, int buffer, qd_dtype *dtype)
     case QD_BUFFER_UNIT: *dtype = s->param; return true;
     case QD_BUFFER_PORT:
     case QD_BUFFER_PORT_GRAD: *dtype = s->activation; return true;
+    case QD_BUFFER_MAXIMA: *dtype = QD_F32; return true;
     case QD_BUFFER_LOSS:
     case QD_BUFFER_SUMS:
     case QD_BUFFER_SQUARES: *dtype = QD_F64; return true;
@@ -124,7 +125,8 @@ static bool element_type(const proof_run *r, int buffer, qd_dtype *dtype)
 static qd_status right_elements(const proof_run *r)
 {
     const qd_action *a = r->action;
-    bool range = a->kind == QD_ACTION_ZERO || a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_ADD || qd_action_transfers(a);
+    bool range = a->kind == QD_ACTION_ZERO || a->kind == QD_ACTION_REDUCE || a->kind == QD_ACTION_MAXIMA ||
+                 a->kind == QD_ACTION_ADD || qd_action_transfers(a);
     bool run = a->kind == QD_ACTION_REDUCE_SCATTER || a->kind == QD_ACTION_GATHER || a->kind == QD_ACTION_PACK ||
                a->kind == QD_ACTION_UNPACK;
     qd_dtype dtype;
@@ -328,6 +330,11 @@ static qd_status one_action(proof_run *r)
         r->loaded[a->microbatch] = true;
         r->contents[a->buffer] = (proof_content){-1, a->microbatch, r->index};
         return QD_OK;
+    case QD_ACTION_ZERO:
+        return a->buffer == p->persistent[QD_BUFFER_MAXIMA] ? qd_proof_clip_action(r) : qd_proof_gradients_action(r);
+    case QD_ACTION_MAXIMA:
+    case QD_ACTION_CLIP:
+        return qd_proof_clip_action(r);
     case QD_ACTION_SEND:
     case QD_ACTION_RECV:
         return transfer(r);
@@ -378,9 +385,10 @@ static qd_status begin(proof_run *r)
     r->updated = calloc(params, sizeof *r->updated);
     r->squared = calloc(modules, sizeof *r->squared);
     r->summed = calloc(params, sizeof *r->summed);
+    r->clipped = calloc(modules, sizeof *r->clipped);
     r->held = malloc(params * sizeof *r->held);
     if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->fresh_by || !r->clocks || !r->updated ||
-        !r->squared || !r->summed || !r->held)
+        !r->squared || !r->summed || !r->clipped || !r->held)
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     memset(r->contents, 0xff, buffers * sizeof *r->contents);
     memset(r->fresh_by, 0xff, params * sizeof *r->fresh_by);
@@ -414,12 +422,14 @@ static void end(proof_run *r)
     free(r->updated);
     free(r->squared);
     free(r->summed);
+    free(r->clipped);
     free(r->held);
 }
 
 qd_status qd_proof_step(qd_proof *proof, proof_program *of)
 {
-    proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger, .loss_by = -1, .norm_by = -1};
+    proof_run r = {.proof = proof, .of = of, .program = of->program, .ledger = of->program->ledger, .loss_by = -1, .norm_by = -1,
+                   .scores_by = -1};
     r.tied = -1;
     for (int i = 0; i < r.ledger->param_count; i++)
         r.tied = r.ledger->params[i].tied_to >= 0 && !r.ledger->params[i].frozen ? i : r.tied;
@@ -436,6 +446,8 @@ qd_status qd_proof_step(qd_proof *proof, proof_program *of)
         status = all_passes(&r);
     if (status == QD_OK)
         status = qd_proof_gradients_end(&r);
+    if (status == QD_OK)
+        status = qd_proof_clip_end(&r);
     end(&r);
     return status;
 }

@@ -608,6 +608,8 @@ qd_status qd_proof_gradients_action(proof_run *r)
     case QD_ACTION_SHARE:
         return QD_OK;
     case QD_ACTION_ALLOC: /* handled by step.c */
+    case QD_ACTION_MAXIMA:
+    case QD_ACTION_CLIP:
     case QD_ACTION_FREE:
     case QD_ACTION_LOAD:
     case QD_ACTION_FORWARD:

@@ -47,6 +47,11 @@ typedef struct proof_run {
     int loss_by, norm_by; /* the last action that worked on the loss, and on the squares, sums and norm; -1: none */
     int loss_stages; /* times that the loss has been summed over pp */
     int received;    /* number of received gradients of tied parameters */
+    /* step_clip.c: largest scores are 0 before the first pass; complete on all ranks; and the last
+     * action that worked on them. */
+    bool scores_zero, scores_known;
+    int scores_by;
+    bool *clipped; /* per module */
     bool copy_fresh; /* the copy of a tied parameter was received from the stage that updates it */
 } proof_run;
 
@@ -64,4 +69,8 @@ qd_status qd_proof_gradients_alloc(proof_run *r, int buffer);
 qd_status qd_proof_gradients_module(proof_run *r); /* adds what the ops of the action write */
 qd_status qd_proof_gradients_action(proof_run *r); /* all other actions on gradients, loss or norm */
 qd_status qd_proof_gradients_end(proof_run *r);
+
+/* step_clip.c: actions on the largest scores of heads, and the end of the step. */
+qd_status qd_proof_clip_action(proof_run *r);
+qd_status qd_proof_clip_end(const proof_run *r);
 #endif

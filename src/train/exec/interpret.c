@@ -9,6 +9,7 @@
 #include "parallel/exchange.h"
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
+#include "train/exec/clip.h"
 #include "train/exec/row_sums.h"
 #include "train/exec/update.h"
 #include "train/exec/stream_times.h"
@@ -220,6 +221,7 @@ static qd_status do_module(qd_interpreter *it, const qd_action *a, int index)
         .module = a->module,
         .scratch = qd_bound_kind(b, QD_BUFFER_SCRATCH),
         .rope = qd_bound_kind(b, QD_BUFFER_TABLE),
+        .maxima = qd_clip_scores(b, a->module),
         .loss = qd_bound_kind(b, QD_BUFFER_LOSS),
         .scores = scores ? scores + a->microbatch * qd_program_scores(p) : NULL,
         .cache = qd_bound_kind(b, QD_BUFFER_CACHE),
@@ -542,6 +544,16 @@ static qd_status do_share(qd_interpreter *it, const qd_action *a, int index)
     return qd_matrices_share(it->bound, a, work_of(it, a, index));
 }
 
+static qd_status do_clip(qd_interpreter *it, const qd_action *a, int index)
+{
+    (void)index;
+    if (a->kind == QD_ACTION_MAXIMA)
+        return qd_clip_exchange(it->bound, a);
+    if (updates(it) && isfinite(*update_context(it).grad_scale))
+        qd_clip_module(it->bound, a, it->in->optim->qk_clip);
+    return QD_OK;
+}
+
 typedef qd_status (*action_fn)(qd_interpreter *it, const qd_action *a, int index);
 static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_ALLOC] = do_alloc,
@@ -574,6 +586,8 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_HAND_BACK] = do_hand_back,
     [QD_ACTION_SHARE] = do_share,
     [QD_ACTION_UPDATE_MATRICES] = do_update_matrices,
+    [QD_ACTION_MAXIMA] = do_clip,
+    [QD_ACTION_CLIP] = do_clip,
 };
 
 static qd_status wait_for(qd_interpreter *it, int index)
@@ -774,6 +788,7 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         .accuracy = pair_mean(it, QD_LOSS_RIGHT),
         .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),
+        .max_score = qd_clip_largest(it->bound),
         .spike = training && it->not_finite[0] == '\0' && !isfinite(it->figures[QD_LOSS_FACTOR]),
     };
     output->skipped = output->spike || it->not_finite[0] != '\0';

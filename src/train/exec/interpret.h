@@ -54,6 +54,7 @@ typedef struct qd_step_output {
     double margin, chosen_reward, accuracy;
     double grad_norm; /* before clipping */
     double lr;
+    double max_score; /* with train.qk_clip: the largest attention score, before the update; 0: not known */
     bool skipped;          /* the loss or a gradient was not finite, or above a limit: weights and optimizer state are unchanged */
     bool spike;            /* it was above a limit */
     char not_finite[160];  /* a description; "": everything is finite */

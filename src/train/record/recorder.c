@@ -181,10 +181,10 @@ static void put_event(qd_strbuf *out, const qd_train_step *s)
         {"loss/training", s->loss},           {"train/gradient_norm", s->grad_norm},         {"train/learning_rate", s->lr},
         {"speed/step_seconds", s->step_seconds}, {"speed/tokens_per_second", s->tokens_per_second},
         {"loss/validation", s->validation_loss}, {"speed/mfu", s->mfu},
-        {"loss/mtp", s->mtp_loss},
+        {"loss/mtp", s->mtp_loss},            {"train/max_score", s->max_score},
         {"rewards/margin", s->reward_margin}, {"rewards/chosen", s->reward_chosen}, {"rewards/accuracy", s->reward_accuracy},
     };
-    enum { ALWAYS = 5, VALIDATION = 5, MFU = 6, MTP = 7, REWARDS = 8 };
+    enum { ALWAYS = 5, VALIDATION = 5, MFU = 6, MTP = 7, SCORE = 8, REWARDS = 9 };
     qd_tf_scalar chosen[sizeof all / sizeof *all];
     int count = ALWAYS;
     memcpy(chosen, all, ALWAYS * sizeof *all);
@@ -194,6 +194,8 @@ static void put_event(qd_strbuf *out, const qd_train_step *s)
         chosen[count++] = all[MFU];
     if (s->mtp_loss > 0.0)
         chosen[count++] = all[MTP];
+    if (s->max_score > 0.0)
+        chosen[count++] = all[SCORE];
     for (size_t i = REWARDS; s->pairs > 0 && i < sizeof all / sizeof *all; i++)
         chosen[count++] = all[i];
     qd_tf_put_scalars(out, wall_time(), s->step, chosen, count);

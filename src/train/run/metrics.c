@@ -146,6 +146,8 @@ static void put_step(qd_json_writer *w, const qd_train_step *s)
         qd_json_put_bool(w, "skipped", true);
     if (s->mtp_loss > 0.0)
         qd_json_put_double(w, "mtp_loss", s->mtp_loss);
+    if (s->max_score > 0.0)
+        qd_json_put_double(w, "max_score", s->max_score);
     if (s->validation_tokens > 0) {
         qd_json_put_double(w, "validation_loss", s->validation_loss);
         qd_json_put_int(w, "validation_tokens", s->validation_tokens);

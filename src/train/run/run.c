@@ -469,6 +469,7 @@ static qd_status report_step(qd_rank_run *s, int64_t step, const qd_step_output 
         .validation_best = s->improved,
         .skipped = output->skipped,
         .mtp_loss = output->mtp_loss,
+        .max_score = output->max_score,
         .validation_margin = s->validated.margin,
         .validation_accuracy = s->validated.accuracy,
     };

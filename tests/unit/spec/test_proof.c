@@ -561,6 +561,7 @@ static void everything_is_needed(void **state)
         MOE "parallel.ranks=4 parallel.ep=4 parallel.nodes=2 parallel.dispatch=node ",
         GPT2 "parallel.ranks=2 run.device=cuda model.dropout=0.1 ",
         OLMO2 "parallel.ranks=4 parallel.tp=4 parallel.sp=false ",
+        LLAMA TP2 "train.qk_clip=3 ",
         SINKS CP2,
         SINKS CP2 "parallel.cp_mode=ulysses train.recompute=full ",
         BIASES "parallel.expert_rows=1 ",

@@ -26,6 +26,7 @@ typedef struct qd_cpu_attention_job {
     void *o, *dq, *dk, *dv; /* o and gradients have type out_dtype */
     const float *delta;
     float *lse;
+    float *maxima; /* (heads), forward: raised to the largest scores; NULL: none */
     const int32_t *doc_start;
     const qd_row_run *q_runs, *k_runs;
     int q_run_count, k_run_count;

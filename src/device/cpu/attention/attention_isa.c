@@ -173,6 +173,25 @@ static void finish_rows(const job *a, const buffers *w, const running *state, in
     }
 }
 
+/* The largest of rows of scores. */
+static float largest(const float *s, int rows, int vectors)
+{
+    vf most = vf_set(-INFINITY);
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            most = vf_max(most, vf_load(s + r * BLOCK + v * QD_VF));
+    return vf_max_lane(most);
+}
+
+/* Raises *to to a value; other threads do so too, and the result does not depend on their order. */
+static void raise_to(float *to, float value)
+{
+    float now;
+    __atomic_load(to, &now, __ATOMIC_RELAXED);
+    while (value > now && !__atomic_compare_exchange(to, &now, &value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
 static void forward(const job *a, const item *now, const item *ahead, void *workspace)
 {
     buffers w = carve(a, workspace);
@@ -188,6 +207,7 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     const float cap = a->softcap * LOG2_E;
     bool streamed = streams_rows(a, a->o, a->o_stride, a->v_dim, (int64_t)a->heads * a->v_dim), begun = false;
     running state;
+    float most = 0;
     for (int run = 0; run < a->k_run_count; run++) {
         const qd_row_run *k_run = &a->k_runs[run];
         for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
@@ -231,6 +251,10 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                     if (low > 0 || high < vectors * QD_VF)
                         mask_row(w.s + (r - g) * BLOCK, vectors, low, high, -INFINITY);
                 }
+                if (a->maxima) {
+                    float here = largest(w.s, (int)smaller(MR, rows - g), vectors);
+                    most = here > most ? here : most;
+                }
                 softmax_rows(w.s, vectors, &state, g, &f);
                 if (fresh)
                     product_set(o, w.v_ld, w.s, BLOCK, w.v, w.v_ld, seen, w.v_vectors);
@@ -244,6 +268,8 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
             }
         }
     }
+    if (a->maxima)
+        raise_to(a->maxima + head, most * LN_2);
     if (!begun && a->merge)
         return; /* no row attends to a key of this call: the running result stays */
     if (!begun) {
