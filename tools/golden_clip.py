@@ -1,6 +1,6 @@
 """QK-Clip of Kimi K2 for tools/golden.py: rescales the weights of heads whose largest attention score of a step is above a limit.
 
-Written from arXiv 2507.20534, section 2.1, in terms of whole heads; shares no code with src/train/exec/clip.c.
+Written from arXiv 2507.20534, section 2.1, in terms of whole heads; shares no code with src/parallel/clip.c.
 """
 
 import torch

@@ -12,7 +12,9 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-#define LLAMA "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=64 model.qkv_bias=true model.init_std=0.2 data.seq=16 "
+#define LLAMA                                                                                                     \
+    "model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.vocab=64 model.qkv_bias=true "             \
+    "model.init_std=0.2 data.seq=16 "
 #define GPT2 "model.arch=gpt2 model.layers=2 model.hidden=24 model.heads=4 model.vocab=64 model.init_std=0.2 data.seq=16 "
 #define LATENT                                                                                                    \
     "model.arch=deepseek model.layers=2 model.hidden=32 model.heads=4 model.q_lora_rank=12 model.kv_lora_rank=10 " \
@@ -106,7 +108,8 @@ static void rescaled_heads_have_the_score_of_the_limit(void **state)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char words[800];
         double scores[2];
-        snprintf(words, sizeof words, "%s model.layers=1 " RUN "train.lr=0 train.weight_decay=0 parallel.ranks=2 parallel.tp=2 ", models[i]);
+        snprintf(words, sizeof words, "%s model.layers=1 " RUN "train.lr=0 train.weight_decay=0 parallel.ranks=2 parallel.tp=2 ",
+                 models[i]);
         largest_scores(words, 2, scores);
         double tolerance = strstr(words, "bf16") ? 2e-2 : 1e-5;
         if (!(scores[0] > 0.6 && fabs(scores[1] - 0.5) <= 0.5 * tolerance))

@@ -16,7 +16,8 @@ qd_status qd_clip_check(const qd_model *m, const qd_strategy *s)
         return QD_FAIL(QD_USAGE, "train.qk_clip rescales weights of queries and keys, which has no effect on a model with model.qk_norm: "
                                  "leave it out");
     if (m->score_softcap > 0.0)
-        return QD_FAIL(QD_USAGE, "train.qk_clip limits scores that model.score_softcap (%g) already limits: leave it out", m->score_softcap);
+        return QD_FAIL(QD_USAGE, "train.qk_clip limits scores that model.score_softcap (%g) already limits: leave it out",
+                       m->score_softcap);
     if (m->clip_qkv > 0.0)
         return QD_FAIL(QD_USAGE, "train.qk_clip limits scores that model.clip_qkv (%g) already limits: leave it out", m->clip_qkv);
     if (m->lora.rank > 0)

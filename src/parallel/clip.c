@@ -6,7 +6,7 @@
  * and keys by sqrt(gamma). Where several query heads share a key head, its keys are rescaled by the
  * smallest sqrt(gamma) of them, and each head's queries by what is missing to its own gamma, which
  * is above 1 for heads of a smaller score: so every head's scores change by its gamma alone. */
-#include "train/exec/clip.h"
+#include "parallel/clip.h"
 
 #include "base/half.h"
 

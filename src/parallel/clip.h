@@ -1,7 +1,7 @@
 /* QK-Clip: the largest attention scores of heads, and the rescaling of their weights. In host
  * memory: the program refuses it on other devices. */
-#ifndef QD_TRAIN_EXEC_CLIP_H
-#define QD_TRAIN_EXEC_CLIP_H
+#ifndef QD_PARALLEL_CLIP_H
+#define QD_PARALLEL_CLIP_H
 
 #include "parallel/bind.h"
 
