@@ -221,7 +221,8 @@ static void print_next(const view *v, const qd_train_end *e)
     print_command("next", "report", dir, "");
     if (e->saved < 0)
         return;
-    if (qd_options_float(v->options, "data.validation") > 0.0 || qd_options_string(v->options, "data.eval_path")[0])
+    const bool pairs = strcmp(qd_options_string(v->options, "data.format"), "preferences") == 0; /* eval has no reference model */
+    if (!pairs && (qd_options_float(v->options, "data.validation") > 0.0 || qd_options_string(v->options, "data.eval_path")[0]))
         print_command("", "eval", dir, "");
     print_command("", "generate", dir, "");
     if (e->interrupted)

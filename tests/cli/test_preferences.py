@@ -40,6 +40,7 @@ class Preferences(program.ProgramTest):
         result = self.train(*MODEL, "train.steps=6", "data.validation=0.1", "train.eval_every=3", "--dir", "whole")
         self.assertIn("24 pairs fill", result.stdout + result.stderr)
         self.assertIn("margin", result.stdout)
+        self.assertNotIn("quadrille eval", result.stdout)  # which refuses preferences
         whole = self.figures("whole")
         self.assertAlmostEqual(whole[0]["loss"], 0.6931471805599453, places=12)  # the model is its own reference
         self.assertEqual((whole[0]["reward_margin"], whole[0]["reward_accuracy"]), (0, 0))

@@ -98,6 +98,11 @@ class Spikes(program.ProgramTest):
             *RUN, "train.on_spike=skip", "run.dir=stop", "run.resume=true"))).stdout)
         self.assertEqual(len(self.metrics("stop")), 120)
 
+    def test_a_run_that_skips_every_step_ends(self):
+        result = self.run_program(*self.small(*RUN, "run.dir=all", "train.on_spike=skip", "train.spike_norm=1.0001",
+                                              "train.spike_window=5", "train.lr=1e-6"))
+        self.one_line(result, 1, "20 consecutive steps were skipped; of the last, ", ": its gradient norm ", "; the weights are those of step")
+
     def test_refused(self):
         for more, *parts in ((["train.on_spike=rollback"], "train.on_spike=rollback", "run.dir"),
                              (["train.on_spike=skip", "train.spike_norm=0", "train.spike_loss=0"], "train.spike_norm", "train.spike_loss"),

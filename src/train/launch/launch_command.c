@@ -100,7 +100,7 @@ static void follow(const qd_run *run, pid_t child, int errors, listener *l)
     char text[4096];
     for (bool told = false;;) {
         struct pollfd ready = {.fd = errors, .events = POLLIN};
-        poll(&ready, 1, -1); /* a signal ends it; read() would be continued */
+        poll(&ready, 1, 1000); /* a signal ends it, unless it arrives just before */
         if (!told && atomic_load(run->stop) != 0) {
             told = true;
             kill(child, SIGUSR1);

@@ -553,7 +553,7 @@ static qd_status note_skipped(qd_rank_run *s, int64_t step, const qd_step_output
     qd_rank_note(s, text);
     if (s->skipped < MOST)
         return QD_OK;
-    return QD_FAIL(QD_NOT_FINITE, "%d consecutive steps were skipped, the last, %lld, because of %s; the weights are those of step %lld",
+    return QD_FAIL(QD_NOT_FINITE, "%d consecutive steps were skipped; of the last, %lld: %s; the weights are those of step %lld",
                    MOST, (long long)step, why, (long long)(step - MOST));
 }
 
