@@ -105,6 +105,11 @@ class Preferences(program.ProgramTest):
             self.one_line(self.run_program("train", *MODEL, *RUN, *words, "train.steps=1"), 2, *parts)
         self.one_line(self.run_program("train", "model.arch=gpt2", "model.hidden=32", "model.heads=4", "model.vocab=256", *RUN), 2,
                       "data.format=preferences", "learned positions")
+        # What is a mean over tokens would count as often as a pair has tokens.
+        experts = ["model.preset=mixtral-tiny", "model.layers=1", *RUN, "train.steps=1"]
+        self.one_line(self.run_program("train", *experts), 2, "data.format=preferences", "model.aux_loss", "set it to 0")
+        self.one_line(self.run_program("train", *experts, "model.aux_loss=0", "model.z_loss=0.1"), 2, "model.z_loss", "set it to 0")
+        self.ok(self.run_program("train", *experts, "model.aux_loss=0"))
 
 
 if __name__ == "__main__":

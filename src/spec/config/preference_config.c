@@ -22,6 +22,14 @@ qd_status qd_preference_resolve(const qd_options *o, qd_config *c)
         return QD_FAIL(QD_USAGE, "dpo.label_smoothing has no effect on dpo.loss=%s: set it to 0", qd_options_string(o, "dpo.loss"));
     if (qd_model_ahead(&c->model) > 0)
         return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences does not train model.mtp_modules: set it to 0");
+    /* The update multiplies gradients by tokens per pair, those of auxiliary losses too. */
+    const char *extra = c->model.moe.experts == 0      ? NULL
+                        : c->model.moe.aux_loss > 0.0 ? "model.aux_loss"
+                        : c->model.moe.z_loss > 0.0   ? "model.z_loss"
+                                                      : NULL;
+    if (extra)
+        return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences: losses are means over pairs, and %s is a mean over tokens: set it to 0",
+                       extra);
     if (c->model.position == QD_POSITION_LEARNED)
         return QD_FAIL(QD_UNSUPPORTED, "data.format=preferences packs two completions into a sequence, and learned positions "
                                        "count from its start: only models with rotary positions are supported");
