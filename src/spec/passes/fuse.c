@@ -238,8 +238,8 @@ static void remake_swiglu(qd_class_writer *w, int i)
 static void bias_in_grouped(qd_class_writer *w, int i)
 {
     qd_op *op = &w->ops[i];
-    int by = op->kind == QD_OP_EXPERTS ? only_reader(w, i, op->slot[QD_EXPERTS_Y]) : -1;
-    if (by < 0 || w->ops[by].kind != QD_OP_EXPERTS_BIAS || w->ops[by].n != op->n)
+    int by = op->kind == QD_OP_EXPERTS ? only_reader(w, i, op->slot[QD_EXPERTS_Y]) : w->op_count;
+    if (by == w->op_count || w->ops[by].kind != QD_OP_EXPERTS_BIAS || w->ops[by].n != op->n)
         return;
     op->slot[QD_EXPERTS_BIASES] = w->ops[by].slot[QD_EXPERTS_BIAS_BIAS];
     op->slot[QD_EXPERTS_Y] = w->ops[by].slot[QD_EXPERTS_BIAS_Y];
