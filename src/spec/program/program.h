@@ -94,7 +94,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_
     X(SHARE, "share")                     /* broadcasts the result to all ranks of the group */                \
     X(UPDATE_MATRICES, "update_matrices") /* applies the result */                                            \
     X(MAXIMA, "maxima")                   /* the largest attention scores of all heads, over all ranks */      \
-    X(CLIP, "clip")                       /* rescales queries and keys of heads with too large scores */
+    X(CLIP, "clip_heads")                 /* rescales queries and keys of heads with too large scores */
 
 typedef enum qd_action_kind {
 #define QD_ACTION_ENUM(kind, name) QD_ACTION_##kind,

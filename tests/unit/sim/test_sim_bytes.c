@@ -159,6 +159,7 @@ static void every_exchange(void **state)
         MODEL "parallel.ranks=4 parallel.pp=2 parallel.schedule=zb_v parallel.tp=2 train.global_batch=8 train.micro_batch=1",
         MODEL "parallel.ranks=4 parallel.zero=1 train.optimizer=muon train.global_batch=8",
         MODEL "parallel.ranks=4 train.optimizer=muon train.global_batch=8",
+        MODEL "parallel.ranks=4 parallel.tp=2 train.qk_clip=100 train.global_batch=8",
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         check(cases[i]);
