@@ -58,8 +58,8 @@ class Fp8(program.ProgramTest):
         # The configuration of a run states all keys, with their defaults.
         self.ok(self.run_program(*base, "fp8.grad=e5m2", "fp8.keep="))
         for words, text in (
-                ([*base, "fp8.grad=e4m3"], "fp8.grad has no effect without train.precision=fp8"),
-                ([*base, "train.precision=bf16", "fp8.keep=attn"], "fp8.keep has no effect without train.precision=fp8"),
+                ([*base, "fp8.grad=e4m3"], "fp8.grad has no effect without train.precision=fp8: set that, or fp8.grad=e5m2"),
+                ([*base, "train.precision=bf16", "fp8.keep=attn"], "fp8.keep has no effect without train.precision=fp8: set that, or fp8.keep="),
                 ([*fp8, "fp8.keep=attention"], "no linear layer of the model's blocks is named 'attention'"),
                 ([*fp8, "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"], "remove parallel.tp_overlap"),
                 ([*fp8, "data.format=preferences"], "data.format=preferences"),
