@@ -202,6 +202,43 @@ static bool take_text(void *context, const char *text, size_t length)
     return true;
 }
 
+static void compare_with_checkpoint(void **state, const char *name, const char *layout)
+{
+    char words[1024];
+    double losses[3];
+    const char *folder = scratch_path(state, name);
+    snprintf(words, sizeof words, SMALL "%s run.dir=%s", layout, folder);
+    qd_session *session = session_of(words);
+    steps(session, 3, losses);
+    ok(qd_session_save(session));
+    qd_evaluate_options evaluate = {.size = sizeof evaluate, .threads = 1};
+    qd_evaluate_report live = qd_evaluate_report_default(), kept = qd_evaluate_report_default();
+    ok(qd_session_evaluate(session, &evaluate, &live));
+    written now = {0}, then = {0};
+    qd_generate_options generate = qd_generate_options_default();
+    qd_generate_report report = qd_generate_report_default();
+    generate.prompt = "the";
+    generate.prompt_length = 3;
+    generate.tokens = 40;
+    generate.seed = 5;
+    generate.threads = 1;
+    generate.on_text = take_text;
+    generate.callback_context = &now;
+    ok(qd_session_generate(session, &generate, &report));
+    assert_int_equal(report.step, 3);
+    steps(session, 1, losses); /* neither has changed anything */
+    qd_session_destroy(session);
+    snprintf(words, sizeof words, "%s/checkpoints/step-000000000003", folder);
+    evaluate.model = generate.model = words;
+    ok(qd_evaluate(&evaluate, &kept));
+    generate.callback_context = &then;
+    ok(qd_generate(&generate, &report));
+    if (live.loss != kept.loss || live.bits_per_byte != kept.bits_per_byte || live.step != 3 || live.tokens != kept.tokens)
+        fail_msg("%s: loss %.17g of the session, %.17g of its checkpoint", layout, live.loss, kept.loss);
+    assert_int_equal(now.length, then.length);
+    assert_memory_equal(now.text, then.text, now.length);
+}
+
 static void models_are_those_of_checkpoints(void **state)
 {
     static const char *const layouts[] = {
@@ -211,43 +248,21 @@ static void models_are_those_of_checkpoints(void **state)
         "model.preset=mixtral-tiny model.layers=2 parallel.ranks=4 parallel.ep=2 parallel.tp=2 model.vocab=280",
     };
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
-        char words[1024], name[32];
-        double losses[3];
-        if (!sample_has(i, 1, 3))
-            continue;
+        char name[32];
         snprintf(name, sizeof name, "model-%zu", i);
-        const char *folder = scratch_path(state, name);
-        snprintf(words, sizeof words, SMALL "%s run.dir=%s", layouts[i], folder);
-        qd_session *session = session_of(words);
-        steps(session, 3, losses);
-        ok(qd_session_save(session));
-        qd_evaluate_options evaluate = {.size = sizeof evaluate, .threads = 1};
-        qd_evaluate_report live = qd_evaluate_report_default(), kept = qd_evaluate_report_default();
-        ok(qd_session_evaluate(session, &evaluate, &live));
-        written now = {0}, then = {0};
-        qd_generate_options generate = qd_generate_options_default();
-        qd_generate_report report = qd_generate_report_default();
-        generate.prompt = "the";
-        generate.prompt_length = 3;
-        generate.tokens = 40;
-        generate.seed = 5;
-        generate.threads = 1;
-        generate.on_text = take_text;
-        generate.callback_context = &now;
-        ok(qd_session_generate(session, &generate, &report));
-        assert_int_equal(report.step, 3);
-        steps(session, 1, losses); /* neither has changed anything */
-        qd_session_destroy(session);
-        snprintf(words, sizeof words, "%s/checkpoints/step-000000000003", folder);
-        evaluate.model = generate.model = words;
-        ok(qd_evaluate(&evaluate, &kept));
-        generate.callback_context = &then;
-        ok(qd_generate(&generate, &report));
-        if (live.loss != kept.loss || live.bits_per_byte != kept.bits_per_byte || live.step != 3 || live.tokens != kept.tokens)
-            fail_msg("%s: loss %.17g of the session, %.17g of its checkpoint", layouts[i], live.loss, kept.loss);
-        assert_int_equal(now.length, then.length);
-        assert_memory_equal(now.text, then.text, now.length);
+        if (sample_has(i, 1, 3))
+            compare_with_checkpoint(state, name, layouts[i]);
     }
+}
+
+/* Checkpoints have the adapters alone; the frozen weights are those of another run. */
+static void adapters_are_those_of_checkpoints(void **state)
+{
+    char words[1024];
+    compare_with_checkpoint(state, "base", "parallel.ranks=1");
+    snprintf(words, sizeof words, "lora.rank=2 train.lr=0.02 parallel.ranks=2 parallel.zero=1 run.weights=%s/checkpoints/step-000000000003",
+             scratch_path(state, "base"));
+    compare_with_checkpoint(state, "adapters", words);
 }
 
 static void resumes_on_another_layout(void **state)
@@ -549,6 +564,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_are_those_of_train),
         cmocka_unit_test(models_are_those_of_checkpoints),
+        cmocka_unit_test(adapters_are_those_of_checkpoints),
         cmocka_unit_test(resumes_on_another_layout),
         cmocka_unit_test(rolls_back),
         cmocka_unit_test(misuse_is_refused),

@@ -18,12 +18,12 @@ unsigned qd_pieces_kinds(const qd_program *p)
 }
 
 /* The box of a parameter that the rank may have to write. Under ZeRO that is its shard. */
-static qd_atom box_of(const qd_program *p, int kind, int param)
+static qd_atom box_of(const qd_program *p, unsigned kinds, int kind, int param)
 {
     static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     qd_atom box = qd_program_holding(p, buffers[kind], param).box;
     /* Another rank of tp may hold the same box and write it. */
-    if (!qd_ledger_counts(p->ledger, param, p->rank) || qd_pieces_omit(p->ledger, param))
+    if (!qd_ledger_counts(p->ledger, param, p->rank) || (!(kinds & QD_PIECES_OMITTED) && qd_pieces_omit(p->ledger, param)))
         box.length[0] = 0;
     return box;
 }
@@ -81,11 +81,11 @@ static void walk(const qd_program *p, unsigned kinds, qd_state_pieces *pieces)
         if (!(kinds & 1u << kind))
             continue;
         for (int i = 0; i < p->ledger->param_count; i++) {
-            qd_atom box = box_of(p, kind, i);
+            qd_atom box = box_of(p, kinds, kind, i);
             totals[list_of(&p->ledger->params[i])] += p->ledger->params[i].tied_to < 0 ? box.length[0] * box.length[1] : 0;
         }
         for (int i = 0; i < p->ledger->param_count; i++) {
-            qd_atom box = box_of(p, kind, i);
+            qd_atom box = box_of(p, kinds, kind, i);
             int64_t row = box.length[1], count = box.length[0] * row;
             if (p->ledger->params[i].tied_to >= 0 || count == 0)
                 continue;

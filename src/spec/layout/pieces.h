@@ -30,6 +30,8 @@ typedef struct qd_state_pieces {
 bool qd_pieces_omit(const qd_ledger *ledger, int param);
 /* The kinds of state that a training program keeps, as bits 1 << qd_ckpt_kind. */
 unsigned qd_pieces_kinds(const qd_program *program);
+/* A bit among the kinds: also values that checkpoints leave out. */
+#define QD_PIECES_OMITTED (1u << QD_CKPT_KIND_COUNT)
 /* The pieces of the program's rank, for the given kinds. */
 qd_status qd_pieces_plan(const qd_program *program, unsigned kinds, qd_arena *arena, qd_state_pieces *pieces);
 /* Number of tensors that all ranks together write, over all kinds. */

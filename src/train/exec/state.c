@@ -30,9 +30,7 @@ static qd_status load_param(qd_trainer *t, qd_state_read read, void *context, in
     return qd_trainer_put(t, param, tensor_of[kind], values);
 }
 
-/* has: whether the source holds a tensor; NULL: all but adapters, which are then left as they
- * are. */
-static qd_status load(qd_trainer *t, qd_state_read read, bool (*has)(void *context, const char *name), void *context, bool weights_only)
+static qd_status load(qd_trainer *t, qd_state_read read, qd_state_has has, void *context, bool weights_only)
 {
     const qd_program *p = qd_trainer_program(t);
     int64_t largest = qd_trainer_largest(t);
@@ -53,9 +51,9 @@ static qd_status load(qd_trainer *t, qd_state_read read, bool (*has)(void *conte
     return status;
 }
 
-qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, void *context)
+qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, qd_state_has has, void *context)
 {
-    return load(t, read, NULL, context, true);
+    return load(t, read, has, context, true);
 }
 
 static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)

@@ -75,7 +75,7 @@ qd_status qd_weights_copy_add(qd_weights_copy *c, qd_trainer *trainer)
     qd_state_pieces pieces;
     QD_TRY(qd_arena_create(&arena));
     float *values = malloc((size_t)qd_trainer_largest(trainer) * sizeof *values);
-    qd_status status = values ? qd_pieces_plan(qd_trainer_program(trainer), 1u << QD_CKPT_VALUE, arena, &pieces)
+    qd_status status = values ? qd_pieces_plan(qd_trainer_program(trainer), 1u << QD_CKPT_VALUE | QD_PIECES_OMITTED, arena, &pieces)
                               : QD_FAIL(QD_NO_MEMORY, "no memory to read the weights");
     if (status == QD_OK)
         status = add_pieces(c, trainer, &pieces, values);
@@ -95,7 +95,13 @@ static qd_status read_box(void *context, const qd_param *param, qd_ckpt_kind kin
     return QD_OK;
 }
 
+static bool has_tensor(void *context, const char *name)
+{
+    const qd_weights_copy *c = context;
+    return qd_ledger_find(c->ledger, name) >= 0;
+}
+
 qd_status qd_weights_copy_load(const qd_weights_copy *c, qd_trainer *trainer)
 {
-    return qd_state_load_weights(trainer, read_box, (void *)(uintptr_t)c);
+    return qd_state_load_weights(trainer, read_box, has_tensor, (void *)(uintptr_t)c);
 }

@@ -11,8 +11,9 @@ typedef struct qd_weights_copy qd_weights_copy;
 qd_status qd_weights_copy_create(const qd_ledger *ledger, qd_weights_copy **copy);
 void qd_weights_copy_destroy(qd_weights_copy *copy); /* NULL is legal */
 
-/* Not collective: the part that this rank would write into a checkpoint. Complete once every
- * rank has added its own; ranks may do so concurrently. */
+/* Not collective: the part that this rank would write into a checkpoint with all weights, also
+ * those that are stored elsewhere (run.weights of adapters). Complete once every rank has added its
+ * own; ranks may do so concurrently. */
 qd_status qd_weights_copy_add(qd_weights_copy *copy, qd_trainer *trainer);
 
 /* Fills the weights of a trainer of the same model, in any layout. */

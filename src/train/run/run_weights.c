@@ -46,7 +46,7 @@ static qd_status load_opened(weights *w, qd_hf_source *source)
     QD_TRY(qd_arena_create(&arena));
     qd_status status = qd_hf_check(source, program->ledger, arena);
     if (status == QD_OK)
-        status = qd_state_load_weights(w->state->trainer, qd_hf_read, source);
+        status = qd_state_load_weights(w->state->trainer, qd_hf_read, NULL, source);
     qd_arena_destroy(arena);
     return status;
 }
