@@ -2,6 +2,7 @@
 #include "train/record/lines.h"
 
 #include "base/file.h"
+#include "base/text/strbuf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,16 @@ qd_status qd_lines_keep(const char *path, int64_t step, qd_strbuf *out)
     }
     free(text);
     return QD_OK;
+}
+
+qd_status qd_lines_replace(const char *path, qd_status status, qd_strbuf *lines)
+{
+    if (status == QD_OK && lines->failed)
+        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", path);
+    if (status == QD_OK)
+        status = qd_file_replace(path, lines->data, lines->length);
+    qd_strbuf_free(lines);
+    return status;
 }
 
 bool qd_line_number(const char *line, const char *key, double *value)

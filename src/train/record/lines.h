@@ -9,6 +9,9 @@
 
 /* Appends the whole lines of steps up to `step`; none for step 0 or if the file is missing. */
 qd_status qd_lines_keep(const char *path, int64_t step, qd_strbuf *out);
+/* Replaces the file by these lines, and frees them; nothing is written, and `status` is returned,
+ * if they could not be kept. */
+qd_status qd_lines_replace(const char *path, qd_status status, qd_strbuf *lines);
 /* Calls `visit` for each whole line (without its newline) of a file whose steps ascend, up to
  * `step`; none if the file is missing. */
 qd_status qd_lines_each(const char *path, int64_t step, void (*visit)(void *context, const char *line), void *context);

@@ -1,7 +1,6 @@
 /* Medians of the last losses and gradient norms, and the journal of spikes. */
 #include "train/record/spikes.h"
 
-#include "base/file.h"
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 #include "train/record/lines.h"
@@ -113,10 +112,5 @@ qd_status qd_spikes_write(const char *path, const qd_spike_record *r)
     qd_json_put_double(&w, "most_grad_norm", r->limits.norm > 0.0 ? r->limits.norm : NAN);
     qd_json_end(&w);
     qd_json_newline(&w);
-    if (status == QD_OK && text.failed)
-        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", path);
-    if (status == QD_OK)
-        status = qd_file_replace(path, text.data, text.length);
-    qd_strbuf_free(&text);
-    return status;
+    return qd_lines_replace(path, status, &text);
 }

@@ -1,7 +1,6 @@
 /* Writes starts.jsonl. It has a line per start, so it is small enough to be replaced as a whole. */
 #include "train/record/starts.h"
 
-#include "base/file.h"
 #include "base/text/json_writer.h"
 #include "base/text/strbuf.h"
 #include "spec/config/config.h"
@@ -23,10 +22,5 @@ qd_status qd_starts_note(const char *path, int64_t step, const qd_program *progr
     qd_json_put_string(&w, "layout", layout);
     qd_json_end(&w);
     qd_json_newline(&w);
-    if (status == QD_OK && text.failed)
-        status = QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", path);
-    if (status == QD_OK)
-        status = qd_file_replace(path, text.data, text.length);
-    qd_strbuf_free(&text);
-    return status;
+    return qd_lines_replace(path, status, &text);
 }
