@@ -128,7 +128,6 @@ class Page(program.ProgramTest):
         for dark in (False, True):
             for width in (1280, 400):
                 chrome.appearance(dark, width)
-                chrome.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
                 self.assertLessEqual(chrome.value("document.documentElement.scrollWidth"), width)
                 self.assertEqual(accessible.contrast(chrome), [], f"dark {dark}, {width} px")
                 grounds.add(chrome.value("getComputedStyle(document.body).backgroundColor"))

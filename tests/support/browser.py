@@ -138,10 +138,15 @@ class Browser:
         self.ask("Page.navigate", url=url)
 
     def appearance(self, dark=False, width=None):
-        """The system's theme, and the width of the window."""
+        """The system's theme, and the width of the window, to which the page has adapted on return."""
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         if width:
             self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            self.frames()
+
+    def frames(self):
+        """Waits until the page has been drawn. Observers of sizes run before the second frame."""
+        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def until(self, script, seconds=20):
         """The first true value of an expression."""
@@ -163,7 +168,7 @@ class Browser:
 
     def mouse(self, kind, x, y, **more):
         self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
-        self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.frames()
 
     def picture(self, scale=1.0, whole=True):
         """A PNG of the page, or of its visible part."""
