@@ -186,24 +186,54 @@ static float dot_model(const uint16_t *a, const uint16_t *b, int64_t k)
     return all;
 }
 
-/* The device whose bf16 GEMMs use dot products; skips the test without one. */
-static qd_device *device_with_dots(void)
+/* What AMX computes: in each tile of 32 steps of k, the sum of the even elements and that of the
+ * odd ones, from 0 on; their sum is added to that of the block's earlier tiles. */
+static float amx_model(const uint16_t *a, const uint16_t *b, int64_t k)
 {
-    qd_device *device = ops_cpu("avx512bf16");
-    if (!device) {
-        printf("skipped: this processor has no AVX512-BF16\n");
-        skip();
+    const int64_t steps = (k + 1) / 2, block = qd_gemm_k_block(steps);
+    float all = 0.0f;
+    for (int64_t first = 0; first < steps; first += block) {
+        float sum = 0.0f;
+        for (int64_t tile = first; tile < first + block && tile < steps; tile += 16) {
+            float half[2] = {0.0f, 0.0f};
+            for (int64_t i = 2 * tile; i < 2 * tile + 32 && i < 2 * (first + block) && i < k; i++)
+                half[i % 2] = fmaf(qd_bf16_to_f32(a[i]), qd_bf16_to_f32(b[i]), half[i % 2]);
+            sum += half[0] + half[1];
+        }
+        all = first ? all + sum : sum;
     }
-    return device;
+    return all;
 }
 
-static void dots_round_as_documented(void **state)
+/* Instructions that multiply bf16 pairs, and what they compute. */
+typedef struct pair_isa {
+    const char *name;
+    float (*model)(const uint16_t *a, const uint16_t *b, int64_t k);
+} pair_isa;
+static const pair_isa pair_isas[] = {{"avx512bf16", dot_model}, {"amx", amx_model}, {"amx_emulated", amx_model}};
+
+/* Runs check for each of them that the processor has. */
+static void for_pair_isas(void (*check)(const pair_isa *isa, qd_device *device))
 {
-    (void)state;
+    int checked = 0;
+    for (size_t i = 0; i < sizeof pair_isas / sizeof *pair_isas; i++) {
+        qd_device *device = ops_cpu(pair_isas[i].name);
+        if (!device) {
+            printf("skipped: this processor does not have %s\n", pair_isas[i].name);
+            continue;
+        }
+        check(&pair_isas[i], device);
+        checked++;
+    }
+    if (!checked)
+        skip();
+}
+
+static void check_rounding(const pair_isa *isa, qd_device *device)
+{
     enum { M = 11, N = 50, K = 2 * QD_GEMM_KC + 101 };
     static uint16_t a[M * K], b[N * K];
     static float c[M * N];
-    qd_device *device = device_with_dots();
     for (int i = 0; i < M * K; i++)
         a[i] = qd_f32_to_bf16((float)ops_normal());
     for (int i = 0; i < N * K; i++)
@@ -213,17 +243,22 @@ static void dots_round_as_documented(void **state)
                                .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_F32};
         ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
         for (int i = 0; i < M * N; i++) {
-            float expected = dot_model(a + i / N * K, b + i % N * K, k);
+            float expected = isa->model(a + i / N * K, b + i % N * K, k);
             if (memcmp(&c[i], &expected, sizeof expected) != 0)
-                fail_msg("k = %lld: element %d is %a, its model %a", (long long)k, i, c[i], expected);
+                fail_msg("%s, k = %lld: element %d is %a, its model %a", isa->name, (long long)k, i, c[i], expected);
         }
     }
 }
 
-/* Subnormal operands and results count as 0. Infinities and NaN spread as elsewhere. */
-static void dots_flush_subnormals(void **state)
+static void pairs_round_as_documented(void **state)
 {
     (void)state;
+    for_pair_isas(check_rounding);
+}
+
+/* Subnormal operands and results count as 0. Infinities and NaN spread as elsewhere. */
+static void check_subnormals(const pair_isa *isa, qd_device *device)
+{
     static const struct {
         uint16_t a, b;
         float expected;
@@ -236,21 +271,25 @@ static void dots_flush_subnormals(void **state)
         {0x7f80, 0x0000, NAN},
         {0x7fc0, 0x3f80, NAN},
     };
-    qd_device *device = device_with_dots();
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         float c = 1.0f;
         qd_matmul_args args = {.a = &known[i].a, .b = &known[i].b, .c = &c, .m = 1, .n = 1, .k = 1, .lda = 1, .ldb = 1, .ldc = 1,
                                .a_dtype = QD_BF16, .b_dtype = QD_BF16, .c_dtype = QD_F32};
         ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
         if (isnan(known[i].expected) ? !isnan(c) : c != known[i].expected)
-            fail_msg("%04x * %04x is %a instead of %a", known[i].a, known[i].b, c, known[i].expected);
+            fail_msg("%s: %04x * %04x is %a instead of %a", isa->name, known[i].a, known[i].b, c, known[i].expected);
     }
 }
 
-/* A GEMM with one row has a kernel of its own: its result equals that of the row among others. */
-static void a_row_alone_is_bit_identical(void **state)
+static void pairs_flush_subnormals(void **state)
 {
     (void)state;
+    for_pair_isas(check_subnormals);
+}
+
+/* A GEMM with one row has a kernel of its own: its result equals that of the row among others. */
+static void check_a_row_alone(const char *isa)
+{
     enum { MOST_K = 2600, MOST_N = 403 };
     static const int64_t lengths[] = {1, 7, 16, 33, 800, 1029, 2100, MOST_K - 1, MOST_K}, widths[] = {1, 16, 100, MOST_N};
     uint16_t *half = malloc((size_t)MOST_N * MOST_K * sizeof *half);
@@ -267,7 +306,7 @@ static void a_row_alone_is_bit_identical(void **state)
         row[i] = full[(i * 37) % 5000];
         row_half[i] = qd_f32_to_bf16(row[i]);
     }
-    qd_device *device = ops_device(NULL, 2);
+    qd_device *device = ops_device(isa, 2);
     for (int types = 0; types < 8; types++)
         for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
             for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
@@ -289,6 +328,14 @@ static void a_row_alone_is_bit_identical(void **state)
             }
     free(half);
     free(full);
+}
+
+static void a_row_alone_is_bit_identical(void **state)
+{
+    (void)state;
+    check_a_row_alone(NULL);
+    if (ops_cpu("amx_emulated"))
+        check_a_row_alone("amx_emulated");
 }
 
 static void refuses_bad_arguments(void **state)
@@ -352,7 +399,7 @@ static const ops_op op = {
 int main(int argc, char **argv)
 {
     const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
-                                      cmocka_unit_test(dots_round_as_documented), cmocka_unit_test(dots_flush_subnormals),
+                                      cmocka_unit_test(pairs_round_as_documented), cmocka_unit_test(pairs_flush_subnormals),
                                       cmocka_unit_test(a_row_alone_is_bit_identical)};
     return ops_main(argc, argv, &op, 1, more, 5);
 }

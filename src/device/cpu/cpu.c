@@ -10,6 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#endif
+
 static const char *const isa_names[] = {
 #define ISA_NAME(name) #name,
     QD_CPU_ISA_LIST(ISA_NAME)
@@ -22,11 +27,36 @@ static const qd_kernels kernels = {
 #undef KERNEL
 };
 
+#if defined(__x86_64__)
+/* The processor has AMX tiles of bf16, the system saves their state, and the kernel permits this
+ * process to use them: it asks for that once, because the state takes 8 KiB of each thread. */
+static bool machine_has_amx(void)
+{
+    enum { TILES = 1 << 24, TILES_OF_BF16 = 1 << 22, OSXSAVE = 1 << 27, PERMIT = 0x1023 /* ARCH_REQ_XCOMP_PERM */, TILE_DATA = 18 };
+    const unsigned state = 3u << 17; /* of XCR0: tile configuration and data */
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & TILES_OF_BF16))
+        return false;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & OSXSAVE))
+        return false;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+#if defined(__linux__)
+    return (low & state) == state && syscall(SYS_arch_prctl, PERMIT, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 /* The features used by the targets that *_isa.c files are compiled for (haswell,
  * skylake-avx512). */
 static bool machine_has(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
+    if (isa == QD_CPU_amx)
+        return machine_has(QD_CPU_avx512) && machine_has_amx();
+    if (isa == QD_CPU_amx_emulated)
+        return machine_has(QD_CPU_avx512);
     if (isa == QD_CPU_avx512bf16)
         return __builtin_cpu_supports("avx512bf16") && machine_has(QD_CPU_avx512);
     if (isa == QD_CPU_avx512)
@@ -43,13 +73,15 @@ static bool machine_has(qd_cpu_isa isa)
 
 /* Whether an instruction set is chosen without being named. Zen 4 starts as many dot products of
  * bf16 pairs per cycle as multiply-adds, which doubles the rate (measured). On processors of other
- * vendors the gain has not been measured: run.kernels=avx512bf16 tries it. The choice decides bits,
- * so it follows the processor and not a measurement. */
+ * vendors the gain has not been measured: run.kernels=avx512bf16 tries it. The emulation of AMX is
+ * slow. The choice decides bits, so it follows the processor and not a measurement. */
 static bool machine_gains(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
     if (isa == QD_CPU_avx512bf16)
         return __builtin_cpu_is("amd");
+    if (isa == QD_CPU_amx_emulated)
+        return false;
 #endif
     (void)isa;
     return true;
@@ -253,7 +285,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
         return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
     cpu->isa = isa;
 #if defined(__x86_64__)
-    cpu->dots = isa == QD_CPU_avx512bf16;
+    cpu->dots = isa <= QD_CPU_avx512bf16;
 #endif
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;

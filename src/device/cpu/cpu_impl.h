@@ -12,10 +12,11 @@
 #include "device/arguments_impl.h"
 #include "device/device_impl.h"
 
-/* Best first. The build compiles every *_isa.c for each of these, except avx512bf16: that is avx512
- * whose GEMMs of bf16 operands use dot products (qd_cpu.dots). */
+/* Best first. The build compiles every *_isa.c for each of these, except the first three: those are
+ * avx512 whose GEMMs of bf16 operands multiply pairs (qd_cpu.dots), with AMX tiles, an emulation of
+ * these, or dot products. */
 #if defined(__x86_64__)
-#define QD_CPU_ISA_LIST(X) X(avx512bf16) X(avx512) X(avx2) X(generic)
+#define QD_CPU_ISA_LIST(X) X(amx) X(amx_emulated) X(avx512bf16) X(avx512) X(avx2) X(generic)
 #elif defined(__aarch64__)
 #define QD_CPU_ISA_LIST(X) X(neon)
 #else
@@ -38,7 +39,7 @@ typedef struct qd_cpu {
     qd_stream stream;
     qd_pool *pool;
     qd_cpu_isa isa;
-    bool dots;       /* GEMMs of bf16 operands use dot products of pairs instead of fp32 multiply-adds */
+    bool dots;       /* GEMMs of bf16 operands multiply pairs instead of using fp32 multiply-adds */
     char *workspace; /* (threads, QD_CPU_WORKSPACE_BYTES) */
 } qd_cpu;
 

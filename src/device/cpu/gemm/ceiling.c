@@ -53,6 +53,10 @@ qd_status qd_cpu_run_dots(qd_stream *stream, double *flops)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
     *flops = 0.0;
+#if defined(__x86_64__)
+    if (cpu->isa == QD_CPU_amx_emulated) /* emulated with multiply-adds; the machine may lack dot products */
+        return QD_OK;
+#endif
     if (cpu->dots)
         *flops = run_pieces(cpu, PIECES, run_dots) * STEPS * qd_cpu_ceiling_for(cpu)->dot_flops_per_step;
     return QD_OK;
@@ -77,10 +81,10 @@ static void multiply_panels(qd_cpu *cpu, bool pairs, int64_t begin, int64_t end,
     float *c = qd_cpu_workspace(cpu, thread), *a = c + TILE_ROWS * TILE_COLS, *b = a + TILE_ROWS * TILE_K;
     qd_matmul_args args = {.a = a, .b = b, .c = c, .m = TILE_ROWS, .n = TILE_COLS, .k = k, .lda = k, .ldb = TILE_COLS,
                            .ldc = TILE_COLS, .a_dtype = dtype, .b_dtype = dtype, .c_dtype = QD_F32};
-    qd_gemm_block block = {.args = &args, .rows = TILE_ROWS, .cols = TILE_COLS, .kc = TILE_K, .pairs = pairs, .a = a, .b = b,
-                           .b_stays = true};
+    qd_gemm_block block = {.args = &args, .rows = TILE_ROWS, .cols = TILE_COLS, .kc = TILE_K, .pairs = pairs, .direct = true,
+                           .a = a, .b = b, .b_stays = true};
     for (int64_t i = begin; i < end; i++)
-        qd_cpu_gemm_for(cpu)->multiply(&block);
+        qd_cpu_gemm_of(cpu, pairs)->multiply(&block);
 }
 
 static void run_panels(void *context, int64_t begin, int64_t end, int thread)

@@ -5,7 +5,7 @@
  *   by rows     (MR, kc): row stride `lda` if read in place, kc if packed
  *   by columns  (kc, MR), packed, if a is stored transposed
  * Single steps of a are broadcast, so both orders are equally fast, and a is packed only where
- * qd_gemm_direct does not hold.
+ * it is not stored so.
  *
  * Each element of c is the sum over blocks of qd_gemm_k_block steps of k, blocks in ascending
  * order, each block summed in ascending k. This holds for every position, so results are
@@ -230,16 +230,22 @@ static void pack_a(const qd_gemm_block *g, float *to, int64_t begin, int64_t end
         pack_rows(to, a->a, &of, g->pairs);
 }
 
-static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
+/* Panels of `width` columns, stored for kc steps: those of the block, or more. */
+QD_INLINE void pack_b_as(const qd_gemm_block *g, int width, int64_t kc, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
 {
     const qd_matmul_args *a = g->args;
     const int64_t k = qd_gemm_element(g->k, g->pairs);
     part of = {.first = a->trans_b ? g->n * a->ldb + k : k * a->ldb + g->n, .stride = a->ldb, .begin = begin, .end = end,
-               .lines = g->cols, .from = from, .until = until, .kc = g->kc, .left = a->k - k,
+               .lines = g->cols, .from = from, .until = until, .kc = kc, .left = a->k - k,
                .streamed = !g->b_stays && g->cols * g->kc >= STREAMED_FLOATS};
-    pack_slots(to, NR, a->b, &of, a->trans_b, slot_of(g, a->b_dtype));
+    pack_slots(to, width, a->b, &of, a->trans_b, slot_of(g, a->b_dtype));
     if (of.streamed)
         stream_fence();
+}
+
+static void pack_b(const qd_gemm_block *g, float *to, int64_t begin, int64_t end, int64_t from, int64_t until)
+{
+    pack_b_as(g, NR, g->kc, to, begin, end, from, until);
 }
 
 static int64_t offset_a(int64_t line, int64_t kc)
@@ -430,7 +436,7 @@ typedef struct layout {
 static layout layout_of_a(const qd_gemm_block *g)
 {
     const qd_matmul_args *a = g->args;
-    if (qd_gemm_direct(a, g->pairs)) {
+    if (g->direct) {
         const int64_t row = a->lda * (g->pairs ? 2 : 4);
         return (layout){.row = row, .panel = MR * row, .by_rows = true};
     }
@@ -452,7 +458,7 @@ static void share_next(tile *t, const void *panel, int64_t row, int64_t length, 
 static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
 {
     layout a = layout_of_a(g);
-    if (qd_gemm_direct(g->args, g->pairs))
+    if (g->direct)
         show_reads(g->a, g->rows, a.row, g->kc);
     else
         show_reads(g->a, high, a.panel, MR * g->kc);
@@ -476,7 +482,7 @@ static void multiply(const qd_gemm_block *g)
     const char *panels = g->a;
     /* Where a is read in place, rows beyond the last one must not be read. */
     float edge[MR * QD_GEMM_KC];
-    int64_t edge_rows = qd_gemm_direct(args, g->pairs) ? g->rows % MR : 0;
+    int64_t edge_rows = g->direct ? g->rows % MR : 0;
     if (edge_rows) {
         memset(edge, 0, (size_t)(MR * kc) * sizeof(float));
         for (int64_t i = 0; i < edge_rows; i++)
@@ -517,6 +523,11 @@ static void multiply(const qd_gemm_block *g)
 }
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
-    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .offset_a = offset_a, .offset_b = offset_b,
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .tile_steps = 1, .chunk_floats = 96 << 10, .own_floats = 112 << 10,
+    .offset_a = offset_a, .offset_b = offset_b,
     .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply, .multiply_row = multiply_row,
 };
+
+#if defined(__x86_64__) && QD_VF == 16
+#include "device/cpu/gemm/gemm_amx_impl.h"
+#endif

@@ -14,8 +14,6 @@
 #include <stdatomic.h>
 
 enum {
-    CHUNK_FLOATS = 96 << 10, /* of a packed chunk: part of an L2 cache, through which the other operand streams */
-    OWN_FLOATS = 112 << 10,   /* including the padding between panels */
     LEAST = 48,               /* fewest lines of a chunk */
     CHUNKS = 2048,            /* most chunks, or chunks times parts, of a block */
     ITEMS = 4,                /* least number per thread, if there is enough work */
@@ -26,7 +24,6 @@ enum {
     SMALL = 1 << 18,          /* GEMMs with fewer multiply-adds take less time than waking the threads */
     SPINS = 64,               /* between yields to other threads */
 };
-_Static_assert(LEAST * QD_GEMM_KC <= CHUNK_FLOATS, "the smallest chunk must fit");
 
 typedef struct job {
     const qd_cpu *cpu;
@@ -34,7 +31,7 @@ typedef struct job {
     qd_gemm_block block; /* k and kc: the first block of k of a pass */
     bool own_a;          /* items are chunks of a's lines, else of b's */
     bool packs_own, packs_shared;
-    float *own;    /* (threads, OWN_FLOATS) */
+    float *own;    /* (threads, own_floats) */
     float *shared; /* the packed shared operand */
     int64_t blocks; /* blocks of k per pass */
     int64_t chunks, parts; /* parts: number of ranges of the shared operand's lines */
@@ -161,7 +158,7 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
     (void)begin;
     (void)end;
     const int64_t per_block = j->chunks * j->parts, items = j->blocks * per_block;
-    float *own = j->own + thread * (int64_t)OWN_FLOATS;
+    float *own = j->own + thread * (int64_t)j->gemm->own_floats;
     for (int64_t item; (item = take_item(j)) < items;) {
         qd_gemm_block g = item_block(j, item);
         if (g.rows > 0 && g.cols > 0) {
@@ -191,7 +188,9 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
 static void cut_chunks(job *j, int threads)
 {
     int64_t step = step_of(j, j->own_a), lines = lines_of(&j->block, j->own_a), at = 0;
-    int64_t least = round_up(LEAST, step), most = larger(CHUNK_FLOATS / larger(j->block.kc, 1) / step * step, least);
+    int64_t least = round_up(LEAST, step), kc = larger(j->block.kc, 1);
+    int64_t fits = smaller(j->gemm->chunk_floats / kc, j->gemm->own_floats / (kc + 16)); /* 16: padding of panels */
+    int64_t most = larger(fits / step * step, least);
     j->chunks = 0;
     j->begin[0] = 0;
     while (at < lines) {
@@ -229,10 +228,11 @@ static void run_block(job *j, bool small)
 }
 
 /* Whether items are chunks of a: of the operand with more lines. Where a is read in place, chunks
- * of b need no packing beforehand, if b has enough lines for all threads. */
+ * of b need no packing beforehand, if b has enough lines for all threads. AMX reads operands too
+ * fast for that: short chunks of b would read all of a from memory again and again. */
 static bool takes_a(const qd_cpu_gemm *gemm, const qd_matmul_args *a, bool direct, int64_t threads)
 {
-    if (direct && a->n >= ITEMS * threads * gemm->nr)
+    if (direct && gemm->tile_steps == 1 && a->n >= ITEMS * threads * gemm->nr)
         return false;
     return a->m >= a->n;
 }
@@ -253,14 +253,16 @@ static void run_row(void *context, int64_t begin, int64_t end, int thread)
 
 static void run(qd_cpu *cpu, const qd_matmul_args *a)
 {
-    const bool pairs = cpu->dots && a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16, direct = qd_gemm_direct(a, pairs);
-    if (a->m == 1 && a->k > 0 && !a->trans_a && a->trans_b) {
-        row_job row = {qd_cpu_gemm_for(cpu), a, pairs};
+    const bool pairs = cpu->dots && a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16;
+    const qd_cpu_gemm *gemm = qd_cpu_gemm_of(cpu, pairs);
+    const bool direct = qd_gemm_direct(gemm, a, pairs);
+    if (gemm->multiply_row && a->m == 1 && a->k > 0 && !a->trans_a && a->trans_b) {
+        row_job row = {gemm, a, pairs};
         int64_t parts = count_parts(a->n, QD_GEMM_ROW_COLUMNS);
         qd_pool_for(cpu->pool, parts, (double)a->n * (double)a->k < SMALL ? parts : 1, run_row, &row);
         return;
     }
-    job j = {.cpu = cpu, .gemm = qd_cpu_gemm_for(cpu), .block = {.args = a, .pairs = pairs}};
+    job j = {.cpu = cpu, .gemm = gemm, .block = {.args = a, .pairs = pairs, .direct = direct}};
     qd_gemm_block *g = &j.block;
     const int64_t threads = qd_pool_threads(cpu->pool), steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);
     const bool keeps_sums = a->c_dtype != QD_F32 && kc < steps;
@@ -268,8 +270,8 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
     j.packs_own = !j.own_a || !direct;
     j.packs_shared = j.own_a || !direct;
     j.own = qd_cpu_workspace(cpu, 0);
-    j.shared = j.own + threads * OWN_FLOATS;
-    const int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - OWN_FLOATS);
+    j.shared = j.own + threads * gemm->own_floats;
+    const int64_t floats = threads * (QD_CPU_WORKSPACE_BYTES / (int64_t)sizeof(float) - gemm->own_floats);
 
     /* lines per block: of the shared operand, of the own operand */
     int64_t lines[2] = {j.own_a ? a->n : a->m, j.own_a ? a->m : a->n}, most[2] = {lines[0], (int64_t)LEAST * CHUNKS};

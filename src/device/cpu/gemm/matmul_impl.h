@@ -29,19 +29,13 @@ static inline int64_t qd_gemm_k_block(int64_t steps)
     return blocks < 2 ? steps : ((steps + blocks - 1) / blocks + 15) / 16 * 16;
 }
 
-/* op(a) is read in place if it is not transposed and holds what tiles multiply: fp32, or whole
- * pairs. */
-static inline bool qd_gemm_direct(const qd_matmul_args *a, bool pairs)
-{
-    return !a->trans_a && (pairs ? a->k % 2 == 0 : a->a_dtype == QD_F32);
-}
-
 /* Rows [m, m + rows) x columns [n, n + cols) x steps [k, k + kc) of a GEMM. */
 typedef struct qd_gemm_block {
     const qd_matmul_args *args;
     int64_t m, rows, n, cols, k, kc;
     bool pairs;     /* a and b are bf16, and dot products multiply them in pairs */
-    const void *a; /* row m: in place if qd_gemm_direct, else packed and padded to a multiple of row_step rows */
+    bool direct;    /* op(a) is read in place (qd_gemm_direct) */
+    const void *a; /* row m: in place if direct, else packed and padded to a multiple of row_step rows */
     const float *b; /* column n, packed */
     bool b_stays;   /* b's few panels stay in cache while a's stream by, or the reverse; set before packing */
     float *sums;    /* (rows, cols; row stride ld_sums): fp32 sums of a bf16 c over several blocks of k; else NULL */
@@ -53,6 +47,9 @@ typedef struct qd_gemm_block {
 typedef struct qd_cpu_gemm {
     int mr, nr;   /* register tile: panel widths of a and b */
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
+    int tile_steps; /* pairs of k that a tile multiplies at once */
+    int chunk_floats; /* of a packed chunk: part of an L2 cache, through which the other operand streams */
+    int own_floats;   /* including the padding between panels */
     /* Floats (or pairs) from the first panel of a packed operand to that of line `line` (a multiple
      * of row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
@@ -64,9 +61,32 @@ typedef struct qd_cpu_gemm {
     /* c [+]= a · b */
     void (*multiply)(const qd_gemm_block *g);
     /* Columns [begin, end), at most QD_GEMM_ROW_COLUMNS, of a GEMM with one row and b stored (n,
-     * k): c [+]= a · b, without packing. */
+     * k): c [+]= a · b, without packing. NULL: not for this tile. */
     void (*multiply_row)(const qd_matmul_args *args, bool pairs, int64_t begin, int64_t end);
 } qd_cpu_gemm;
 QD_CPU_TABLE(qd_cpu_gemm, qd_cpu_gemm)
+#if defined(__x86_64__)
+extern const qd_cpu_gemm qd_cpu_gemm_amx, qd_cpu_gemm_amx_emulated; /* of pairs only */
+#endif
+
+/* The kernels for a GEMM of single elements, or of bf16 pairs. */
+static inline const qd_cpu_gemm *qd_cpu_gemm_of(const qd_cpu *cpu, bool pairs)
+{
+#if defined(__x86_64__)
+    if (pairs && cpu->isa == QD_CPU_amx)
+        return &qd_cpu_gemm_amx;
+    if (pairs && cpu->isa == QD_CPU_amx_emulated)
+        return &qd_cpu_gemm_amx_emulated;
+#endif
+    (void)pairs;
+    return qd_cpu_gemm_for(cpu);
+}
+
+/* op(a) is read in place if it is not transposed and holds what tiles multiply: fp32, or whole
+ * tiles of pairs. */
+static inline bool qd_gemm_direct(const qd_cpu_gemm *gemm, const qd_matmul_args *a, bool pairs)
+{
+    return !a->trans_a && (pairs ? a->k % (2 * gemm->tile_steps) == 0 : a->a_dtype == QD_F32);
+}
 
 #endif
