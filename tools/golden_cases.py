@@ -148,6 +148,9 @@ CASES = {
     "deepseek-muon-qk-clip": {**DEEPSEEK, **dims(2, 24, 3, 3, 10, 32, 61, 18, 24), "tied": False,
                               "mla": {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
                               "optimizer": {**MUON, "qk_clip": 3.0}},
+    "deepseek-mtp-qk-clip": {**DEEPSEEK, **dims(2, 20, 3, 3, 12, 24, 61, 18, 24), "tied": False, "mtp_modules": 2, "mtp_weight": 0.5,
+                             "mla": {"q_lora_rank": 14, "kv_lora_rank": 10, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6},
+                             "optimizer": {**OPTIMIZER, "eps": 1e-3, "lr": 7e-3, "qk_clip": 3.0}},
 }
 
 

@@ -50,7 +50,7 @@ static qd_decl_param *add_param(qd_layer *b, const char *suffix, int64_t rows, i
         suffix = qd_arena_printf(b->arena, "mtp.%d.%s", b->ahead - 1, suffix);
     b->no_memory = b->no_memory || !suffix;
     b->params[b->param_count] = (qd_decl_param){.suffix = suffix, .rows = rows, .cols = cols, .init = init, .init_std = std,
-                                                .split = split, .fuse = b->fuse, .expert = -1, .ahead = b->ahead > 0};
+                                                .split = split, .fuse = b->fuse, .expert = -1, .ahead = b->ahead};
     return &b->params[b->param_count++];
 }
 

@@ -35,7 +35,7 @@ typedef struct qd_decl_param {
     int8_t expert_dim; /* of an expert's matrix: the dimension that etp shards */
     bool counts;       /* its gradient counts tokens per expert (router biases) */
     bool tied;         /* shares the values of the token table */
-    bool ahead;        /* of a module that predicts further tokens (model.mtp_modules) */
+    int ahead;         /* k: of prediction module k, counted from 1 (model.mtp_modules); 0: of no such module */
     bool adapter;      /* a factor of an adapter (lora.h); where a model has adapters, only these are trained */
 } qd_decl_param;
 

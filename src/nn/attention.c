@@ -73,7 +73,7 @@ static qd_attention_args attention_args(const qd_op_call *c)
 qd_status qd_run_attention(const qd_op_call *c)
 {
     qd_attention_args args = attention_args(c);
-    args.maxima = c->frame->maxima;
+    args.maxima = call_maxima(c);
     return c->frame->kernels->attention_forward(c->frame->stream, &args);
 }
 

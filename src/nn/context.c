@@ -76,7 +76,7 @@ qd_status qd_run_attention_part(const qd_op_call *c)
     meet(c, &m);
     m.args.o = c->at[QD_ATTENTION_PART_O];
     m.args.lse = c->at[QD_ATTENTION_PART_LSE];
-    m.args.maxima = c->frame->maxima;
+    m.args.maxima = call_maxima(c);
     return c->frame->kernels->attention_part_forward(c->frame->stream, &m.args);
 }
 

@@ -47,7 +47,7 @@ typedef struct qd_frame {
     int64_t first[QD_USE_COUNT]; /* index in the storage of the first element of parameter and gradient buffers */
     char *scratch;
     const float *rope;
-    float *maxima; /* largest scores of this rank's heads of the module; NULL: not wanted */
+    float *maxima; /* largest scores of this rank's heads of the module, or of its first prediction module; NULL: not wanted */
     char *cache;   /* generation: KV cache of all blocks */
     float *logits; /* generation: (vocab) */
     int64_t past;  /* generation: number of tokens in the cache */

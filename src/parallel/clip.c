@@ -19,20 +19,21 @@ float *qd_clip_scores(const qd_bound *b, int module)
     const qd_mesh *mesh = &p->ledger->mesh;
     float *all = qd_bound_kind(b, QD_BUFFER_MAXIMA);
     int layer = p->ledger->modules[module].layer, heads = p->ledger->model.heads;
-    if (!all || layer < 0)
+    if (!all || !qd_ledger_attends(p->ledger, module))
         return NULL;
     int tp = mesh->degree[QD_AXIS_TP], cp = p->strategy.cp_mode == QD_CP_ULYSSES ? mesh->degree[QD_AXIS_CP] : 1;
     int coords[QD_AXIS_COUNT];
     qd_mesh_coords(mesh, qd_comm_rank(b->world), coords);
-    return all + (int64_t)layer * heads + (coords[QD_AXIS_TP] * cp + (cp > 1 ? coords[QD_AXIS_CP] : 0)) * (heads / tp / cp);
+    int64_t first = (int64_t)(layer >= 0 ? layer : p->ledger->model.layers) * heads;
+    return all + first + (coords[QD_AXIS_TP] * cp + (cp > 1 ? coords[QD_AXIS_CP] : 0)) * (heads / tp / cp);
 }
 
 double qd_clip_largest(const qd_bound *b)
 {
-    const qd_model *m = &b->program->ledger->model;
+    const int64_t count = qd_program_maxima(&b->program->ledger->model);
     const float *all = qd_bound_kind(b, QD_BUFFER_MAXIMA);
     double most = 0.0;
-    for (int64_t i = 0; all && i < (int64_t)m->layers * m->heads; i++)
+    for (int64_t i = 0; all && i < count; i++)
         most = all[i] > most ? all[i] : most;
     return most;
 }
@@ -142,9 +143,12 @@ void qd_clip_module(const qd_bound *b, const qd_action *a, double limit)
     const qd_program *p = b->program;
     const qd_module *module = &p->ledger->modules[a->module];
     const qd_model *m = &p->ledger->model;
-    const heads h = {m, (const float *)qd_bound_kind(b, QD_BUFFER_MAXIMA) + (int64_t)module->layer * m->heads, limit};
+    const float *scores = qd_bound_kind(b, QD_BUFFER_MAXIMA);
     for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
-        factor_of_row *factor = find_factor(m, p->ledger->params[i].name);
+        const qd_param *param = &p->ledger->params[i];
+        const int layer = param->ahead > 0 ? m->layers + param->ahead - 1 : module->layer;
+        const heads h = {m, scores + (int64_t)layer * m->heads, limit};
+        factor_of_row *factor = find_factor(m, param->name);
         qd_holding own = qd_program_holding(p, QD_BUFFER_PARAM, i);
         if (!factor || own.count == 0)
             continue;

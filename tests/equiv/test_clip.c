@@ -19,6 +19,7 @@
 #define LATENT                                                                                                    \
     "model.arch=deepseek model.layers=2 model.hidden=32 model.heads=4 model.q_lora_rank=12 model.kv_lora_rank=10 " \
     "model.qk_nope_head_dim=6 model.qk_rope_head_dim=4 model.v_head_dim=8 model.vocab=64 model.init_std=0.2 data.seq=16 "
+#define MTP LATENT "model.mtp_modules=2 "
 #define RUN "train.lr=1e-3 train.schedule=constant train.steps=50 run.threads=1 train.global_batch=4 train.qk_clip=0.5 "
 #define MUON "train.optimizer=muon "
 
@@ -33,6 +34,7 @@ static void stages_give_the_same_bits(void **state)
     TRAINED_COMPARE(LLAMA RUN "parallel.ranks=4 ", stages, 8, 3, .seed = 1);
     TRAINED_COMPARE(LATENT RUN MUON "parallel.ranks=3 train.global_batch=6 train.micro_batch=1 train.grad_sync=per_step ", stages, 8, 3,
                     .seed = 2);
+    TRAINED_COMPARE(MTP RUN MUON "parallel.ranks=2 train.micro_batch=1 train.grad_sync=per_step ", stages, 8, 3, .seed = 5);
     TRAINED_COMPARE(GPT2 RUN "parallel.ranks=2 train.precision=bf16 ", stages, 8, 3, .seed = 3);
     TRAINED_COMPARE(LLAMA RUN "parallel.ranks=2 train.precision=bf16 train.master=split ", stages, 8, 3, .seed = 4);
 }
@@ -54,6 +56,7 @@ static void layouts_give_the_results_of_one_rank(void **state)
     (void)state;
     outcome_compare_all(LLAMA RUN "train.eps=1e-3 ", (qd_random_tokens){.seed = 5, .documents = 3}, layouts, LAYOUTS);
     outcome_compare_all(LATENT RUN MUON, (qd_random_tokens){.seed = 6}, layouts, LAYOUTS);
+    outcome_compare_all(MTP RUN MUON, (qd_random_tokens){.seed = 7, .documents = 3}, layouts, LAYOUTS);
 }
 
 static bool limits_scores(const qd_action *a)
@@ -145,8 +148,8 @@ static void what_it_is_not_for_is_refused(void **state)
     } cases[] = {
         {LLAMA "model.qk_norm=true ", "model.qk_norm"},       {LLAMA "model.score_softcap=20 ", "model.score_softcap"},
         {LLAMA "model.clip_qkv=4 ", "model.clip_qkv"},        {LLAMA "train.offload=optimizer ", "train.offload"},
-        {LATENT "model.mtp_modules=1 ", "model.mtp_modules"}, {LLAMA, "run.device"},
-        {LLAMA "lora.rank=2 ", "lora.rank"},                  {LLAMA "data.format=preferences ", "data.format"},
+        {LLAMA, "run.device"},                                {LLAMA "lora.rank=2 ", "lora.rank"},
+        {LLAMA "data.format=preferences ", "data.format"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char words[800];

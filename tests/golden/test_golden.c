@@ -24,7 +24,7 @@ static const char *const models[] = {"gpt2-tied", "gpt2-untied-gelu", "llama-mha
                                      "qwen2-moe-windows", "phi3-partial", "phi3-longrope", "llama-longrope",
                                      "gpt-oss", "gpt-oss-tied", "deepseek-dense", "deepseek-experts",
                                      "deepseek-mtp", "deepseek-mtp-packed", "llama-qk-clip",
-                                     "deepseek-muon-qk-clip"};
+                                     "deepseek-muon-qk-clip", "deepseek-mtp-qk-clip"};
 enum { CLOSER = 9 }; /* models from there on are held to a tenth of the tolerances of losses */
 static const char *const layouts[] = {
     "parallel.ranks=1",

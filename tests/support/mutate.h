@@ -19,7 +19,7 @@ typedef enum edit {
     OP_TO,
     OP_ROWS,  /* it has `number` rows (k) fewer */
     OP_WINDOW, /* attention: its window is `number` */
-    OP_AHEAD, /* embedding, loss: of tokens `number` further on */
+    OP_AHEAD, /* embedding, loss: of tokens `number` further on; attention: of the prediction module `number` later */
     OP_ROUND, /* context: its round is `number` more */
     OP_EARLY, /* what it starts ends `number` ops later: readers do not wait */
     ACTION_DROP,

@@ -24,7 +24,7 @@ typedef struct qd_param {
     qd_init init;
     double init_std;
     bool adapter; /* a factor of an adapter */
-    bool ahead;   /* of a module that predicts further tokens: part of the head, with the matrices of a block */
+    int ahead;    /* k: of prediction module k, counted from 1: part of the head, with the matrices of a block; 0: of no such module */
     bool frozen; /* it is not trained: no gradient, no optimizer state */
     bool counts; /* router biases: the gradient counts the tokens that chose each expert; not part of the norm, has its own update rule */
     int expert;  /* index of the expert it belongs to, -1: none */
@@ -103,6 +103,13 @@ unsigned qd_ledger_gradient_axes(const qd_ledger *ledger, int param);
 
 /* The parameter that shares the values of the token table, -1: none. The head may have one. */
 int qd_ledger_tied(const qd_ledger *ledger);
+
+/* Whether a module has attention: a block, or a head with prediction modules. */
+static inline bool qd_ledger_attends(const qd_ledger *ledger, int module)
+{
+    const qd_module *m = &ledger->modules[module];
+    return m->kind == QD_MODULE_LAYER || (m->kind == QD_MODULE_HEAD && qd_model_ahead(&ledger->model) > 0);
+}
 
 /* Number of parameter elements; tied parameters are counted once. */
 int64_t qd_ledger_parameters(const qd_ledger *ledger);

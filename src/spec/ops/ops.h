@@ -106,7 +106,7 @@ typedef struct qd_op {
     qd_op_exchange exchange;
     int32_t after;             /* waits for this asynchronous op and all before it; -1: none */
     int64_t chunk;             /* head: rows of logits per chunk */
-    int32_t ahead;             /* embedding, loss: of tokens that are this many further on (model.mtp_modules) */
+    int32_t ahead;             /* embedding, loss: of tokens that are this many further on; attention: of that prediction module */
     int32_t site;              /* dropout: index among the dropouts of the module */
     double scale;              /* loss and router gradients: weight of each token's gradient, 1 / tokens of the global batch
                                   (prediction modules: times mtp_weight / mtp_modules);

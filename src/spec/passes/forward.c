@@ -147,7 +147,7 @@ static void state(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
     const qd_class_config *c = w->config;
     op->eps = op->kind == QD_OP_NORM ? d->factor : 0.0;
     op->site = op->kind == QD_OP_DROPOUT ? d->site : 0;
-    op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS ? d->ahead : 0;
+    op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_ATTENTION ? d->ahead : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
         op->window = qd_window_within(d->window, qd_positions(c->seq, c->context));
     if (op->kind == QD_OP_SCALE) { /* in the type of the weights, as transformers does */

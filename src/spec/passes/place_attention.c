@@ -25,6 +25,7 @@ enum {
     WINDOW, ROUND_BACK, ALL_KEYS,      /* round of the ring: ranks that the keys come from, -1: all keys at once */
     OTHERS, ONE,                       /* other ranks of cp */
     HOP,                               /* ranks to the next round of the ring, or to the owner of the keys */
+    AHEAD,                             /* prediction module */
 };
 
 enum {
@@ -85,9 +86,10 @@ static const qd_manner manners[] = {
     [TO_HEADS] = {.over = 1, .count = OTHERS, .round = ONE},
     [GATHERED] = {.over = 1, .round = ROUND_BACK},
     [SHIFTED] = {.over = 1, .round = ROUND_BACK, .hop = HOP, .async = true},
-    [WHOLE] = {.heads = SHARE, .kv_heads = KV_SHARE, .window = WINDOW, .work = QD_WORK_GIVEN, .part = FORWARD},
+    [WHOLE] = {.heads = SHARE, .kv_heads = KV_SHARE, .window = WINDOW, .work = QD_WORK_GIVEN, .part = FORWARD, .ahead = AHEAD},
     [WHOLE_GRAD] = {.heads = SHARE, .kv_heads = KV_SHARE, .window = WINDOW, .work = QD_WORK_GIVEN, .part = BACKWARD},
-    [PART] = {.heads = HEADS, .kv_heads = KV_HEADS, .window = WINDOW, .round = ROUND_BACK, .work = QD_WORK_GIVEN, .part = FORWARD},
+    [PART] = {.heads = HEADS, .kv_heads = KV_HEADS, .window = WINDOW, .round = ROUND_BACK, .work = QD_WORK_GIVEN, .part = FORWARD,
+              .ahead = AHEAD},
     [PART_GRAD] = {.heads = HEADS, .kv_heads = KV_HEADS, .window = WINDOW, .round = ROUND_BACK, .work = QD_WORK_GIVEN, .part = BACKWARD},
     [BY_HEAD] = {.heads = HEADS, .kv_heads = KV_HEADS},
     [WITH_SINKS] = {.heads = SINK_HEADS, .first = FIRST_SINK},
@@ -256,6 +258,7 @@ void qd_place_attention(qd_placing *p, const qd_op *op)
         slot[SINK] = next->slot[QD_ATTENTION_SINK_SINK];
         s.facts |= SINKS;
     }
+    s.number[AHEAD] = op->ahead;
     QD_SEQUENCE_TAKE(&s, op, ATTENTION, (QKV, QKV), (INPUT, INPUT), (O, O), (LSE, LSE));
     shape_per_head(&s, lse);
     emit(&s, BEGIN);

@@ -2,8 +2,9 @@
  * each head over the tokens of the step, ranks exchange them, and after the update the weights of
  * queries and keys of heads above the threshold are rescaled.
  *
- * MAXIMA holds the scores of all heads of all layers on every rank, 0 where another rank computes
- * them, so that one reduction over all ranks completes it on any layout. */
+ * MAXIMA holds the scores of all heads of all layers, and after them those of prediction modules,
+ * on every rank, 0 where another rank computes them, so that one reduction over all ranks completes
+ * it on any layout. */
 #include "spec/program/program_impl.h"
 
 #include <string.h>
@@ -22,9 +23,6 @@ qd_status qd_clip_check(const qd_model *m, const qd_strategy *s)
         return QD_FAIL(QD_USAGE, "train.qk_clip limits scores that model.clip_qkv (%g) already limits: leave it out", m->clip_qkv);
     if (m->lora.rank > 0)
         return QD_FAIL(QD_USAGE, "train.qk_clip rescales weights that adapters (lora.rank=%d) leave unchanged: leave it out", m->lora.rank);
-    if (m->mtp_modules > 0)
-        return QD_FAIL(QD_UNSUPPORTED, "train.qk_clip is for blocks, and model.mtp_modules is %d: set model.mtp_modules=0, or leave it out",
-                       m->mtp_modules);
     if (s->preference.kind)
         return QD_FAIL(QD_UNSUPPORTED, "train.qk_clip is not for training on pairs (data.format=preferences): leave it out");
     if (s->offload)
@@ -38,7 +36,7 @@ qd_status qd_clip_check(const qd_model *m, const qd_strategy *s)
 
 static int64_t scores(const qd_builder *b)
 {
-    return (int64_t)b->ledger->model.layers * b->ledger->model.heads;
+    return qd_program_maxima(&b->ledger->model);
 }
 
 static bool is_on(const qd_builder *b)
@@ -65,6 +63,6 @@ void qd_clip_finish(qd_builder *b)
         a->buffer = b->p->persistent[QD_BUFFER_MAXIMA];
     }
     for (int module = 0; module < b->modules; module++)
-        if (qd_build_holds(b, module) && b->ledger->modules[module].layer >= 0)
+        if (qd_build_holds(b, module) && qd_ledger_attends(b->ledger, module))
             qd_build_action(b, QD_ACTION_CLIP, module, -1)->buffer = b->p->persistent[QD_BUFFER_MAXIMA];
 }

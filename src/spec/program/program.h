@@ -288,6 +288,12 @@ static inline int64_t qd_program_losses(const qd_program *p)
     return p->strategy.preference.kind ? QD_LOSS_NORM : qd_model_ahead(&p->ledger->model) > 0 ? QD_LOSS_RIGHT : QD_LOSS_AHEAD;
 }
 
+/* Floats of MAXIMA: one per head of each layer, then of each prediction module. */
+static inline int64_t qd_program_maxima(const qd_model *m)
+{
+    return (int64_t)(m->layers + qd_model_ahead(m)) * m->heads;
+}
+
 /* Modules that predict further tokens and that the program runs. */
 static inline int qd_program_ahead(const qd_program *p)
 {

@@ -116,8 +116,18 @@ qd_status qd_proof_rule_head_norm_grad(proof_walk *w)
 
 /* Attention over the rows of a rank. */
 
+/* Largest scores are those of the prediction module whose tokens were looked up last. */
+static qd_status check_ahead(const proof_walk *w)
+{
+    int ahead = w->class_->module > 0 ? w->class_->embeds : 0;
+    if (w->op->ahead == ahead)
+        return QD_OK;
+    return qd_proof_fail(w, QKV, 0, -1, "it is attention of prediction module %d, not %d", w->op->ahead, ahead);
+}
+
 qd_status qd_proof_rule_attention(proof_walk *w)
 {
+    QD_TRY(check_ahead(w));
     proof_value qkv;
     QD_TRY(read_qkv(w, &qkv, false));
     proof_value o = qd_proof_value_of(w, &qkv.place[0], false);
@@ -249,6 +259,7 @@ static qd_status next_round(proof_walk *w, proof_operand operand, const proof_va
 
 qd_status qd_proof_rule_attention_part(proof_walk *w)
 {
+    QD_TRY(check_ahead(w));
     proof_value qkv, kv;
     QD_TRY(read_qkv(w, &qkv, true));
     QD_TRY(read_kv(w, &qkv, &kv));

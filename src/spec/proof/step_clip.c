@@ -1,6 +1,6 @@
 /* Follows the largest attention scores through a step: they are 0 before the first pass, every
- * forward pass raises them, one exchange over all ranks completes them, and each block is rescaled
- * once, after its update. */
+ * forward pass raises them, one exchange over all ranks completes them, and each block, and a head
+ * with prediction modules, is rescaled once, after its update. */
 #include "spec/proof/step_impl.h"
 
 static bool is_mine(const proof_run *r, int module)
@@ -21,7 +21,13 @@ static bool forward_passes(const proof_run *r, bool none)
 
 static int64_t scores(const proof_run *r)
 {
-    return (int64_t)r->ledger->model.layers * r->ledger->model.heads;
+    return (int64_t)(r->ledger->model.layers + qd_program_ahead(r->program)) * r->ledger->model.heads;
+}
+
+static bool has_heads(const proof_run *r, int module)
+{
+    const qd_module *m = &r->ledger->modules[module];
+    return m->layer >= 0 || (m->kind == QD_MODULE_HEAD && qd_program_ahead(r->program) > 0);
 }
 
 static qd_status zero(proof_run *r)
@@ -49,7 +55,7 @@ static qd_status clip(proof_run *r)
     const qd_action *a = r->action;
     if (r->proof->mesh->world == 1 && r->scores_zero && forward_passes(r, false))
         r->scores_known = true; /* there is no other rank */
-    if (a->module < 0 || a->module >= r->ledger->module_count || r->ledger->modules[a->module].layer < 0 || !is_mine(r, a->module) ||
+    if (a->module < 0 || a->module >= r->ledger->module_count || !has_heads(r, a->module) || !is_mine(r, a->module) ||
         r->clipped[a->module])
         return qd_proof_action_fail(r, -1, 0, -1, "it rescales heads of no block of this rank, or a second time");
     if (!r->scores_known)
@@ -74,7 +80,7 @@ qd_status qd_proof_clip_end(const proof_run *r)
 {
     const qd_strategy *s = &r->program->strategy;
     for (int m = 0; m < r->ledger->module_count && s->qk_clip && s->training; m++)
-        if (is_mine(r, m) && r->ledger->modules[m].layer >= 0 && !r->clipped[m])
+        if (is_mine(r, m) && has_heads(r, m) && !r->clipped[m])
             return qd_proof_action_fail(r, -1, 0, -1, "heads of %s are not rescaled (train.qk_clip)", r->ledger->modules[m].name);
     return QD_OK;
 }
