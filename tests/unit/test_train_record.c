@@ -21,6 +21,10 @@
 
 #include "support/ok.h"
 
+#define OLD_COLUMNS "step,loss,grad_norm,lr,tokens,step_seconds,tokens_per_second,mfu,memory_peak_bytes,validation_loss"
+#define NEW_COLUMNS ",mtp_loss,max_score,reward_margin,reward_chosen,reward_accuracy,validation_reward_margin,validation_reward_accuracy"
+#define UNKNOWN ",,,,,,," /* cells of the new columns */
+
 static int error; /* 0: the disk has space */
 
 ssize_t __real_pwrite(int fd, const void *data, size_t count, off_t offset);
@@ -119,8 +123,8 @@ static void resumed_files_continue(void **state)
     qd_config c = {.run_dir = scratch_folder(), .csv = true, .tensorboard = true};
     write_steps(&c, 0, 5);
     char *whole = csv_of(state);
-    assert_non_null(strstr(whole, "step,loss,grad_norm,lr,tokens,step_seconds,tokens_per_second,mfu,memory_peak_bytes,validation_loss\n"
-                                  "1,5,0,0.001,128,0,0,,0,\n2,2.5,0,0.001,128,0,0,,0,4.5\n"));
+    assert_non_null(strstr(whole, OLD_COLUMNS NEW_COLUMNS
+                           "\n1,5,0,0.001,128,0,0,,0," UNKNOWN "\n2,2.5,0,0.001,128,0,0,,0,4.5" UNKNOWN "\n"));
     write_steps(&c, 3, 5); /* from a checkpoint after step 3 */
     char *again = csv_of(state);
     assert_string_equal(whole, again);
@@ -132,6 +136,39 @@ static void resumed_files_continue(void **state)
     assert_int_equal(event_files(state), 0);
     assert_int_equal(access(scratch_path(state, "metrics.csv"), F_OK), -1);
     assert_int_equal(access(scratch_path(state, "tensorboard/notes"), F_OK), 0);
+}
+
+/* A file of a version with fewer columns keeps its rows; a run may be rolled back later. */
+static void new_columns_are_added(void **state)
+{
+    qd_config c = {.run_dir = scratch_folder(), .csv = true};
+    scratch_text(state, "metrics.csv", OLD_COLUMNS "\n1,5,0,0.001,128,0,0,,0,\n2,2.5,0,0.001,128,0,0,,0,4.5\n3,1,0,0.001,128,0,0,,0,\n");
+    qd_recorder *recorder;
+    ok(qd_recorder_create(&c, 2, &recorder));
+    qd_train_step s = step_of(5);
+    s.mtp_loss = 2.5;
+    s.max_score = 40;
+    assert_null(qd_recorder_write(recorder, &s));
+    char *csv = csv_of(state);
+    assert_string_equal(csv, OLD_COLUMNS NEW_COLUMNS "\n1,5,0,0.001,128,0,0,,0," UNKNOWN "\n2,2.5,0,0.001,128,0,0,,0,4.5" UNKNOWN
+                                                     "\n5,1,0,0.001,128,0,0,,0,,2.5,40,,,,,\n");
+    free(csv);
+    ok(qd_recorder_rewind(recorder, 1));
+    qd_recorder_destroy(recorder);
+    csv = csv_of(state);
+    assert_string_equal(csv, OLD_COLUMNS NEW_COLUMNS "\n1,5,0,0.001,128,0,0,,0," UNKNOWN "\n");
+    free(csv);
+}
+
+/* A file with other columns is not ours to extend. */
+static void other_columns_are_replaced(void **state)
+{
+    qd_config c = {.run_dir = scratch_folder(), .csv = true};
+    scratch_text(state, "metrics.csv", "step,loss,grad\n1,5,0\n");
+    write_steps(&c, 2, 2);
+    char *csv = csv_of(state);
+    assert_string_equal(csv, OLD_COLUMNS NEW_COLUMNS "\n");
+    free(csv);
 }
 
 static void full_disks_lose_steps(void **state)
@@ -148,7 +185,7 @@ static void full_disks_lose_steps(void **state)
     }
     qd_recorder_destroy(recorder);
     char *csv = csv_of(state);
-    assert_non_null(strstr(csv, "\n1,5,0,0.001,128,0,0,,0,\n4,1.25,0,0.001,128,0,0,,0,4.5\n"));
+    assert_non_null(strstr(csv, "\n1,5,0,0.001,128,0,0,,0," UNKNOWN "\n4,1.25,0,0.001,128,0,0,,0,4.5" UNKNOWN "\n"));
     free(csv);
 }
 
@@ -158,6 +195,8 @@ int main(void)
         cmocka_unit_test(checksums),
         cmocka_unit_test(records),
         cmocka_unit_test_setup_teardown(resumed_files_continue, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(new_columns_are_added, scratch_setup, scratch_teardown),
+        cmocka_unit_test_setup_teardown(other_columns_are_replaced, scratch_setup, scratch_teardown),
         cmocka_unit_test_setup_teardown(full_disks_lose_steps, scratch_setup, scratch_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,66 +79,138 @@ static void close_output(output *o)
     o->fd = -1;
 }
 
-/* ---- CSV ---- */
+/* ---- figures ---- */
 
-static const char *const columns[] = {"step",         "loss",          "grad_norm",        "lr",
-                                      "tokens",       "step_seconds",  "tokens_per_second", "mfu",
-                                      "memory_peak_bytes", "validation_loss"};
-enum { COLUMN_COUNT = sizeof columns / sizeof *columns };
+/* A figure of a step, by its names in metrics.csv and in TensorBoard (NULL: not there). New figures
+ * are appended: rows of files with fewer columns are extended. */
+typedef struct figure {
+    const char *column, *scalar;
+    double value;
+    bool known;
+} figure;
+
+enum { FIGURE_COUNT = 17 };
+
+static void figures_of(const qd_train_step *s, figure out[FIGURE_COUNT])
+{
+    const bool validated = s->validation_tokens > 0, pairs = s->pairs > 0;
+    const figure all[FIGURE_COUNT] = {
+        {"step", NULL, (double)s->step, true},
+        {"loss", "loss/training", s->loss, true},
+        {"grad_norm", "train/gradient_norm", s->grad_norm, true},
+        {"lr", "train/learning_rate", s->lr, true},
+        {"tokens", NULL, s->tokens, true},
+        {"step_seconds", "speed/step_seconds", s->step_seconds, true},
+        {"tokens_per_second", "speed/tokens_per_second", s->tokens_per_second, true},
+        {"mfu", "speed/mfu", s->mfu, s->mfu > 0.0},
+        {"memory_peak_bytes", NULL, (double)s->memory_peak_bytes, true},
+        {"validation_loss", "loss/validation", s->validation_loss, validated},
+        {"mtp_loss", "loss/mtp", s->mtp_loss, s->mtp_loss > 0.0},
+        {"max_score", "train/max_score", s->max_score, s->max_score > 0.0},
+        {"reward_margin", "rewards/margin", s->reward_margin, pairs},
+        {"reward_chosen", "rewards/chosen", s->reward_chosen, pairs},
+        {"reward_accuracy", "rewards/accuracy", s->reward_accuracy, pairs},
+        {"validation_reward_margin", "rewards/validation_margin", s->validation_margin, pairs && validated},
+        {"validation_reward_accuracy", "rewards/validation_accuracy", s->validation_accuracy, pairs && validated},
+    };
+    memcpy(out, all, sizeof all);
+}
+
+/* ---- CSV ---- */
 
 static void put_header(qd_strbuf *out)
 {
-    for (int i = 0; i < COLUMN_COUNT; i++)
-        qd_strbuf_printf(out, "%s%s", i ? "," : "", columns[i]);
+    const qd_train_step none = qd_train_step_default();
+    figure figures[FIGURE_COUNT];
+    figures_of(&none, figures);
+    for (int i = 0; i < FIGURE_COUNT; i++)
+        qd_strbuf_printf(out, "%s%s", i ? "," : "", figures[i].column);
     qd_strbuf_puts(out, "\n");
 }
 
 /* Numbers that are not known or not finite are empty. */
 static void put_row(qd_strbuf *out, const qd_train_step *s)
 {
-    const double values[COLUMN_COUNT] = {
-        (double)s->step, s->loss, s->grad_norm, s->lr, s->tokens, s->step_seconds, s->tokens_per_second, s->mfu > 0.0 ? s->mfu : NAN,
-        (double)s->memory_peak_bytes, s->validation_tokens > 0 ? s->validation_loss : NAN};
-    for (int i = 0; i < COLUMN_COUNT; i++) {
+    figure figures[FIGURE_COUNT];
+    figures_of(s, figures);
+    for (int i = 0; i < FIGURE_COUNT; i++) {
         char text[QD_DOUBLE_TEXT] = "";
-        if (isfinite(values[i]))
-            qd_double_17(values[i], text);
+        if (figures[i].known && isfinite(figures[i].value))
+            qd_double_17(figures[i].value, text);
         qd_strbuf_printf(out, "%s%s", i ? "," : "", text);
     }
     qd_strbuf_puts(out, "\n");
 }
 
-/* Bytes of the header and of whole lines up to `step`; 0: the file does not begin with this
- * header. */
-static off_t rows_to_keep(const char *path, const qd_strbuf *header, int64_t step)
+static qd_status open_csv(qd_recorder *r)
+{
+    r->csv.fd = open(r->csv.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
+    return r->csv.fd >= 0 ? QD_OK : QD_FAIL(QD_IO, "%s: cannot be created: %s", r->csv.path, strerror(errno));
+}
+
+/* Columns that a file with this text lacks at the end, as those of earlier versions do; -1: it has
+ * another header. */
+static int columns_missing(const char *text, const qd_strbuf *header)
+{
+    const size_t length = strcspn(text, "\n");
+    const bool same = text[length] == '\n' && length < header->length && strncmp(text, header->data, length) == 0;
+    if (!same || !strchr(",\n", header->data[length]))
+        return -1;
+    int missing = 0;
+    for (size_t i = length; i < header->length; i++)
+        missing += header->data[i] == ',';
+    return missing;
+}
+
+/* The end of the header and of whole rows up to `step`. */
+static const char *end_of_rows(const char *text, int64_t step)
+{
+    const char *at = strchr(text, '\n') + 1;
+    for (const char *end; (end = strchr(at, '\n')) != NULL && strtod(at, NULL) <= (double)step;)
+        at = end + 1;
+    return at;
+}
+
+/* Replaces the file by its rows with empty cells in new columns, after the header in r->record. */
+static qd_status extend_rows(qd_recorder *r, const char *text, const char *until, int missing)
+{
+    for (const char *row = strchr(text, '\n') + 1, *end; row < until; row = end + 1) {
+        end = strchr(row, '\n');
+        qd_strbuf_append(&r->record, row, (size_t)(end - row));
+        for (int i = 0; i < missing; i++)
+            qd_strbuf_puts(&r->record, ",");
+        qd_strbuf_puts(&r->record, "\n");
+    }
+    if (r->record.failed)
+        return QD_FAIL(QD_NO_MEMORY, "%s: no memory for its lines", r->csv.path);
+    QD_TRY(qd_file_replace(r->csv.path, r->record.data, r->record.length));
+    r->csv.whole = (off_t)r->record.length;
+    close_output(&r->csv);
+    return open_csv(r);
+}
+
+/* Keeps rows up to `step`, and writes the header if there are none. */
+static qd_status start_csv(qd_recorder *r, int64_t step)
 {
     char *text = NULL;
     size_t length;
-    off_t keep = 0;
-    if (step == 0 || access(path, F_OK) != 0 || qd_file_read(path, SIZE_MAX / 2, &text, &length) != QD_OK)
-        return 0;
-    if (strncmp(text, header->data, header->length) == 0)
-        keep = (off_t)header->length;
-    for (char *line = text + keep, *end; keep > 0 && (end = strchr(line, '\n')) != NULL; line = end + 1) {
-        if (strtod(line, NULL) > (double)step)
-            break;
-        keep = end + 1 - text;
-    }
-    free(text);
-    return keep;
-}
-
-static qd_status start_csv(qd_recorder *r, int64_t step)
-{
     qd_strbuf_clear(&r->record);
     put_header(&r->record);
     if (r->record.failed)
         return QD_FAIL(QD_NO_MEMORY, "%s: no memory for a line", r->csv.path);
-    r->csv.whole = rows_to_keep(r->csv.path, &r->record, step);
-    bool there = r->csv.whole > 0;
-    if (there ? ftruncate(r->csv.fd, r->csv.whole) == 0 : append(&r->csv, &r->record))
-        return QD_OK;
-    return QD_FAIL(QD_IO, "%s: cannot be written: %s", r->csv.path, strerror(errno));
+    if (step > 0)
+        QD_TRY(qd_file_read(r->csv.path, SIZE_MAX / 2, &text, &length));
+    const int missing = text ? columns_missing(text, &r->record) : -1;
+    qd_status status = QD_OK;
+    if (missing > 0) {
+        status = extend_rows(r, text, end_of_rows(text, step), missing);
+    } else {
+        r->csv.whole = missing == 0 ? (off_t)(end_of_rows(text, step) - text) : 0;
+        if (missing == 0 ? ftruncate(r->csv.fd, r->csv.whole) != 0 : !append(&r->csv, &r->record))
+            status = QD_FAIL(QD_IO, "%s: cannot be written: %s", r->csv.path, strerror(errno));
+    }
+    free(text);
+    return status;
 }
 
 /* ---- TensorBoard ---- */
@@ -177,28 +249,14 @@ static qd_status start_events(qd_recorder *r, int64_t step)
 
 static void put_event(qd_strbuf *out, const qd_train_step *s)
 {
-    const qd_tf_scalar all[] = {
-        {"loss/training", s->loss},           {"train/gradient_norm", s->grad_norm},         {"train/learning_rate", s->lr},
-        {"speed/step_seconds", s->step_seconds}, {"speed/tokens_per_second", s->tokens_per_second},
-        {"loss/validation", s->validation_loss}, {"speed/mfu", s->mfu},
-        {"loss/mtp", s->mtp_loss},            {"train/max_score", s->max_score},
-        {"rewards/margin", s->reward_margin}, {"rewards/chosen", s->reward_chosen}, {"rewards/accuracy", s->reward_accuracy},
-    };
-    enum { ALWAYS = 5, VALIDATION = 5, MFU = 6, MTP = 7, SCORE = 8, REWARDS = 9 };
-    qd_tf_scalar chosen[sizeof all / sizeof *all];
-    int count = ALWAYS;
-    memcpy(chosen, all, ALWAYS * sizeof *all);
-    if (s->validation_tokens > 0)
-        chosen[count++] = all[VALIDATION];
-    if (s->mfu > 0.0)
-        chosen[count++] = all[MFU];
-    if (s->mtp_loss > 0.0)
-        chosen[count++] = all[MTP];
-    if (s->max_score > 0.0)
-        chosen[count++] = all[SCORE];
-    for (size_t i = REWARDS; s->pairs > 0 && i < sizeof all / sizeof *all; i++)
-        chosen[count++] = all[i];
-    qd_tf_put_scalars(out, wall_time(), s->step, chosen, count);
+    figure figures[FIGURE_COUNT];
+    qd_tf_scalar scalars[FIGURE_COUNT];
+    int count = 0;
+    figures_of(s, figures);
+    for (int i = 0; i < FIGURE_COUNT; i++)
+        if (figures[i].scalar && figures[i].known)
+            scalars[count++] = (qd_tf_scalar){figures[i].scalar, figures[i].value};
+    qd_tf_put_scalars(out, wall_time(), s->step, scalars, count);
 }
 
 /* ---- both ---- */
@@ -214,9 +272,7 @@ static qd_status open_files(const qd_config *c, int64_t step, qd_recorder *r)
 {
     if (c->csv) {
         QD_TRY(path_in(r->folder, CSV_FILE, r->csv.path));
-        r->csv.fd = open(r->csv.path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666);
-        if (r->csv.fd < 0)
-            return QD_FAIL(QD_IO, "%s: cannot be created: %s", r->csv.path, strerror(errno));
+        QD_TRY(open_csv(r));
         QD_TRY(start_csv(r, step));
     }
     if (!c->tensorboard)
