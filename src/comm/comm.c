@@ -156,6 +156,7 @@ void qd_comm_destroy(qd_comm *comm)
     bool last = --world->refs == 0;
     pthread_mutex_unlock(&world->lock);
     if (last) qd_progress_destroy(world);
+    qd_checks_destroy(comm);
     qd_comm *host = comm->owns_host ? comm->host : NULL;
     if (comm->on_device) {
         comm->on_device->destroy(comm);

@@ -1,10 +1,10 @@
 /* Internal interface of src/comm: the types and the tables of functions that the core shares with
  * the backends (local/, mpi/, device/, nccl/).
  *
- * The core (comm.c, calls.c, work.c, progress.c, waits.c, transfer.c) owns the public functions,
- * argument checks, sequence numbers, queues, work handles, deadlines, error messages and
- * statistics. A backend moves bytes: it executes one operation per queue through start/poll/finish,
- * never blocks in them, and never touches queues or handles.
+ * The core (comm.c, calls.c, work.c, checked.c, progress.c, waits.c, transfer.c) owns the public
+ * functions, argument checks, sequence numbers, queues, work handles, deadlines, checksums, error
+ * messages and statistics. A backend moves bytes: it executes one operation per queue through
+ * start/poll/finish, never blocks in them, and never touches queues or handles.
  *
  * An operation (qd_transfer) is stored on the caller's stack for a blocking call and inside a
  * qd_work otherwise.
@@ -61,6 +61,15 @@ typedef struct qd_fingerprint {
     uint8_t kind, dtype, reduce, zero;
 } qd_fingerprint;
 
+/* An operation with checksums: see checked.c. The core's. */
+typedef struct qd_checked {
+    bool on, running; /* running: an operation of the backend is in progress */
+    int stage;
+    int64_t piece;
+    uint64_t mark; /* of a send or receive */
+    qd_coll_request call;
+} qd_checked;
+
 struct qd_transfer {
     qd_comm *comm;
     qd_coll_request request;
@@ -72,6 +81,7 @@ struct qd_transfer {
     double noted_at;     /* core: time of the last write to its note */
     int note;            /* core: index of its note on the qd_wait_board, or -1 */
     bool started;        /* core */
+    qd_checked checked;  /* core */
     struct qd_timeline *timeline; /* of the communication stream; NULL: not recorded */
     int timeline_id, piece;
     _Alignas(64) unsigned char state[QD_TRANSFER_STATE_BYTES]; /* the backend's; not cleared before start() */
@@ -143,8 +153,9 @@ struct qd_comm {
     char name[QD_COMM_NAME_BYTES];
     int64_t id;          /* from reserve_id(); the world itself has 0 */
     void *backend_data;  /* the backend's, per communicator */
-    uint64_t sequence;   /* collectives called so far */
-    uint64_t *sent, *received; /* (size) messages so far to and from each peer */
+    uint64_t sequence;   /* collectives called so far; with checksums, those of the backend that have started */
+    uint64_t *sent, *received; /* (size) messages so far to and from each peer; the same */
+    struct qd_checks *checks;  /* NULL until the first collective with checksums */
     qd_queue *queues; /* (1 + 2 * size) collectives, sends to each peer, receives from each peer */
     pthread_mutex_t stats_lock;
     qd_comm_stats stats;
@@ -162,6 +173,7 @@ struct qd_world {
     int refs;       /* live communicators of this rank */
     _Atomic int spin; /* idle polls before yielding the core; a backend lowers it when ranks outnumber cores */
     qd_comm_place place; /* this rank's own */
+    bool checks_messages;
     pthread_mutex_t lock;      /* refs and creation of the progress thread */
     pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */
     struct qd_progress *progress; /* NULL until the first asynchronous call */

@@ -180,8 +180,7 @@ static int list(const hunt *h, char *text, size_t bytes)
     return first;
 }
 
-/* "all-reduce of 100 fp32 (sum), operation 3 of group world" */
-static const char *call_text(const qd_fingerprint *fingerprint, const char *group, char *text, size_t bytes)
+const char *qd_call_text(const qd_fingerprint *fingerprint, const char *group, char *text, size_t bytes)
 {
     char what[128];
     snprintf(text, bytes, "%s, %s %llu of group %s", qd_fingerprint_text(fingerprint, what, sizeof what),
@@ -198,7 +197,7 @@ void qd_last_call_text(const qd_wait_board *board, char *text, size_t bytes)
     memcpy(&call, words, sizeof call);
     call.name[sizeof call.name - 1] = '\0';
     qd_comm_place_get(&board->place, place);
-    if (call.fingerprint.sequence > 0) call_text(&call.fingerprint, call.name, what, sizeof what);
+    if (call.fingerprint.sequence > 0) qd_call_text(&call.fingerprint, call.name, what, sizeof what);
     snprintf(text, bytes, "%s%s%s%s%s%s", place[0] ? "at '" : "", place, place[0] ? "'" : "", place[0] && what[0] ? ", " : "",
              !what[0] ? "" : call.inside ? "in " : "after ", what);
 }
@@ -224,7 +223,7 @@ qd_status qd_wait_verdict(const qd_transfer *op)
     int found = list(&h, missing, sizeof missing);
     qd_comm_place_get(&world->place, place);
     if (place[0]) snprintf(at, sizeof at, " at '%s'", place);
-    call_text(&op->fingerprint, comm->name, mine, sizeof mine);
+    qd_call_text(&op->fingerprint, comm->name, mine, sizeof mine);
     qd_status status;
     const suspect *s = found >= 0 ? &h.suspects[found] : NULL;
     if (!s || s->waiter < 0) {
@@ -233,7 +232,7 @@ qd_status qd_wait_verdict(const qd_transfer *op)
                          s && s->waits ? ", and all of them wait for each other" : "");
     } else {
         status = QD_FAIL(QD_TIMEOUT, "%s did not arrive within %g s in %s; rank %d waits there, and rank %d for rank %d in %s%s", missing,
-                         world->config.deadline_seconds, call_text(&s->note.fingerprint, s->note.name, theirs, sizeof theirs),
+                         world->config.deadline_seconds, qd_call_text(&s->note.fingerprint, s->note.name, theirs, sizeof theirs),
                          h.suspects[s->waiter].rank, world->rank, h.suspects[s->first].rank, mine, at);
     }
     free(h.suspects);

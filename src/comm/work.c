@@ -65,11 +65,11 @@ static qd_status op_step(qd_transfer *op, bool *done, bool *moved)
     if (!op->started) {
         op->started = true;
         op->moved_at = 0;
-        qd_last_call_set(op);
-        status = qd_op_start(op);
+        if (!op->checked.on) qd_last_call_set(op);
+        status = op->checked.on ? qd_checked_start(op) : qd_op_start(op);
         *moved = true;
     }
-    if (status == QD_OK) status = qd_op_poll(op, done, moved);
+    if (status == QD_OK) status = op->checked.on ? qd_checked_poll(op, done, moved) : qd_op_poll(op, done, moved);
     qd_op_unlock(op);
     if (*moved) {
         op->moved_at = 0;
@@ -110,7 +110,7 @@ static void op_end(qd_transfer *op, qd_status status)
     if (op->started && status == QD_OK) qd_last_call_end(op);
     if (op->started) {
         qd_op_lock(op);
-        qd_op_finish(op);
+        op->checked.on ? qd_checked_finish(op) : qd_op_finish(op);
         qd_op_unlock(op);
     }
     pthread_mutex_lock(&comm->stats_lock);
@@ -256,6 +256,13 @@ static qd_queue *queue_of(qd_comm *comm, const qd_coll_request *request)
     return &comm->queues[0];
 }
 
+uint64_t qd_transfer_number(qd_comm *comm, const qd_coll_request *request)
+{
+    return request->kind == QD_COLL_SEND   ? ++comm->sent[request->root]
+           : request->kind == QD_COLL_RECV ? ++comm->received[request->root]
+                                           : ++comm->sequence;
+}
+
 static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *request, uint64_t shape)
 {
     op->comm = comm;
@@ -267,10 +274,8 @@ static void op_fill(qd_transfer *op, qd_comm *comm, const qd_coll_request *reque
     op->started = false;
     op->timeline = comm->timeline;
     op->timeline_id = comm->timeline_id;
-    uint64_t sequence = request->kind == QD_COLL_SEND   ? ++comm->sent[request->root]
-                        : request->kind == QD_COLL_RECV ? ++comm->received[request->root]
-                                                        : ++comm->sequence;
-    op->fingerprint = (qd_fingerprint){.sequence = sequence,
+    op->checked.on = comm->world->checks_messages && !comm->on_device && comm->size > 1;
+    op->fingerprint = (qd_fingerprint){.sequence = op->checked.on ? 0 : qd_transfer_number(comm, request),
                                        .count = request->count,
                                        .shape = shape,
                                        .root = request->root,

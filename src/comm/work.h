@@ -56,10 +56,24 @@ typedef bool (*qd_again)(void *context);
 void qd_world_idle(qd_world *world, qd_idle *idle, qd_again again, void *context);
 void qd_world_wake(qd_world *world);
 
+/* The sequence number of the next operation (or message) of this kind. */
+uint64_t qd_transfer_number(qd_comm *comm, const qd_coll_request *request);
+
+/* checked.c: like the functions of a backend, for an operation with checksums. start assigns its
+ * sequence numbers. */
+typedef struct qd_checks qd_checks;
+qd_status qd_checked_start(qd_transfer *op);
+qd_status qd_checked_poll(qd_transfer *op, bool *done, bool *moved);
+void qd_checked_finish(qd_transfer *op);
+void qd_checks_destroy(qd_comm *comm);
+
 /* waits.c */
 void qd_wait_write(qd_transfer *op, double now, bool holds); /* writes or renews the operation's note */
 void qd_wait_clear(qd_transfer *op);                         /* removes the note after progress */
 qd_status qd_wait_verdict(const qd_transfer *op);            /* after the deadline: QD_TIMEOUT that names the late ranks */
+
+/* "all-reduce of 100 fp32 (sum), operation 3 of group world": text is returned. */
+const char *qd_call_text(const qd_fingerprint *fingerprint, const char *group, char *text, size_t bytes);
 
 /* progress.c */
 typedef struct qd_progress qd_progress;

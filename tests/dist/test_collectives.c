@@ -1,6 +1,7 @@
 /* Every operation, type and count pattern against a serial reference, on threads, processes and
  * MPI, which must be bit-identical. The test of failures, which mostly waits, may run concurrently.
  * ctest: timeout 400 */
+#include "comm/checked.h"
 #include "dist/reference.h"
 #include "support/ranks.h"
 #include "support/sample.h"
@@ -37,6 +38,7 @@ typedef struct bench {
 static qd_status bench_open(bench *b, qd_comm *comm, const char *text, int64_t most)
 {
     *b = (bench){.comm = comm, .text = text, .salt = 1};
+    qd_comm_check_messages(comm, strcmp(text, "checked") == 0);
     b->rank = qd_comm_rank(comm);
     b->size = qd_comm_size(comm);
     b->room = (most + 16) * 8;
@@ -448,6 +450,7 @@ static qd_status body_async(qd_comm *world, void *arg)
     qd_ranks_call *call = arg;
     int rank = qd_comm_rank(world), size = qd_comm_size(world);
     qd_comm *groups[GROUPS] = {world};
+    qd_comm_check_messages(world, strcmp(call->text, "checked") == 0);
     for (int g = 1; g < GROUPS; g++) QD_TRY(qd_comm_split(world, 0, rank, "copy", &groups[g]));
     static const int64_t sizes[] = {5, 1000, 70001, 0, 20000, 3};
     float *in[GROUPS][FLIGHTS], *out[GROUPS][FLIGHTS];
@@ -577,6 +580,18 @@ static const qd_ranks_entry bodies[] = {
     {"every", body_every}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
     {"arguments", body_arguments}};
 
+/* Runs a body; its values must be those of `first`. */
+static void run_same(const char *body, qd_ranks_mode mode, const char *text, int size, const qd_ranks_result *first,
+                     qd_ranks_result *results)
+{
+    qd_ranks_options options = {.text = text, .deadline_seconds = 60, .limit_seconds = 180}; /* for a busy machine */
+    if (qd_ranks_run_ok(body, mode, size, &options, results) != QD_OK) fail_msg("memory '%s': %s", text, qd_error_message());
+    for (int r = 0; first && r < size; r++)
+        if (results[r].value != first[r].value)
+            fail_msg("%s: rank %d of %d has other bits with %s, memory '%s', than with %s", body, r, size,
+                     qd_ranks_mode_name(mode), text, qd_ranks_mode_name(QD_RANKS_THREADS));
+}
+
 /* Runs a body in every mode; the values of each size must not depend on the mode. */
 static void run_everywhere(const char *body, const int *sizes, int count)
 {
@@ -587,18 +602,27 @@ static void run_everywhere(const char *body, const int *sizes, int count)
             if (mode != QD_RANKS_THREADS && !sample_has((size_t)i, (size_t)mode, 2)) continue;
             const char *texts[3];
             for (int t = 0; t < ref_texts((qd_ranks_mode)mode, texts); t++) {
-                /* for a busy machine */
-                qd_ranks_options options = {.text = texts[t], .deadline_seconds = 60, .limit_seconds = 180};
-                if (qd_ranks_run_ok(body, (qd_ranks_mode)mode, sizes[i], &options, results) != QD_OK)
-                    fail_msg("memory '%s': %s", texts[t], qd_error_message());
+                run_same(body, (qd_ranks_mode)mode, texts[t], sizes[i], mode == QD_RANKS_THREADS ? NULL : first, results);
                 if (mode == QD_RANKS_THREADS) memcpy(first, results, sizeof first);
-                for (int r = 0; r < sizes[i]; r++)
-                    if (results[r].value != first[r].value)
-                        fail_msg("%s: rank %d of %d has other bits with %s, memory '%s', than with %s", body, r, sizes[i],
-                                 qd_ranks_mode_name((qd_ranks_mode)mode), texts[t], qd_ranks_mode_name(QD_RANKS_THREADS));
             }
         }
     }
+}
+
+/* Checksums of messages do not change results. */
+static void test_checked(void **unused)
+{
+    (void)unused;
+    static const char *const names[] = {"every", "huge", "groups", "async"};
+    qd_ranks_result first[4], results[4];
+    for (int i = 0; i < 4; i++)
+        for (int size = 2; size <= 4; size++) {
+            if (!sample_has((size_t)i, (size_t)size, 2)) continue;
+            run_same(names[i], QD_RANKS_THREADS, "", size, NULL, first);
+            run_same(names[i], QD_RANKS_THREADS, "checked", size, first, results);
+            run_same(names[i], QD_RANKS_PROCESSES, "checked", size, first, results);
+            if (qd_ranks_mode_available(QD_RANKS_MPI)) run_same(names[i], QD_RANKS_MPI, "checked", size, first, results);
+        }
 }
 
 static void test_every(void **unused)
@@ -642,6 +666,7 @@ int main(int argc, char **argv)
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_async),
-                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory)};
+                                       cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory),
+                                       cmocka_unit_test(test_checked)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -273,6 +273,10 @@ static const qd_option options_table[] = {
      "if replicas differ, stop: the run ends and names the rank; heal: of three or more, the rank that the majority contradicts gets "
      "the tensors of the others",
      NULL},
+    {"run.check_messages", QD_OPTION_BOOL, "false", 0, 0, NULL,
+     "compare checksums of all data that ranks exchange: a damaged message ends the run before its data is used, and the ranks are "
+     "named; results stay bit-identical",
+     NULL},
     {"run.launcher", QD_OPTION_STRING, "", 0, 0, NULL,
      "run.restarts: the command that starts the ranks on several machines, such as 'mpirun -n 16 --host a:8,b:8' or 'srun --mpi=pmix'; "
      "the program and its arguments follow it",
@@ -616,6 +620,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->resume = qd_options_bool(o, "run.resume");
     c->check_replicas = qd_options_int(o, "run.check_replicas");
     c->heal = qd_options_enum(o, "run.on_difference") == 1;
+    c->check_messages = qd_options_bool(o, "run.check_messages");
     c->restarts = qd_options_int(o, "run.restarts");
     if (c->restarts > 0 && !c->save)
         return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
@@ -631,6 +636,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     QD_TRY(qd_fp8_resolve(o, c));
     if (c->check_replicas < 0)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
+    if (c->check_messages && strcmp(c->device, "cpu") != 0)
+        return QD_FAIL(QD_USAGE, "run.check_messages takes checksums in host memory, which GPUs do not exchange: it needs run.device=cpu");
     if (c->heal && c->check_replicas == 0)
         return QD_FAIL(QD_USAGE, "run.on_difference=heal has no effect on replicas that are not compared: set run.check_replicas to the "
                                  "steps between comparisons");

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/stacks.h"
+#include "comm/checked.h"
 #include "device/ceiling.h"
 #include "train/ranks/common.h"
 #include "train/run/footprint.h"
@@ -389,6 +390,7 @@ qd_status qd_rank_run_restore_validation(qd_rank_run *s)
 qd_status qd_rank_run_start(qd_rank_run *s)
 {
     const qd_run *run = s->run;
+    qd_comm_check_messages(s->world, run->config.check_messages);
     QD_TRY(qd_comm_split(s->world, 0, qd_comm_rank(s->world), "control", &s->control));
     QD_TRY(qd_rank_agree(s, qd_run_corpus_open(&run->config, NULL, &s->corpus)));
     QD_TRY(qd_rank_agree(s, qd_samples_check(&run->config, &s->corpus)));
