@@ -97,6 +97,7 @@ static qd_status print_json(const findings *f)
     qd_json_put_double(&w, "fma_flops", m->fma_flops);
     qd_json_put_double(&w, "product_flops", m->product_flops);
     qd_json_put_double(&w, "dot_flops", m->dot_flops);
+    qd_json_put_double(&w, "amx_flops", m->amx_flops);
     qd_json_put_double(&w, "bf16_product_flops", m->bf16_product_flops);
     qd_json_put_bool(&w, "products_slow", products_slow(m));
     qd_json_put_int(&w, "memory_bytes", m->memory_bytes);
@@ -155,8 +156,16 @@ static void print_text(const findings *f)
     printf("kernels        %s\n", m->isa);
     printf("GEMM           %s, %.0f of %.0f GFLOP/s on one core%s\n", m->products, m->product_flops * 1e-9,
            m->fma_flops * 1e-9, products_slow(m) ? " (slow)" : "");
-    printf("bf16 GEMM      %s, %.0f of %.0f GFLOP/s on one core\n", m->dot_flops > 0.0 ? "dot products of bf16 pairs" : "computed in fp32",
-           m->bf16_product_flops * 1e-9, (m->dot_flops > 0.0 ? m->dot_flops : m->fma_flops) * 1e-9);
+    const bool amx = m->amx_flops > 0.0, dots = m->dot_flops > 0.0;
+    printf("bf16 GEMM      %s, %.0f of %.0f GFLOP/s on one core\n",
+           amx ? "AMX tiles" : dots ? "dot products of bf16 pairs" : "computed in fp32", m->bf16_product_flops * 1e-9,
+           (amx ? m->amx_flops : dots ? m->dot_flops : m->fma_flops) * 1e-9);
+    printf("ceilings       %.0f GFLOP/s of fp32 multiply-adds", m->fma_flops * 1e-9);
+    if (dots)
+        printf(", %.0f of bf16 dot products", m->dot_flops * 1e-9);
+    if (amx)
+        printf(", %.0f of AMX tiles", m->amx_flops * 1e-9);
+    puts(", on one core");
     printf("memory         %s, %s free%s%s\n", memory, available, m->memory_limit_bytes > 0 ? ", limited to " : "",
            m->memory_limit_bytes > 0 ? limit : "");
     printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");

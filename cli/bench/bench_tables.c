@@ -11,6 +11,7 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
     qd_json_put_string(w, "device", t->device);
     qd_json_put_double(w, "fma_flops", t->fma_flops);
     qd_json_put_double(w, "dot_flops", t->dot_flops);
+    qd_json_put_double(w, "amx_flops", t->amx_flops);
     qd_json_put_double(w, "copy_bytes_per_second", t->copy_bytes);
     if (t->beside_flops > 0.0)
         qd_json_put_double(w, "fma_flops_beside_steps", t->beside_flops);
@@ -40,17 +41,22 @@ static void print_rows(const qd_bench_table *t, bool shares)
     printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, ", t->device, t->fma_flops * 1e-9);
     if (t->dot_flops > 0.0)
         printf("%.1f GFLOP/s of bf16 dot products, ", t->dot_flops * 1e-9);
+    if (t->amx_flops > 0.0)
+        printf("%.1f GFLOP/s of AMX tiles, ", t->amx_flops * 1e-9);
     printf("%.1f GB/s of copying\n", t->copy_bytes * 1e-9);
     if (shares)
         printf("next to the steps: %.1f GFLOP/s of multiply-adds, the ceiling of GEMMs%s; the ceiling of other rows is copying\n\n",
-               t->beside_flops * 1e-9, t->dot_flops > 0.0 ? " (bf16 GEMMs: dot products, faster by the ratio above)" : "");
+               t->beside_flops * 1e-9,
+               t->amx_flops > 0.0   ? " (bf16 GEMMs: AMX tiles, faster by the ratio above)"
+               : t->dot_flops > 0.0 ? " (bf16 GEMMs: dot products, faster by the ratio above)"
+                                    : "");
     else
         cli_explain(
             "time, rate: the best run. ceiling: each GEMM run is compared with multiply-adds of the same threads right before and after "
-            "it, for about as long as the run; the median of these ratios. GEMMs that use bf16 dot products: with that rate times the "
-            "ratio of the ceilings. Other rows: the best run compared with copying; data that stays in the caches exceeds it. quiet: the "
-            "median over runs during which no other program used our cores: multiply-adds and integer additions reached 85 %% of their "
-            "best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
+            "it, for about as long as the run; the median of these ratios. GEMMs that use AMX tiles or bf16 dot products: with that rate "
+            "times the ratio of the ceilings. Other rows: the best run compared with copying; data that stays in the caches exceeds it. "
+            "quiet: the median over runs during which no other program used our cores: multiply-adds and integer additions reached 85 %% "
+            "of their best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else
@@ -155,7 +161,7 @@ static qd_status run_step(cli_call *call)
     print_rows(&table, true);
     printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the %s ceiling\n", r.ranks,
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
-           100.0 * r.ceiling_share, r.uses_dots ? "bf16 dot product" : "FMA");
+           100.0 * r.ceiling_share, r.uses_amx ? "AMX" : r.uses_dots ? "bf16 dot product" : "FMA");
     if (r.over_other > 0.0)
         printf("a step of the other configuration: %.3f s; ours takes %.3f times the steps it alternates with\n", r.other_seconds,
                r.over_other);

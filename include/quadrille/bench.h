@@ -78,8 +78,8 @@ typedef struct qd_bench_row {
     double share;         /* step: of the step's time; kernels: 0 */
     double flops, bytes;  /* per second; 0 where it does not apply */
     double ceiling_share; /* of the measured FMA rate or copy bandwidth, whichever limits; 0: not applicable. Kernels: the
-                             median over runs, each relative to the mean FMA rate right before and after it. GEMMs that use bf16
-                             dot products: relative to that rate times dot_flops / fma_flops */
+                             median over runs, each relative to the mean FMA rate right before and after it. GEMMs that use AMX tiles
+                             or bf16 dot products: relative to that rate times amx_flops or dot_flops / fma_flops */
     double quiet_share;   /* kernels: the same over the quiet runs; 0: there were fewer than 5 */
     int runs, quiet_runs; /* kernels: all runs; those during which FMAs and integer additions reached 85 % of their best rate */
 } qd_bench_row;
@@ -94,7 +94,8 @@ typedef struct qd_bench_table {
     double beside_flops;
     qd_bench_row rows[QD_BENCH_ROWS];
     int count;
-    double dot_flops; /* ceiling of bf16 dot products, as fma_flops; 0: GEMMs of bf16 operands compute in fp32 */
+    double dot_flops; /* ceiling of bf16 dot products, as fma_flops; 0: the kernels have none */
+    double amx_flops; /* ceiling of AMX tiles of bf16; 0: the kernels have none */
 } qd_bench_table;
 QD_SIZED_DEFAULT(qd_bench_table)
 
@@ -108,7 +109,8 @@ typedef struct qd_bench_step_result {
     double step_seconds, tokens_per_second; /* median */
     double flops;                           /* executed per second, all ranks */
     double ceiling_share; /* of the FMA rate of all cores the ranks use: the median over steps, each relative to the rate
-                             measured next to it, as in beside_flops. If uses_dots: times dot_flops / fma_flops */
+                             measured next to it, as in beside_flops. If uses_amx or uses_dots: times amx_flops or dot_flops /
+                             fma_flops */
     double other_seconds; /* median step time of the other configuration; 0: none */
     double over_other;    /* our step time over the other's: median of two steps relative to the two between them; 0: none */
     double model_flops;                     /* per token: 6 x matrix parameters + 12 x layers x seq x width of attention */
@@ -120,6 +122,7 @@ typedef struct qd_bench_step_result {
     int64_t dispatch_bytes;                 /* per step, sent to experts of other ranks and back, sum over ranks */
     int64_t across_bytes, across_flat_bytes; /* the part between nodes (parallel.nodes); what flat dispatch would send there */
     bool uses_dots; /* GEMMs of this step use bf16 dot products */
+    bool uses_amx;  /* … AMX tiles */
 } qd_bench_step_result;
 QD_SIZED_DEFAULT(qd_bench_step_result)
 

@@ -36,8 +36,9 @@ typedef struct qd_machine {
     } gpus[QD_MACHINE_GPUS];
     char gpu_libraries[224];   /* "driver 13.0, runtime 13.0, cuBLAS 13.1.0, cuDNN 9.14.0, NCCL 2.28.3" */
     char gpu_reason[256];      /* why gpu_count is 0 */
-    double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: GEMMs of bf16 operands compute in fp32 */
+    double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: the kernels have none */
     double bf16_product_flops; /* measured FLOP/s of bf16 GEMMs on one core */
+    double amx_flops;          /* measured FLOP/s of AMX tiles of bf16 on one core; 0: the kernels have none */
 } qd_machine;
 QD_SIZED_DEFAULT(qd_machine)
 
@@ -52,7 +53,8 @@ QD_API int64_t qd_machine_free_memory(int64_t *swap);
  * may not use all cores, the result is scaled to all of them. */
 QD_API qd_status qd_machine_peak(double *flops);
 
-/* The same for GEMMs of this type: bf16 dot products if dtype is bf16 and the kernels use them. */
+/* The same for GEMMs of this type: AMX tiles or bf16 dot products if dtype is bf16 and the kernels
+ * use them. */
 QD_API qd_status qd_machine_peak_for(qd_dtype dtype, double *flops);
 
 #ifdef __cplusplus

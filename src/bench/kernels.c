@@ -455,7 +455,7 @@ qd_status qd_kernel_bench_run(qd_device *device, const qd_kernel_bench_config *c
                  .config = config, .bench = bench, .rows = config->batch * config->seq};
     int64_t qkv = config->channels + 2 * (config->channels / config->heads) * config->kv_heads;
     QD_TRY_DONE(qd_device_measure_ceiling(device, fmax(0.3, config->seconds), &bench->ceiling));
-    c.gemm_rate = config->dtype == QD_BF16 && bench->ceiling.dot_flops > 0.0 ? bench->ceiling.dot_flops / bench->ceiling.fma_flops : 1.0;
+    c.gemm_rate = qd_ceiling_of(&bench->ceiling, config->dtype) / bench->ceiling.fma_flops;
     QD_TRY_DONE(take_buffers(&c));
     QD_TRY_DONE(add_tiles(&c));
     QD_TRY_DONE(add_linear(&c, "qkv", qkv, config->channels));

@@ -55,6 +55,7 @@ static qd_status measure_kernels(const qd_options *options, double seconds, qd_b
         return status;
     table->fma_flops = bench.ceiling.fma_flops;
     table->dot_flops = bench.ceiling.dot_flops;
+    table->amx_flops = bench.ceiling.amx_flops;
     table->copy_bytes = bench.ceiling.copy_bytes;
     for (int i = 0; i < bench.count && i < QD_BENCH_ROWS; i++) {
         const qd_kernel_bench_row *from = &bench.rows[i];
@@ -82,10 +83,10 @@ static qd_status measure_ceiling(qd_trainer *trainer, qd_comm *world, void *argu
     qd_ceiling mine, *sum = argument;
     QD_TRY(qd_comm_barrier(world, NULL));
     QD_TRY(qd_device_measure_ceiling(qd_trainer_device(trainer), 0.5, &mine));
-    double all[3] = {mine.fma_flops, mine.dot_flops, mine.copy_bytes};
-    QD_TRY(qd_comm_all_reduce(world, all, all, 3, QD_F64, QD_SUM, NULL));
+    double all[4] = {mine.fma_flops, mine.dot_flops, mine.amx_flops, mine.copy_bytes};
+    QD_TRY(qd_comm_all_reduce(world, all, all, 4, QD_F64, QD_SUM, NULL));
     if (qd_comm_rank(world) == 0)
-        *sum = (qd_ceiling){.fma_flops = all[0], .dot_flops = all[1], .copy_bytes = all[2]};
+        *sum = (qd_ceiling){.fma_flops = all[0], .dot_flops = all[1], .amx_flops = all[2], .copy_bytes = all[3]};
     return QD_OK;
 }
 
@@ -107,9 +108,10 @@ static qd_status measure_now(qd_trainer *trainer, qd_comm *world, void *argument
     return QD_OK;
 }
 
-/* mean: of the times of steps, because the rows are means too. */
+/* mean: of the times of steps, because the rows are means too. rate: the ceiling of the row's
+ * instructions, relative to multiply-adds. */
 static void add_row(qd_bench_table *t, int ranks, double mean, const char *name, double seconds, double flops, double bytes,
-                    bool dots)
+                    double rate)
 {
     if (seconds <= 0.0 || t->count == QD_BENCH_ROWS)
         return;
@@ -118,7 +120,7 @@ static void add_row(qd_bench_table *t, int ranks, double mean, const char *name,
     snprintf(row->name, sizeof row->name, "%s", name);
     if (flops > 0.0) {
         row->flops = flops / seconds;
-        row->ceiling_share = row->flops / (t->beside_flops / ranks * (dots ? t->dot_flops / t->fma_flops : 1.0));
+        row->ceiling_share = row->flops / (t->beside_flops / ranks * rate);
     } else if (bytes > 0.0) {
         row->bytes = bytes / seconds;
         row->ceiling_share = row->bytes / (t->copy_bytes / ranks);
@@ -133,13 +135,14 @@ static bool is_attention(qd_op_kind kind)
 }
 
 /* Rank 0's time: ops first, then the actions that are not modules, then the unexplained rest.
- * apart: copies from and to host memory have streams of their own. */
-static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_profile *p, int steps, bool apart, bool dots)
+ * apart: copies from and to host memory have streams of their own. rate: of GEMMs, as for
+ * add_row. */
+static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_profile *p, int steps, bool apart, double rate)
 {
     double explained = 0.0, per = 1.0 / steps;
     for (int kind = 0; kind < QD_OP_KIND_COUNT; kind++) {
         add_row(t, ranks, mean, qd_op_name((qd_op_kind)kind), p->ops.seconds[kind] * per, p->ops.flops[kind] * per,
-                (double)p->ops.bytes[kind] * per, dots && !is_attention((qd_op_kind)kind));
+                (double)p->ops.bytes[kind] * per, is_attention((qd_op_kind)kind) ? 1.0 : rate);
         explained += p->ops.seconds[kind] * per;
     }
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {
@@ -149,11 +152,11 @@ static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_p
         bool copies = apart && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
         snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", overlapped" : "");
-        add_row(t, ranks, mean, name, p->action_seconds[kind] * per, 0.0, 0.0, false);
+        add_row(t, ranks, mean, name, p->action_seconds[kind] * per, 0.0, 0.0, 1.0);
         explained += copies ? 0.0 : p->action_seconds[kind] * per;
     }
-    add_row(t, ranks, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0, false);
-    add_row(t, ranks, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0, false);
+    add_row(t, ranks, mean, "waiting for reductions", p->wait_seconds * per, 0.0, 0.0, 1.0);
+    add_row(t, ranks, mean, "interpreter and the rest", mean - explained - p->wait_seconds * per, 0.0, 0.0, 1.0);
 }
 
 static int by_value(const void *a, const void *b)
@@ -413,17 +416,19 @@ static qd_status measure_step(const qd_options *options, const qd_options *in_tu
     result->ranks = config.world;
     table->fma_flops = ceiling.fma_flops;
     table->dot_flops = ceiling.dot_flops;
+    table->amx_flops = ceiling.amx_flops;
     table->copy_bytes = ceiling.copy_bytes;
-    result->uses_dots = ceiling.dot_flops > 0.0 && config.strategy.activation == QD_BF16;
+    const bool bf16 = config.strategy.activation == QD_BF16;
+    const double rate = qd_ceiling_of(&ceiling, config.strategy.activation) / ceiling.fma_flops;
+    result->uses_amx = bf16 && ceiling.amx_flops > 0.0;
+    result->uses_dots = bf16 && !result->uses_amx && ceiling.dot_flops > 0.0;
     result->threads = qd_device_get_caps(device)->threads;
     describe_device(device, table->device, sizeof table->device);
     result->tokens_per_second = (double)config.global_batch * (double)config.strategy.seq / result->step_seconds;
     result->flops = qd_program_flops(program) * config.world / result->step_seconds;
-    result->ceiling_share *= qd_program_flops(program) * config.world;
-    if (result->uses_dots)
-        result->ceiling_share *= ceiling.fma_flops / ceiling.dot_flops;
+    result->ceiling_share *= qd_program_flops(program) * config.world / rate;
     result->model_flops = qd_model_flops_per_token(&config.model, config.strategy.seq);
-    fill_rows(table, config.world, mean, profile, steps, !on_host && config.strategy.overlap, result->uses_dots);
+    fill_rows(table, config.world, mean, profile, steps, !on_host && config.strategy.overlap, rate);
 done:
     qd_team_destroy(other);
     qd_team_destroy(team);

@@ -6,9 +6,13 @@
 
 typedef struct qd_ceiling {
     double fma_flops;  /* fp32 FLOP/s of multiply-adds in registers, on all compute threads */
-    double dot_flops;  /* the same of bf16 dot products; 0 where GEMMs of bf16 operands do not use them */
+    double dot_flops;  /* the same of bf16 dot products; 0: the kernels have none */
+    double amx_flops;  /* the same of AMX tiles of bf16; 0: the kernels have none */
     double copy_bytes; /* bytes/s read plus written by a copy between buffers far larger than the caches */
 } qd_ceiling;
+
+/* The ceiling of the instructions that multiply operands of this type in GEMMs. */
+double qd_ceiling_of(const qd_ceiling *ceiling, qd_dtype dtype);
 
 /* Takes about `seconds` and keeps the best of several runs. Allocates two buffers on the device
  * while it runs. */
@@ -17,8 +21,8 @@ qd_status qd_device_measure_ceiling(qd_device *device, double seconds, qd_ceilin
 /* fma_flops only, the best of `runs` runs of about a millisecond each. Allocates nothing. */
 qd_status qd_device_measure_fma(qd_device *device, int runs, double *fma_flops);
 
-/* dot_flops only, measured as qd_device_measure_fma measures. */
-qd_status qd_device_measure_dots(qd_device *device, int runs, double *dot_flops);
+/* fma_flops, dot_flops and amx_flops, each measured as qd_device_measure_fma measures. */
+qd_status qd_device_measure_flops(qd_device *device, int runs, qd_ceiling *ceiling);
 
 /* The current fma_flops: the mean over `runs` consecutive runs. */
 qd_status qd_device_average_fma(qd_device *device, int runs, double *fma_flops);

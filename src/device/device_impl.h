@@ -8,6 +8,9 @@
 
 /* Slots are required up to describe_workspace. Sizes are in bytes; copy and fill_zero are never
  * called with size 0. */
+/* Instructions that multiply bf16 operands: dot products of vectors, AMX tiles. */
+typedef enum qd_bf16_unit { QD_BF16_DOTS, QD_BF16_AMX } qd_bf16_unit;
+
 typedef struct qd_device_ops {
     void (*destroy)(qd_device *device); /* frees the backend's struct, whose first member is qd_device */
     qd_status (*alloc)(qd_device *device, int64_t bytes, void **address); /* zeroed; bytes >= 1 */
@@ -35,7 +38,8 @@ typedef struct qd_device_ops {
     qd_status (*make_current)(qd_device *device);
     void *(*native)(qd_stream *stream);
     qd_status (*run_fma)(qd_stream *stream, double *flops); /* required; keeps all multiply-add units busy and returns the FLOPs */
-    qd_status (*run_dots)(qd_stream *stream, double *flops); /* optional; with bf16 dot products, 0 FLOPs if GEMMs do not use them */
+    /* Optional; with bf16 dot products or AMX tiles, 0 FLOPs if these kernels have none. */
+    qd_status (*run_bf16)(qd_stream *stream, qd_bf16_unit unit, double *flops);
     qd_status (*run_tiles)(qd_stream *stream, qd_dtype dtype, double *flops, double *seconds); /* optional; see qd_device_run_tiles */
     qd_status (*run_adds)(qd_stream *stream, double *adds);                    /* optional; see qd_device_measure_adds */
 } qd_device_ops;

@@ -183,12 +183,14 @@ class Outputs(program.ProgramTest):
         machine = self.json_of("doctor", "--json")
         self.assertGreater(machine["bf16_product_flops"], 0)
         self.assertEqual(machine["dot_flops"] > 0, machine["isa"] in ("avx512bf16", "amx"))
+        self.assertEqual(machine["amx_flops"] > 0, machine["isa"] == "amx")
         for kernels in dict.fromkeys((machine["isa"], "neon" if machine["isa"] == "neon" else "generic")):
             pinned = (*program.SMALL, "train.precision=bf16", f"run.kernels={kernels}", "--json")
             for report in (self.json_of("bench", "kernels", *pinned, "--seconds", "0.001"),
                            self.json_of("bench", "step", *pinned, "--warm-up", "1", "--repeat", "1")):
                 self.assertTrue(report["device"].startswith(f"cpu {kernels},"), report["device"])
                 self.assertEqual(report["dot_flops"] > 0, kernels in ("avx512bf16", "amx"))
+                self.assertEqual(report["amx_flops"] > 0, kernels == "amx")
 
     def test_the_end_at_80_columns(self):
         """Nothing is wider than the terminal, and the next commands can be pasted."""

@@ -267,7 +267,7 @@ static const qd_device_ops ops = {
     .event_done = cpu_event_done,
     .event_seconds = cpu_event_seconds,
     .run_fma = qd_cpu_run_fma,
-    .run_dots = qd_cpu_run_dots,
+    .run_bf16 = qd_cpu_run_bf16,
     .run_tiles = qd_cpu_run_tiles,
     .run_adds = qd_cpu_run_adds,
 };

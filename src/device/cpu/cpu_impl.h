@@ -94,9 +94,9 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
 QD_KERNEL_TABLE(QD_CPU_KERNEL)
 #undef QD_CPU_KERNEL
 
-/* qd_device_ops.run_fma, run_dots, run_tiles and run_adds (gemm/ceiling.c). */
+/* qd_device_ops.run_fma, run_bf16, run_tiles and run_adds (gemm/ceiling.c). */
 qd_status qd_cpu_run_fma(qd_stream *stream, double *flops);
-qd_status qd_cpu_run_dots(qd_stream *stream, double *flops);
+qd_status qd_cpu_run_bf16(qd_stream *stream, qd_bf16_unit unit, double *flops);
 qd_status qd_cpu_run_tiles(qd_stream *stream, qd_dtype dtype, double *flops, double *seconds);
 qd_status qd_cpu_run_adds(qd_stream *stream, double *adds);
 

@@ -190,9 +190,11 @@ static qd_status look_at_kernels(qd_machine *m)
     const qd_device_caps *caps = qd_device_get_caps(device);
     snprintf(m->isa, sizeof m->isa, "%s", caps->isa);
     snprintf(m->products, sizeof m->products, "%s", caps->blas);
-    qd_status status = qd_device_measure_fma(device, FMA_RUNS, &m->fma_flops);
-    if (status == QD_OK)
-        status = qd_device_measure_dots(device, FMA_RUNS, &m->dot_flops);
+    qd_ceiling ceiling = {0};
+    qd_status status = qd_device_measure_flops(device, FMA_RUNS, &ceiling);
+    m->fma_flops = ceiling.fma_flops;
+    m->dot_flops = ceiling.dot_flops;
+    m->amx_flops = ceiling.amx_flops;
     if (status == QD_OK)
         status = time_products(device, QD_F32, &m->product_flops);
     if (status == QD_OK)
@@ -241,13 +243,10 @@ qd_status qd_machine_peak_for(qd_dtype dtype, double *flops)
     look_at_cores(&m);
     config.threads = m.cores_allowed;
     QD_TRY(qd_device_create("cpu", &config, &device));
-    double dots = 0.0;
-    qd_status status = qd_device_measure_fma(device, FMA_RUNS, flops);
-    if (status == QD_OK && dtype == QD_BF16)
-        status = qd_device_measure_dots(device, FMA_RUNS, &dots);
-    if (dots > 0.0)
-        *flops = dots;
-    *flops *= (double)m.cores / m.cores_allowed;
+    qd_ceiling ceiling = {0};
+    qd_status status = dtype == QD_BF16 ? qd_device_measure_flops(device, FMA_RUNS, &ceiling)
+                                        : qd_device_measure_fma(device, FMA_RUNS, &ceiling.fma_flops);
+    *flops = qd_ceiling_of(&ceiling, dtype) * (double)m.cores / m.cores_allowed;
     qd_device_destroy(device);
     return status;
 }

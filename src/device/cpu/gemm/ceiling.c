@@ -1,5 +1,5 @@
-/* Measures the peak throughput of the CPU: multiply-adds, dot products and integer additions in
- * registers, and GEMM panels in cache. */
+/* Measures the peak throughput of the CPU: multiply-adds, dot products, AMX tiles and integer
+ * additions in registers, and GEMM panels in cache. */
 #include "base/clock.h"
 #include "device/cpu/gemm/ceiling_impl.h"
 #include "device/cpu/gemm/matmul_impl.h"
@@ -10,7 +10,7 @@
  * because a core may be slower than the others for a while: the ceiling is what all threads achieve
  * together, not the slowest thread times their number. Pieces of a few microseconds, because
  * threads without work wait for the last one. */
-enum { STEPS = 1 << 11, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
+enum { STEPS = 1 << 11, AMX_STEPS = 1 << 7, PIECES = 128, ADD_STEPS = 1 << 10, ADD_PIECES = 64 };
 
 static void run_fma(void *context, int64_t begin, int64_t end, int thread)
 {
@@ -24,6 +24,13 @@ static void run_dots(void *context, int64_t begin, int64_t end, int thread)
     float *sink = qd_cpu_workspace(context, thread);
     for (int64_t i = begin; i < end; i++)
         *sink = qd_cpu_ceiling_for(context)->dot(STEPS);
+}
+
+static void run_amx(void *context, int64_t begin, int64_t end, int thread)
+{
+    float *sink = qd_cpu_workspace(context, thread);
+    for (int64_t i = begin; i < end; i++)
+        *sink = qd_cpu_ceiling_for(context)->amx(AMX_STEPS);
 }
 
 static void run_adds(void *context, int64_t begin, int64_t end, int thread)
@@ -49,16 +56,21 @@ qd_status qd_cpu_run_fma(qd_stream *stream, double *flops)
     return QD_OK;
 }
 
-qd_status qd_cpu_run_dots(qd_stream *stream, double *flops)
+qd_status qd_cpu_run_bf16(qd_stream *stream, qd_bf16_unit unit, double *flops)
 {
     qd_cpu *cpu = qd_cpu_of(stream);
     *flops = 0.0;
 #if defined(__x86_64__)
-    if (cpu->isa == QD_CPU_amx_emulated) /* emulated with multiply-adds; the machine may lack dot products */
-        return QD_OK;
+    const qd_cpu_ceiling *loops = qd_cpu_ceiling_for(cpu);
+    /* Processors with AMX have dot products too; its emulation uses multiply-adds. */
+    if (unit == QD_BF16_DOTS && (cpu->isa == QD_CPU_avx512bf16 || cpu->isa == QD_CPU_amx))
+        *flops = run_pieces(cpu, PIECES, run_dots) * STEPS * loops->dot_flops_per_step;
+    if (unit == QD_BF16_AMX && cpu->isa == QD_CPU_amx)
+        *flops = run_pieces(cpu, PIECES, run_amx) * AMX_STEPS * loops->amx_flops_per_step;
+#else
+    (void)cpu;
+    (void)unit;
 #endif
-    if (cpu->dots)
-        *flops = run_pieces(cpu, PIECES, run_dots) * STEPS * qd_cpu_ceiling_for(cpu)->dot_flops_per_step;
     return QD_OK;
 }
 
