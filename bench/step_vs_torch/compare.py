@@ -3,11 +3,12 @@
 one run.
 
   python3 bench/step_vs_torch/compare.py --torch VENV/bin/python3
-      [--quadrille build/release/bin/quadrille] [--case gpt2:1x2]
+      [--quadrille build/release/bin/quadrille] [--case gpt2:1x2] [--kind eager]
 
 VENV is a virtual environment with PyTorch from the Python index. Each case runs ours, theirs (eager
 and compiled) and ours again; times are medians of the timed steps, and the better of PyTorch's two
-counts.
+counts. A case is a model, ranks and threads per rank; without --case, two models on two cores. For
+many cores: --case gpt2-long:1x16 --case gpt2-long:4x4.
 """
 import argparse
 import json
@@ -22,8 +23,10 @@ ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 CASES = {  # name, preset, vocabulary, seq, global batch
     "gpt2": ("GPT-2 124M", "gpt2-124M", 50257, 256, 4),
     "llama": ("small Llama", "llama-small", 8192, 256, 8),
+    "gpt2-long": ("GPT-2 124M", "gpt2-124M", 50257, 1024, 16),
+    "llama-long": ("small Llama", "llama-small", 8192, 1024, 16),
 }
-LAYOUTS = [(1, 2), (2, 1)]  # ranks, threads per rank
+USUAL = ["gpt2:1x2", "gpt2:2x1", "llama:1x2", "llama:2x1"]
 
 
 def ours(o, case, ranks, threads, folder, text):
@@ -51,6 +54,15 @@ def theirs(o, case, ranks, threads, compiled, port):
     return statistics.median(json.loads(outputs[0])["seconds"])
 
 
+def parse_case(text):
+    """"gpt2:1x2" as key, ranks, threads per rank."""
+    key, _, layout = text.partition(":")
+    ranks, _, threads = layout.partition("x")
+    if key not in CASES or not ranks.isdigit() or not threads.isdigit() or CASES[key][4] % int(ranks):
+        raise argparse.ArgumentTypeError(f"'{text}': MODEL:RANKSxTHREADS, where MODEL is one of {', '.join(CASES)} and RANKS divides its batch")
+    return key, int(ranks), int(threads)
+
+
 def main():
     a = argparse.ArgumentParser()
     a.add_argument("--torch", required=True, help="python3 of a virtual environment with PyTorch")
@@ -59,34 +71,32 @@ def main():
     a.add_argument("--warm-up", type=int, default=2)
     a.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: train.precision=bf16 against autocast")
     a.add_argument("--json", action="store_true")
-    every = [f"{key}:{ranks}x{threads}" for key in CASES for ranks, threads in LAYOUTS]
-    a.add_argument("--case", choices=every, action="append", help="only this model, ranks and threads; may be repeated")
+    a.add_argument("--case", type=parse_case, action="append", help="MODEL:RANKSxTHREADS instead of the usual four; may be repeated")
+    a.add_argument("--kind", choices=("eager", "compiled"), action="append", help="of PyTorch, instead of both")
     o = a.parse_args()
     rows, port = [], random.randint(20000, 40000)
     with tempfile.TemporaryDirectory() as folder:
         text = os.path.join(folder, "text")
         with open(text, "wb") as f:
             f.write(random.Random(1).randbytes(1 << 20))
-        for key, case in CASES.items():
-            for ranks, threads in LAYOUTS:
-                if o.case and f"{key}:{ranks}x{threads}" not in o.case:
-                    continue
-                before = ours(o, case, ranks, threads, folder, text)
-                peers = {}
-                for kind in ("eager", "compiled"):
-                    port += 1
-                    peers[kind] = theirs(o, case, ranks, threads, kind == "compiled", port)
-                after = ours(o, case, ranks, threads, folder, text)
-                tokens = case[3] * case[4]
-                best = min(t for t in peers.values() if t)
-                row = {"model": case[0], "ranks": ranks, "threads": threads, "tokens": tokens,
-                       "quadrille_tokens_per_second": tokens / min(before, after), "torch_tokens_per_second": tokens / best,
-                       "torch": {k: t and tokens / t for k, t in peers.items()}, "ratio": best / min(before, after),
-                       "quadrille_seconds": [before, after]}
-                rows.append(row)
-                print(f"{case[0]:12} {ranks} x {threads}: quadrille {row['quadrille_tokens_per_second']:8.1f} tokens/s, PyTorch "
-                      f"{row['torch_tokens_per_second']:8.1f} ({', '.join(f'{k} {t:.1f}' for k, t in row['torch'].items() if t)}), "
-                      f"ratio {row['ratio']:.2f}", file=sys.stderr, flush=True)
+        for key, ranks, threads in o.case or [parse_case(text) for text in USUAL]:
+            case = CASES[key]
+            before = ours(o, case, ranks, threads, folder, text)
+            peers = {}
+            for kind in o.kind or ("eager", "compiled"):
+                port += 1
+                peers[kind] = theirs(o, case, ranks, threads, kind == "compiled", port)
+            after = ours(o, case, ranks, threads, folder, text)
+            tokens = case[3] * case[4]
+            best = min((t for t in peers.values() if t), default=float("nan"))
+            row = {"model": case[0], "batch": case[4], "seq": case[3], "ranks": ranks, "threads": threads, "tokens": tokens,
+                   "quadrille_tokens_per_second": tokens / min(before, after), "torch_tokens_per_second": tokens / best,
+                   "torch": {k: t and tokens / t for k, t in peers.items()}, "ratio": best / min(before, after),
+                   "quadrille_seconds": [before, after]}
+            rows.append(row)
+            print(f"{case[0]:12} {case[4]} x {case[3]}, {ranks} x {threads}: quadrille {row['quadrille_tokens_per_second']:8.1f} tokens/s, "
+                  f"PyTorch {row['torch_tokens_per_second']:8.1f} ({', '.join(f'{k} {t:.1f}' for k, t in row['torch'].items() if t)}), "
+                  f"ratio {row['ratio']:.2f}", file=sys.stderr, flush=True)
     if o.json:
         print(json.dumps(rows))
 
