@@ -1,7 +1,7 @@
 /* Executes an operation with checksums (checked.h) as a sequence of the backend's own operations:
  *
  *   moves without sums    the data, then the checksums by an operation of the same kind
- *   reductions            pieces of the parts that each rank sums, by all-to-all into a buffer, then
+ *   reductions            pieces of the parts that each rank sums, by all-to-all into a buffer and
  *                         their checksums; this rank sums its part locally
  *   all-reduce            the same, then an all-gather of the sums and their checksums
  *   small all-reduce      one all-gather of inputs with their checksums appended

@@ -13,14 +13,14 @@
  * staging stays small. The chunk size depends only on the operation and the group, so both ends of
  * a link use the same. */
 #include "base/clock.h"
-#include "comm/mpi/mpi_impl.h"
+#include "comm/remote/remote.h"
 #include "device/sum.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Staging of a group, per peer: received chunks, and chunks packed for sending. */
-enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
+enum { STAGE_RX, STAGE_PACK = QD_REMOTE_DEPTH, STAGES = 2 * QD_REMOTE_DEPTH };
 #define STAGING_MOST ((int64_t)8 << 20) /* per stage, all peers together */
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
@@ -30,7 +30,7 @@ enum { STAGE_RX, STAGE_PACK = QD_MPI_DEPTH, STAGES = 2 * QD_MPI_DEPTH };
 #define LARGE ((int64_t)64 << 10) /* copies and sums of this size and more are timed */
 
 typedef struct run {
-    qd_mpi_group *group;
+    qd_remote_group *group;
     const unsigned char *in;
     unsigned char *out;
     int64_t size;        /* of an element */
@@ -58,15 +58,27 @@ static int64_t chunks_of(int64_t count, int64_t chunk)
     return (count + chunk - 1) / chunk;
 }
 
-static int64_t chunk_length(const qd_mpi_flow *flow, int64_t chunk, int64_t index)
+static int64_t chunk_length(const qd_remote_flow *flow, int64_t chunk, int64_t index)
 {
     int64_t rest = flow->count - index * chunk;
     return rest < chunk ? rest : chunk;
 }
 
-static MPI_Request *request_of(const qd_mpi_group *group, int peer, int slot)
+static int request_of(int peer, int slot)
 {
-    return &group->requests[peer * QD_MPI_REQUESTS + slot];
+    return peer * QD_REMOTE_REQUESTS + slot;
+}
+
+static qd_status post_send(qd_remote_group *group, int peer, int channel, const void *data, int64_t bytes, int slot)
+{
+    group->active++;
+    return qd_remote_send(group, peer, channel, data, bytes, group->requests, request_of(peer, slot));
+}
+
+static qd_status post_recv(qd_remote_group *group, int peer, int channel, void *data, int64_t bytes, int slot)
+{
+    group->active++;
+    return qd_remote_recv(group, peer, channel, data, bytes, group->requests, request_of(peer, slot));
 }
 
 static unsigned char *stage_of(const run *r, int peer, int stage)
@@ -166,7 +178,7 @@ static void plan_flows(qd_transfer *op)
     int v = q->root >= 0 ? (rank - q->root + n) % n : 0;
     r->parent = q->kind == QD_COLL_BROADCAST && v ? (q->root + (v & (v - 1))) % n : -1;
     for (int p = 0; p < n; p++) {
-        qd_mpi_link *link = &r->group->links[p];
+        qd_remote_link *link = &r->group->links[p];
         int64_t tx = 0, rx = 0, tx2 = 0, rx2 = 0;
         bool root = rank == q->root, to_root = p == q->root;
         switch (q->kind) {
@@ -213,17 +225,17 @@ static void plan_flows(qd_transfer *op)
         }
         if (p == rank)
             tx = rx = tx2 = rx2 = 0;
-        link->first_tx = (qd_mpi_flow){.count = tx, .chunks = chunks_of(tx, r->chunk)};
-        link->first_rx = (qd_mpi_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
-        link->second_tx = (qd_mpi_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
-        link->second_rx = (qd_mpi_flow){.count = rx2, .chunks = chunks_of(rx2, r->chunk)};
+        link->first_tx = (qd_remote_flow){.count = tx, .chunks = chunks_of(tx, r->chunk)};
+        link->first_rx = (qd_remote_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
+        link->second_tx = (qd_remote_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
+        link->second_rx = (qd_remote_flow){.count = rx2, .chunks = chunks_of(rx2, r->chunk)};
         link->greeted = link->carried = false;
     }
 }
 
 static qd_status grow_staging(run *r)
 {
-    qd_mpi_group *group = r->group;
+    qd_remote_group *group = r->group;
     int64_t need = r->stage_bytes * STAGES * group->comm->size;
     if (need <= group->staging_bytes)
         return QD_OK;
@@ -248,7 +260,7 @@ static qd_status plan(qd_transfer *op)
     for (int p = 0; q->kind == QD_COLL_ALL_TO_ALL && p < n; p++)
         elements += q->in_counts[p] + q->out_counts[p];
     int64_t bytes = elements * r->size;
-    int64_t message = QD_MPI_MESSAGE_BYTES;
+    int64_t message = QD_REMOTE_MESSAGE_BYTES;
     bool staged = false;
     switch (q->kind) {
     case QD_COLL_ALL_REDUCE:
@@ -296,7 +308,7 @@ static qd_status plan(qd_transfer *op)
     return QD_OK;
 }
 
-static bool tx_done(const qd_mpi_flow *flow, int64_t chunk)
+static bool tx_done(const qd_remote_flow *flow, int64_t chunk)
 {
     return flow->done > chunk || flow->done == flow->chunks;
 }
@@ -308,7 +320,7 @@ static unsigned char *sum_place(const qd_transfer *op, int64_t c)
     const run *r = run_of(op);
     int rank = op->comm->rank;
     if (r->passes)
-        return stage_of(r, rank, STAGE_RX + (int)(c % QD_MPI_DEPTH));
+        return stage_of(r, rank, STAGE_RX + (int)(c % QD_REMOTE_DEPTH));
     return r->out + (c * r->chunk + (r->sliced ? slice_offset(op, rank) : 0)) * r->size;
 }
 
@@ -316,17 +328,17 @@ static unsigned char *sum_place(const qd_transfer *op, int64_t c)
 static bool sum_next(qd_transfer *op)
 {
     run *r = run_of(op);
-    qd_mpi_group *group = r->group;
-    int n = op->comm->size, rank = op->comm->rank, slot = (int)(r->summed % QD_MPI_DEPTH);
+    qd_remote_group *group = r->group;
+    int n = op->comm->size, rank = op->comm->rank, slot = (int)(r->summed % QD_REMOTE_DEPTH);
     int64_t c = r->summed;
     if (c == chunks_of(r->own, r->chunk))
         return false;
-    if (r->passes && group->links[op->request.root].second_tx.done + QD_MPI_DEPTH <= c)
+    if (r->passes && group->links[op->request.root].second_tx.done + QD_REMOTE_DEPTH <= c)
         return false;
     for (int p = 0; p < n; p++) {
         if (p == rank)
             continue;
-        const qd_mpi_link *link = &group->links[p];
+        const qd_remote_link *link = &group->links[p];
         if (!link->carried && link->first_rx.done <= c)
             return false;
         if (r->in_place && !tx_done(&link->first_tx, c))
@@ -335,11 +347,11 @@ static bool sum_next(qd_transfer *op)
     int64_t first = c * r->chunk;
     int64_t count = r->own - first < r->chunk ? r->own - first : r->chunk;
     for (int p = 0; p < n; p++) {
-        const qd_mpi_link *link = &group->links[p];
+        const qd_remote_link *link = &group->links[p];
         if (p == rank)
             group->sources[p] = first_source(op, p, first, count, stage_of(r, p, STAGE_PACK));
         else
-            group->sources[p] = link->carried ? link->rx + sizeof(qd_mpi_head) : stage_of(r, p, STAGE_RX + slot);
+            group->sources[p] = link->carried ? link->rx + sizeof(qd_remote_head) : stage_of(r, p, STAGE_RX + slot);
     }
     qd_sum_tree(sum_place(op, c), group->sources, n, count, op->request.dtype, op->request.reduce);
     r->summed++;
@@ -347,27 +359,27 @@ static bool sum_next(qd_transfer *op)
 }
 
 /* Whether the next chunk of `flow` may be posted, given that the first `ready` are ready. */
-static bool may_post(const qd_mpi_flow *flow, int64_t ready)
+static bool may_post(const qd_remote_flow *flow, int64_t ready)
 {
-    return flow->posted < flow->chunks && flow->posted < ready && flow->posted < flow->done + QD_MPI_DEPTH;
+    return flow->posted < flow->chunks && flow->posted < ready && flow->posted < flow->done + QD_REMOTE_DEPTH;
 }
 
 /* Posts the sends to and receives from `peer` that are possible now. */
 static qd_status post(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
-    qd_mpi_group *group = r->group;
-    qd_mpi_link *link = &group->links[peer];
+    qd_remote_group *group = r->group;
+    qd_remote_link *link = &group->links[peer];
 
     /* A chunk to be summed occupies its stage until it is summed. */
-    qd_mpi_flow *flow = &link->first_rx;
-    int64_t ready = !link->greeted ? 0 : r->sums ? r->summed + QD_MPI_DEPTH : flow->chunks;
+    qd_remote_flow *flow = &link->first_rx;
+    int64_t ready = !link->greeted ? 0 : r->sums ? r->summed + QD_REMOTE_DEPTH : flow->chunks;
     for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        int slot = (int)(c % QD_MPI_DEPTH);
+        int slot = (int)(c % QD_REMOTE_DEPTH);
         unsigned char *to = r->sums ? NULL : first_place(op, peer, c * r->chunk);
-        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_FIRST, to ? to : stage_of(r, peer, STAGE_RX + slot), count * r->size,
-                           request_of(group, peer, QD_MPI_FIRST_RX + slot)));
+        QD_TRY(post_recv(group, peer, QD_REMOTE_TAG_FIRST, to ? to : stage_of(r, peer, STAGE_RX + slot), count * r->size,
+                         QD_REMOTE_FIRST_RX + slot));
     }
 
     flow = &link->first_tx;
@@ -376,17 +388,16 @@ static qd_status post(qd_transfer *op, int peer)
         ready = group->links[r->parent].first_rx.done;
     for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        int slot = (int)(c % QD_MPI_DEPTH);
+        int slot = (int)(c % QD_REMOTE_DEPTH);
         const void *from = first_source(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_PACK + slot));
-        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_FIRST, from, count * r->size,
-                           request_of(group, peer, QD_MPI_FIRST_TX + slot)));
+        QD_TRY(post_send(group, peer, QD_REMOTE_TAG_FIRST, from, count * r->size, QD_REMOTE_FIRST_TX + slot));
     }
 
     flow = &link->second_tx;
     for (; may_post(flow, r->summed); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(qd_mpi_send(group, peer, QD_MPI_TAG_SECOND, sum_place(op, c), count * r->size,
-                           request_of(group, peer, QD_MPI_SECOND_TX + (int)(c % QD_MPI_DEPTH))));
+        QD_TRY(post_send(group, peer, QD_REMOTE_TAG_SECOND, sum_place(op, c), count * r->size,
+                         QD_REMOTE_SECOND_TX + (int)(c % QD_REMOTE_DEPTH)));
     }
 
     /* In place, the sum of a chunk overwrites our contribution to it: only after that was sent. */
@@ -394,8 +405,8 @@ static qd_status post(qd_transfer *op, int peer)
     ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
     for (; may_post(flow, ready); flow->posted++) {
         int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(qd_mpi_recv(group, peer, QD_MPI_TAG_SECOND, r->out + (slice_offset(op, peer) + c * r->chunk) * r->size,
-                           count * r->size, request_of(group, peer, QD_MPI_SECOND_RX + (int)(c % QD_MPI_DEPTH))));
+        QD_TRY(post_recv(group, peer, QD_REMOTE_TAG_SECOND, r->out + (slice_offset(op, peer) + c * r->chunk) * r->size,
+                         count * r->size, QD_REMOTE_SECOND_RX + (int)(c % QD_REMOTE_DEPTH)));
     }
     return QD_OK;
 }
@@ -416,8 +427,8 @@ static qd_status advance(qd_transfer *op)
 static qd_status greet(qd_transfer *op, int peer)
 {
     run *r = run_of(op);
-    qd_mpi_link *link = &r->group->links[peer];
-    qd_mpi_head head;
+    qd_remote_link *link = &r->group->links[peer];
+    qd_remote_head head;
     memcpy(&head, link->rx, sizeof head);
     head.place[sizeof head.place - 1] = '\0';
     memcpy(link->place, head.place, sizeof head.place);
@@ -444,54 +455,54 @@ static qd_status greet(qd_transfer *op, int peer)
 
 /* The message in `slot` of `flow` has completed. Two in flight may complete in any order. Returns
  * its chunk. */
-static int64_t end_chunk(qd_mpi_flow *flow, int slot)
+static int64_t end_chunk(qd_remote_flow *flow, int slot)
 {
     int64_t c = flow->done;
-    while (c % QD_MPI_DEPTH != slot)
+    while (c % QD_REMOTE_DEPTH != slot)
         c++;
     flow->ended[slot] = true;
-    while (flow->ended[flow->done % QD_MPI_DEPTH])
-        flow->ended[flow->done++ % QD_MPI_DEPTH] = false;
+    while (flow->ended[flow->done % QD_REMOTE_DEPTH])
+        flow->ended[flow->done++ % QD_REMOTE_DEPTH] = false;
     return c;
 }
 
 static qd_status complete(qd_transfer *op, int index)
 {
     run *r = run_of(op);
-    int peer = index / QD_MPI_REQUESTS, slot = index % QD_MPI_REQUESTS;
-    qd_mpi_link *link = &r->group->links[peer];
-    if (slot == QD_MPI_HEAD_TX)
+    int peer = index / QD_REMOTE_REQUESTS, slot = index % QD_REMOTE_REQUESTS;
+    qd_remote_link *link = &r->group->links[peer];
+    if (slot == QD_REMOTE_HEAD_TX)
         return QD_OK;
-    if (slot == QD_MPI_HEAD_RX)
+    if (slot == QD_REMOTE_HEAD_RX)
         return greet(op, peer);
-    if (slot < QD_MPI_FIRST_RX) {
-        end_chunk(&link->first_tx, slot - QD_MPI_FIRST_TX);
-    } else if (slot < QD_MPI_SECOND_TX) {
-        slot -= QD_MPI_FIRST_RX;
+    if (slot < QD_REMOTE_FIRST_RX) {
+        end_chunk(&link->first_tx, slot - QD_REMOTE_FIRST_TX);
+    } else if (slot < QD_REMOTE_SECOND_TX) {
+        slot -= QD_REMOTE_FIRST_RX;
         int64_t c = end_chunk(&link->first_rx, slot), count = chunk_length(&link->first_rx, r->chunk, c);
         op->bytes += count * r->size;
         if (!r->sums && !first_place(op, peer, 0))
             qd_transfer_unpack(op, peer, c * r->chunk, count, stage_of(r, peer, STAGE_RX + slot), r->out);
-    } else if (slot < QD_MPI_SECOND_RX) {
-        end_chunk(&link->second_tx, slot - QD_MPI_SECOND_TX);
+    } else if (slot < QD_REMOTE_SECOND_RX) {
+        end_chunk(&link->second_tx, slot - QD_REMOTE_SECOND_TX);
     } else {
-        int64_t c = end_chunk(&link->second_rx, slot - QD_MPI_SECOND_RX);
+        int64_t c = end_chunk(&link->second_rx, slot - QD_REMOTE_SECOND_RX);
         op->bytes += chunk_length(&link->second_rx, r->chunk, c) * r->size;
     }
     return QD_OK;
 }
 
-static bool link_busy(const qd_mpi_link *link)
+static bool link_busy(const qd_remote_link *link)
 {
     return (link->head_wanted && !link->greeted) || link->first_tx.done < link->first_tx.chunks ||
            link->first_rx.done < link->first_rx.chunks || link->second_tx.done < link->second_tx.chunks ||
            link->second_rx.done < link->second_rx.chunks;
 }
 
-qd_status qd_mpi_coll_start(qd_transfer *op)
+qd_status qd_remote_coll_start(qd_transfer *op)
 {
     run *r = run_of(op);
-    qd_mpi_group *group = op->comm->backend_data;
+    qd_remote_group *group = op->comm->backend_data;
     const qd_coll_request *q = &op->request;
     int n = op->comm->size, rank = op->comm->rank;
     *r = (run){.group = group, .in = q->in, .out = q->out, .parent = -1};
@@ -508,39 +519,37 @@ qd_status qd_mpi_coll_start(qd_transfer *op)
     bool everybody = q->root < 0 || r->second || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
         int p = (rank + i) % n;
-        qd_mpi_link *link = &group->links[p];
+        qd_remote_link *link = &group->links[p];
         bool sends = everybody || i == 1 || link->first_tx.count > 0;
         link->head_wanted = everybody || i == n - 1 || link->first_rx.count > 0;
         if (link->head_wanted)
-            QD_TRY(qd_mpi_recv(group, p, QD_MPI_TAG_HEAD, link->rx, QD_MPI_HEAD_BYTES,
-                               request_of(group, p, QD_MPI_HEAD_RX)));
+            QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, QD_REMOTE_HEAD_BYTES, QD_REMOTE_HEAD_RX));
         if (!sends)
             continue;
         int64_t bytes = link->first_tx.count * r->size;
         /* An inner rank of a broadcast tree has no data yet for its head to carry. */
         const void *payload = NULL;
-        if (bytes > 0 && bytes <= QD_MPI_CARRY_BYTES && r->parent < 0)
+        if (bytes > 0 && bytes <= QD_REMOTE_CARRY_BYTES && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
-        int64_t length = qd_mpi_write_head(group->world, op, bytes, payload, link->tx);
-        if (length > (int64_t)sizeof(qd_mpi_head))
+        int64_t length = qd_remote_write_head(group->world, op, bytes, payload, link->tx);
+        if (length > (int64_t)sizeof(qd_remote_head))
             link->first_tx.chunks = 0;
-        QD_TRY(qd_mpi_send(group, p, QD_MPI_TAG_HEAD, link->tx, length, request_of(group, p, QD_MPI_HEAD_TX)));
+        QD_TRY(post_send(group, p, QD_REMOTE_TAG_HEAD, link->tx, length, QD_REMOTE_HEAD_TX));
     }
     return advance(op);
 }
 
-qd_status qd_mpi_coll_poll(qd_transfer *op, bool *done, bool *moved)
+qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
 {
     run *r = run_of(op);
-    qd_mpi_group *group = r->group;
+    qd_remote_group *group = r->group;
     int n = op->comm->size, completed = 0;
     *moved = *done = false;
     double before = r->large ? qd_clock_now() : 0;
-    QD_TRY(qd_mpi_check(
-        MPI_Testsome(n * QD_MPI_REQUESTS, group->requests, &completed, group->indices, MPI_STATUSES_IGNORE),
-        "MPI_Testsome"));
-    bool idle = completed == MPI_UNDEFINED; /* no request is active */
-    if (completed > 0 && !idle) {
+    if (group->active > 0)
+        QD_TRY(group->world->transport->test_some(group->world->self, group->requests, n * QD_REMOTE_REQUESTS, &completed, group->indices));
+    group->active -= completed;
+    if (completed > 0) {
         *moved = true;
         for (int i = 0; i < completed; i++)
             QD_TRY(complete(op, group->indices[i]));
@@ -548,28 +557,28 @@ qd_status qd_mpi_coll_poll(qd_transfer *op, bool *done, bool *moved)
         if (r->large)
             op->busy_seconds += qd_clock_now() - before;
         atomic_store_explicit(&group->world->naps, 0, memory_order_relaxed);
-    } else if (!idle) {
-        qd_mpi_ask(group, op, -1, &group->asked);
+    } else if (group->active > 0) {
+        qd_remote_ask(group, op, -1, &group->asked);
         return QD_OK;
     }
-    for (int p = 0; p < n; p++) {
+    if (group->active > 0)
+        return QD_OK;
+    for (int p = 0; p < n; p++)
         if (p != op->comm->rank && link_busy(&group->links[p]))
             return QD_OK;
-        for (int s = 0; s < QD_MPI_REQUESTS; s++)
-            if (*request_of(group, p, s) != MPI_REQUEST_NULL)
-                return QD_OK;
-    }
     if (op->request.kind == QD_COLL_SCATTER)
         qd_transfer_copy_own(op, QD_COPY_NEAR); /* in place: after everything was sent */
     r->ended = *done = *moved = true;
     return QD_OK;
 }
 
-void qd_mpi_coll_finish(qd_transfer *op)
+void qd_remote_coll_finish(qd_transfer *op)
 {
     run *r = run_of(op);
-    if (!r->ended)
-        qd_mpi_give_up(r->group->world, r->group->requests, op->comm->size * QD_MPI_REQUESTS);
+    if (r->ended)
+        return;
+    qd_remote_give_up(r->group->world, r->group->requests, op->comm->size * QD_REMOTE_REQUESTS);
+    r->group->active = 0;
 }
 
 /* Whether the operation needs something from `peer` to continue. */
@@ -582,21 +591,21 @@ static bool waits_for(const qd_transfer *op, int peer)
  * the late one. */
 static bool silent(const qd_transfer *op, int peer)
 {
-    const qd_mpi_link *link = &run_of(op)->group->links[peer];
+    const qd_remote_link *link = &run_of(op)->group->links[peer];
     if (peer == op->comm->rank || (link->greeted && !waits_for(op, peer)))
         return false;
-    return !qd_mpi_answers(run_of(op)->group, peer) || link->entered < op->fingerprint.sequence;
+    return !qd_remote_answers(run_of(op)->group, peer) || link->entered < op->fingerprint.sequence;
 }
 
-bool qd_mpi_coll_late(const qd_transfer *op, int peer, qd_peer_report *report)
+bool qd_remote_coll_late(const qd_transfer *op, int peer, qd_peer_report *report)
 {
-    const qd_mpi_group *group = run_of(op)->group;
+    const qd_remote_group *group = run_of(op)->group;
     bool known = false;
     for (int p = 0; group->asked > 0 && p < op->comm->size; p++)
         known = known || silent(op, p);
     if (known ? !silent(op, peer) : !waits_for(op, peer))
         return false;
-    const qd_mpi_link *link = &group->links[peer];
+    const qd_remote_link *link = &group->links[peer];
     report->sequence = link->entered;
     memcpy(report->place, link->place, sizeof report->place);
     return true;
