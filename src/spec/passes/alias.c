@@ -27,7 +27,7 @@ static void copy_first(qd_class_writer *w, int index, int operand, int result)
 
 void qd_pass_alias(qd_class_writer *w)
 {
-    for (int i = 0; i < w->op_count && !w->no_memory; i++) {
+    for (int i = 0; i < w->op_count; i++) {
         int operand = in_place[w->ops[i].kind].operand, result = in_place[w->ops[i].kind].result;
         if (!in_place[w->ops[i].kind].works)
             continue;

@@ -2,9 +2,7 @@
 #include "spec/layout/tensor.h"
 #include "spec/passes/passes.h"
 
-#include <string.h>
-
-static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *config, qd_arena *arena, qd_class_writer *w)
+static void begin(const qd_ledger *l, int decl, const qd_class_config *config, qd_arena *arena, qd_class_writer *w)
 {
     const qd_mesh *mesh = &l->mesh;
     int tp = mesh->degree[QD_AXIS_TP], stage = qd_mesh_group_coord(mesh, QD_AXIS_BIT(QD_AXIS_PP), config->rank);
@@ -23,12 +21,8 @@ static qd_status begin(const qd_ledger *l, int decl, const qd_class_config *conf
     for (int i = 0; i < l->module_count && !w->module; i++)
         if (l->modules[i].decl == decl && l->modules[i].stage_rank == stage)
             w->module = &l->modules[i];
-    w->weights = QD_ARENA_NEW(arena, int, w->decl->param_count + 1);
-    if (!w->weights)
-        return QD_NO_MEMORY;
+    w->weights = qd_class_table(w, w->decl->param_count);
     w->recompute = w->module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE;
-    memset(w->weights, 0xff, (size_t)w->decl->param_count * sizeof *w->weights);
-    return QD_OK;
 }
 
 static void (*const passes[])(qd_class_writer *w) = {
@@ -39,16 +33,14 @@ static void (*const passes[])(qd_class_writer *w) = {
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config, qd_arena *arena, qd_module_class *out)
 {
     qd_class_writer w;
-    QD_TRY(begin(ledger, decl, config, arena, &w));
+    begin(ledger, decl, config, arena, &w);
     *out = (qd_module_class){.recompute = w.recompute};
-    for (size_t i = 0; i < sizeof passes / sizeof *passes && !w.no_memory && !w.wrong; i++)
+    for (size_t i = 0; i < sizeof passes / sizeof *passes && !w.wrong; i++)
         passes[i](&w);
-    if (!w.no_memory && !w.wrong)
+    if (!w.wrong)
         qd_pass_lifetimes(&w, out);
-    if (w.no_memory)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for the op lists of %s", w.module->name);
     if (w.wrong)
-        return QD_FAIL(w.unsupported ? QD_UNSUPPORTED : QD_SYSTEM, "%s: %s", w.module->name, w.wrong);
+        return QD_FAIL(w.status, "%s: %s", w.module->name, w.wrong);
     out->slot_count = w.slot_count;
     out->op_count = w.op_count;
     out->slots = w.slots;

@@ -165,11 +165,10 @@ static void keep_latent(lowering *l, const qd_decl_op *join)
     const qd_decl_op *expand = w->decl->ops;
     while (expand->out != join->y)
         expand++;
-    if (expand->kind != QD_DECL_LINEAR) {
-        w->wrong = "generation from compressed keys does not apply the adapter of attn.kv_b: 'quadrille convert' merges adapters, and "
-                   "lora.targets=o_proj,gate_proj,up_proj,down_proj adds none there";
-        w->unsupported = true;
-    }
+    if (expand->kind != QD_DECL_LINEAR)
+        qd_class_fail(w, QD_UNSUPPORTED,
+                      "generation from compressed keys does not apply the adapter of attn.kv_b: 'quadrille convert' merges "
+                      "adapters, and lora.targets=o_proj,gate_proj,up_proj,down_proj adds none there");
     l->expand = expand;
     l->facts |= LATENT;
     l->s.slot[LATENT_Q] = l->slot[join->x];
@@ -229,11 +228,9 @@ void qd_pass_forward(qd_class_writer *w)
                                    [MIXED_COLS] = (int64_t)w->heads * w->model->kv_lora_rank}},
                   .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0) |
                            (qd_model_norm_is_rms(w->model) ? 0 : CENTERED),
-                  .slot = QD_ARENA_NEW(w->arena, int, decl->value_count + 1)};
-    if (!l.slot) {
-        w->no_memory = true;
+                  .slot = QD_CLASS_NEW(w, int, decl->value_count + 1)};
+    if (!l.slot)
         return;
-    }
     qd_sequence_begin(&l.s);
     w->phase = QD_PHASE_FORWARD;
     for (int i = 0; i < decl->value_count; i++) {
@@ -241,15 +238,15 @@ void qd_pass_forward(qd_class_writer *w)
         l.slot[i] = qd_class_slot(w, v->name, QD_SLOT_LOCAL, v->fp32 ? QD_F32 : c->activation, 0, v->cols);
     }
     const qd_decl_op *join = c->context > 0 ? qd_layer_op(decl, QD_DECL_LATENT_QKV) : NULL;
-    if (join && join->ahead == 0 && !w->no_memory)
+    if (join && join->ahead == 0)
         keep_latent(&l, join);
-    for (int i = 0; i < decl->op_count && !w->no_memory && !w->wrong; i++) {
+    for (int i = 0; i < decl->op_count; i++) {
         const qd_decl_op *d = &decl->ops[i];
         int before = w->op_count;
         if (d->ahead > 0 && !c->training)
             continue; /* only training predicts further tokens */
         if (!qd_decl_has_lowering(d->kind))
-            w->wrong = "a declared op has no rule in the pass `forward`";
+            qd_class_fail(w, QD_SYSTEM, "a declared op has no rule in the pass `forward`");
         prepare(&l, d);
         qd_sequence_emit(&l.s, d->kind);
         for (int k = before; k < w->op_count; k++)

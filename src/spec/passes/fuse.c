@@ -226,8 +226,6 @@ static void remake_swiglu(qd_class_writer *w, int i)
     grad->kind = routed ? grad->kind : QD_OP_ACTIVATION_GRAD_Y;
     grad->slot[routed ? QD_EXPERT_ACTIVATION_GRAD_Y : QD_ACTIVATION_GRAD_Y_Y] = (int16_t)again;
     w->ops[dw].slot[QD_LINEAR_DW_X] = (int16_t)again;
-    if (w->no_memory)
-        return;
     qd_class_count_bytes(w, grad);
     if (dw < i)
         qd_class_move(w, dw, i);
@@ -263,7 +261,7 @@ static void squares_in_grouped(qd_class_writer *w, int i)
 void qd_pass_fuse(qd_class_writer *w)
 {
     for (const fusion *f = fusions; f < fusions + sizeof fusions / sizeof *fusions; f++)
-        for (int i = 0; i < w->op_count && !w->no_memory; i++) {
+        for (int i = 0; i < w->op_count; i++) {
             if (f->rule)
                 f->rule(w, i);
             else

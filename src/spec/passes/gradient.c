@@ -118,13 +118,8 @@ typedef struct gradients {
     qd_class_writer *w;
     contribution *list; /* from the last reader of the forward list to the first */
     int count;
-    int forward_count; /* ops of the forward list */
-    struct {
-        int absorbers; /* number of ops that read it and whose gradients absorb a sum */
-        int readers;   /* number of ops that may contribute to its gradient */
-        int done;      /* its gradient, -1: not summed so far */
-    } *slot;           /* per slot of the forward list */
-    int in_grad;       /* the slot GRAD_IN, -1: the module has none */
+    int forward_count;  /* ops of the forward list */
+    int *done;          /* per slot of the forward list: its gradient, -1: not summed so far */
 } gradients;
 
 static int grad_of(gradients *g, int value);
@@ -141,15 +136,6 @@ static int new_slot(gradients *g, int value, qd_dtype dtype)
     return qd_class_slot(w, qd_class_name(w, "d_", value, ""), QD_SLOT_LOCAL, dtype, 0, w->slots[value].cols);
 }
 
-/* The slot that receives an op's contribution to the gradient of a value. last: nothing is added to
- * it. */
-static int part_of(gradients *g, int value, bool last, qd_dtype dtype)
-{
-    if (g->w->slots[value].kind == QD_SLOT_IN && (last || g->slot[value].readers == 1))
-        return g->in_grad;
-    return new_slot(g, value, dtype);
-}
-
 /* The gradient of one op of the forward list, while its gradient ops are emitted. */
 typedef struct derivation {
     gradients *g;
@@ -158,7 +144,6 @@ typedef struct derivation {
     int grad[QD_OP_SLOTS]; /* gradients of its operands; UNKNOWN: not used so far */
     int sum;               /* see SUM */
     int buffer[BUFFERS];   /* -1: not used so far */
-    bool last;             /* nothing is added to the gradient of its input */
     bool unused;           /* the loss does not depend on its result */
 } derivation;
 enum { UNKNOWN = -2 };
@@ -172,7 +157,7 @@ static int find_gradient(derivation *d, int operand, qd_dtype dtype)
     if (w->slots[value].kind == QD_SLOT_PARAM)
         return qd_class_trained(w, value);
     bool result = qd_op_writes(&d->op, operand);
-    d->grad[operand] = result ? grad_of(d->g, value) : part_of(d->g, value, d->last, dtype);
+    d->grad[operand] = result ? grad_of(d->g, value) : new_slot(d->g, value, dtype);
     d->unused = d->unused || (result && d->grad[operand] < 0);
     return d->grad[operand];
 }
@@ -203,27 +188,21 @@ static int find_source(derivation *d, int source)
     return *buffer;
 }
 
-/* Biases of the router count choices; without a rate nothing updates them. */
-static bool writes_gradient(const qd_class_writer *w, qd_op_kind kind, const qd_operands *operands)
-{
-    bool any = false;
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        any = any || (operands->slot[j] > 0 && w->slots[operands->slot[j] - 1].kind == QD_SLOT_GRAD);
-    return any && (kind != QD_OP_ROUTE_LOAD || w->model->moe.bias_rate > 0.0);
-}
-
 static void apply(derivation *d, const gradient_rule *rule)
 {
     qd_class_writer *w = d->g->w;
     qd_operands operands = {{0}};
+    bool trains = rule->phase == QD_PHASE_INPUT;
     if (rule->what == SAME) {
         d->grad[(rule->operands.slot[0] - 1) % SOURCE_STEP] = find_source(d, rule->operands.slot[1] - 1);
         return;
     }
-    for (int j = 0; j < QD_OP_SLOTS && !d->unused; j++)
-        if (rule->operands.slot[j] > 0)
-            operands.slot[j] = 1 + find_source(d, rule->operands.slot[j] - 1);
-    if (d->unused || (rule->phase == QD_PHASE_WEIGHT && !writes_gradient(w, rule->op, &operands)))
+    for (int j = 0; j < QD_OP_SLOTS && !d->unused; j++) {
+        int slot = rule->operands.slot[j] > 0 ? find_source(d, rule->operands.slot[j] - 1) : -1;
+        trains = trains || (slot >= 0 && w->slots[slot].kind == QD_SLOT_GRAD);
+        operands.slot[j] = 1 + slot;
+    }
+    if (d->unused || !trains)
         return;
     /* The gradient of a table that another stage owns is sent to it after phase I. */
     w->phase = d->op.ahead > 0 ? QD_PHASE_INPUT : rule->phase;
@@ -241,9 +220,9 @@ static void apply(derivation *d, const gradient_rule *rule)
 /* Emits the gradient ops of op `index` of the forward list, which contribute to the gradients of
  * its inputs. An op that absorbs `sum` contributes nothing: the gradient of its first operand is
  * returned. */
-static int derive(gradients *g, int index, int sum, bool last)
+static int derive(gradients *g, int index, int sum)
 {
-    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .buffer = {-1, -1}, .last = last};
+    derivation d = {.g = g, .op = g->w->ops[index], .index = index, .sum = sum, .buffer = {-1, -1}};
     for (int j = 0; j < QD_OP_SLOTS; j++)
         d.grad[j] = UNKNOWN;
     for (int r = 0; r < MOST_RULES; r++)
@@ -256,43 +235,26 @@ static int derive(gradients *g, int index, int sum, bool last)
 }
 QD_SAME_PLACE(X, NORM, PERMUTE);
 
-/* Emits the gradients of the absorbing ops that read a value; each absorbs the sum so far. */
-static int absorb(gradients *g, int value, int sum)
-{
-    int left = g->slot[value].absorbers;
-    for (int i = g->forward_count - 1; i >= 0 && left > 0; i--) {
-        const qd_op *op = &g->w->ops[i];
-        if (op->slot[QD_NORM_X] == value && absorbs(op->kind))
-            sum = derive(g, i, sum, --left == 0);
-    }
-    return sum;
-}
-
 /* The gradient of a value, once all ops that read it have contributed; -1: the loss does not depend
- * on it. */
+ * on it. Ops that absorb a sum come last. */
 static int grad_of(gradients *g, int value)
 {
     qd_class_writer *w = g->w;
-    int sum = -1, left = 0;
-    if (g->slot[value].done >= 0)
-        return g->slot[value].done;
-    for (int i = 0; i < g->count; i++)
-        left += g->list[i].value == value;
+    int sum = -1;
+    if (g->done[value] >= 0)
+        return g->done[value];
     for (int i = g->count - 1; i >= 0; i--) { /* in the order of the forward pass */
         if (g->list[i].value != value)
             continue;
-        bool last = --left == 0 && g->slot[value].absorbers == 0;
-        int grad = g->list[i].grad, both = grad;
-        if (sum >= 0) {
-            both = last ? part_of(g, value, true, w->config->activation) : new_slot(g, value, w->config->activation);
-            QD_CLASS_OP(w, ADD, (A, sum), (B, grad), (Y, both));
-        }
+        int both = sum < 0 ? g->list[i].grad : new_slot(g, value, w->config->activation);
+        if (sum >= 0)
+            QD_CLASS_OP(w, ADD, (A, sum), (B, g->list[i].grad), (Y, both));
         sum = both;
     }
-    sum = absorb(g, value, sum);
-    if (sum >= 0 && w->slots[value].kind == QD_SLOT_IN && sum != g->in_grad)
-        w->wrong = "no op writes the gradient of the module's input";
-    return g->slot[value].done = sum;
+    for (int i = g->forward_count - 1; i >= 0; i--)
+        if (absorbs(w->ops[i].kind) && w->ops[i].slot[QD_NORM_X] == value)
+            sum = derive(g, i, sum);
+    return g->done[value] = sum;
 }
 
 /* Whether no parameter of the module is trained. */
@@ -304,42 +266,44 @@ static bool is_frozen(const qd_class_writer *w)
     return true;
 }
 
+/* What the module gives to the one before it: the gradient of its input. */
+static void leave(gradients *g, int in)
+{
+    qd_class_writer *w = g->w;
+    int grad = grad_of(g, in);
+    if (grad < 0 || w->slots[grad].kind != QD_SLOT_LOCAL) {
+        qd_class_fail(w, QD_SYSTEM, "no op writes the gradient of the module's input");
+        return;
+    }
+    w->slots[grad].kind = QD_SLOT_GRAD_IN;
+    w->slots[grad].name = "grad_in";
+}
+
 void qd_pass_gradient(qd_class_writer *w)
 {
-    int forward_count = w->op_count, in = -1, out = -1;
+    gradients g = {.w = w, .forward_count = w->op_count};
+    int in = -1, out = -1;
     if (!w->config->training)
         return;
-    gradients g = {.w = w, .forward_count = forward_count, .in_grad = -1};
-    g.list = QD_ARENA_NEW(w->arena, contribution, (size_t)(forward_count + 1) * QD_OP_SLOTS);
-    g.slot = qd_arena_array(w->arena, (size_t)w->slot_count, sizeof *g.slot);
-    w->no_memory = !g.list || !g.slot;
-    for (int s = 0; s < w->slot_count && !w->no_memory; s++) {
-        g.slot[s].done = -1;
+    for (int s = 0; s < w->slot_count; s++) {
         in = w->slots[s].kind == QD_SLOT_IN ? s : in;
         out = w->slots[s].kind == QD_SLOT_OUT ? s : out;
     }
-    for (int i = 0; i < forward_count && !w->no_memory; i++) {
-        const qd_op *op = &w->ops[i];
-        if (!qd_op_has_gradient(op->kind))
-            w->wrong = "an op of the forward list has no gradient rule";
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            if (qd_op_reads(op, j))
-                g.slot[op->slot[j]].readers++;
-        if (absorbs(op->kind))
-            g.slot[op->slot[QD_NORM_X]].absorbers++;
-    }
-    if (w->no_memory || w->wrong || (in < 0 && is_frozen(w))) /* a frozen embedding */
+    for (int i = 0; i < w->op_count; i++)
+        if (!qd_op_has_gradient(w->ops[i].kind))
+            qd_class_fail(w, QD_SYSTEM, "an op of the forward list has no gradient rule");
+    g.list = QD_CLASS_NEW(w, contribution, (w->op_count + 1) * QD_OP_SLOTS);
+    g.done = qd_class_table(w, w->slot_count);
+    if (w->wrong || (in < 0 && is_frozen(w))) /* a frozen embedding */
         return;
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
         give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden));
-    if (in >= 0)
-        g.in_grad = qd_class_slot(w, "grad_in", QD_SLOT_GRAD_IN, w->config->activation, 0, w->model->hidden);
-    for (int i = forward_count - 1; i >= 0 && !w->no_memory && !w->wrong; i--)
+    for (int i = g.forward_count - 1; i >= 0; i--)
         if (!absorbs(w->ops[i].kind))
-            derive(&g, i, -1, false);
+            derive(&g, i, -1);
         else if (w->ops[i].kind == QD_OP_PERMUTE) /* complete before the gradient of the router, which may need it */
             grad_of(&g, w->ops[i].slot[QD_PERMUTE_Y]);
-    if (in >= 0 && !w->no_memory && !w->wrong)
-        grad_of(&g, in);
+    if (in >= 0)
+        leave(&g, in);
 }

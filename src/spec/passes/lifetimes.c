@@ -119,10 +119,9 @@ static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, i
 
 static void place_locals(qd_class_writer *w, qd_module_class *c)
 {
-    span *spans = QD_ARENA_NEW(w->arena, span, w->slot_count);
-    int *scratch = QD_ARENA_NEW(w->arena, int, w->slot_count), scratch_count = 0;
-    w->no_memory = !spans || !scratch;
-    if (w->no_memory)
+    span *spans = QD_CLASS_NEW(w, span, w->slot_count);
+    int *scratch = QD_CLASS_NEW(w, int, w->slot_count), scratch_count = 0;
+    if (w->wrong)
         return;
     find_spans(w, spans);
     for (int s = 0; s < w->slot_count; s++) {
@@ -153,9 +152,8 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
  * that write a gradient must be in the same phase. */
 static void find_overwriting(qd_class_writer *w, qd_module_class *c)
 {
-    int *first = QD_ARENA_NEW(w->arena, int, w->decl->param_count + 1); /* per parameter: 1 + the first writer of its gradient */
-    w->no_memory = !first;
-    for (int i = 0; i < w->op_count && !w->no_memory; i++) {
+    int *first = QD_CLASS_NEW(w, int, w->decl->param_count + 1); /* per parameter: 1 + the first writer of its gradient */
+    for (int i = 0; i < w->op_count && first; i++) {
         qd_op *op = &w->ops[i];
         bool any = false, can = true;
         for (int j = 0; j < QD_OP_SLOTS; j++) {

@@ -5,27 +5,45 @@
 
 #include <string.h>
 
+void qd_class_fail(qd_class_writer *w, qd_status status, const char *message)
+{
+    if (w->wrong)
+        return;
+    w->status = message ? status : QD_NO_MEMORY;
+    w->wrong = message ? message : "no memory for the op lists";
+}
+
+void *qd_class_memory(qd_class_writer *w, int64_t count, size_t size)
+{
+    void *memory = qd_arena_array(w->arena, (size_t)count, size);
+    if (!memory)
+        qd_class_fail(w, QD_NO_MEMORY, NULL);
+    return memory;
+}
+
+int *qd_class_table(qd_class_writer *w, int entries)
+{
+    int *table = QD_CLASS_NEW(w, int, entries + 1);
+    return table ? memset(table, 0xff, (size_t)entries * sizeof *table) : NULL;
+}
+
 /* A table with space for one more entry: the same one, or a copy. */
 static void *reserve(qd_class_writer *w, void *table, int count, int *capacity, size_t size)
 {
-    if (count < *capacity || w->no_memory)
-        return table;
     int wanted = *capacity ? 2 * *capacity : 64;
-    void *larger = qd_arena_array(w->arena, (size_t)wanted, size);
-    w->no_memory = !larger;
+    void *larger = count < *capacity ? NULL : qd_class_memory(w, wanted, size);
     if (!larger)
         return table;
-    if (count > 0)
-        memcpy(larger, table, (size_t)count * size);
     *capacity = wanted;
-    return larger;
+    return count > 0 ? memcpy(larger, table, (size_t)count * size) : larger;
 }
 
 static int add_slot(qd_class_writer *w, qd_slot slot)
 {
     w->slots = reserve(w, w->slots, w->slot_count, &w->slot_capacity, sizeof *w->slots);
-    w->no_memory = w->no_memory || !slot.name;
-    if (w->no_memory)
+    if (!slot.name)
+        qd_class_fail(w, QD_NO_MEMORY, NULL);
+    if (w->wrong)
         return 0;
     w->slots[w->slot_count] = slot;
     return w->slot_count++;
@@ -60,7 +78,7 @@ const char *qd_class_name(qd_class_writer *w, const char *before, int slot, cons
 
 int qd_class_weight(qd_class_writer *w, qd_weight weight)
 {
-    if (weight.count == 0 || w->no_memory)
+    if (weight.count == 0)
         return -1;
     if (w->weights[weight.param] >= 0)
         return w->weights[weight.param];
@@ -73,8 +91,6 @@ int qd_class_weight(qd_class_writer *w, qd_weight weight)
     const char *name = w->decl->params[weight.param].suffix;
     int value = qd_class_slot(w, name, QD_SLOT_PARAM, w->config->param, out, in);
     int grad = qd_class_slot(w, name, QD_SLOT_GRAD, w->config->grad, out, in);
-    if (w->no_memory)
-        return -1;
     w->slots[value].param = w->slots[grad].param = weight.param;
     w->slots[value].param_count = w->slots[grad].param_count = weight.count;
     return w->weights[weight.param] = value;
@@ -91,11 +107,11 @@ void qd_class_count_bytes(const qd_class_writer *w, qd_op *op)
 static void check_operands(qd_class_writer *w, const qd_op *op)
 {
     int count = (int)strlen(qd_op_roles(op->kind));
-    for (int i = 0; i < QD_OP_SLOTS && !w->wrong; i++) {
+    for (int i = 0; i < QD_OP_SLOTS; i++) {
         if (i < count && op->slot[i] < 0 && qd_op_operand_needed(op->kind, i))
-            w->wrong = qd_arena_printf(w->arena, "%s lacks its operand %s", qd_op_name(op->kind), qd_op_operand_name(op->kind, i));
+            QD_CLASS_FAIL(w, QD_SYSTEM, "%s lacks its operand %s", qd_op_name(op->kind), qd_op_operand_name(op->kind, i));
         else if (i >= count && op->slot[i] >= 0)
-            w->wrong = qd_arena_printf(w->arena, "%s is given operands of another kind", qd_op_name(op->kind));
+            QD_CLASS_FAIL(w, QD_SYSTEM, "%s is given operands of another kind", qd_op_name(op->kind));
     }
 }
 
@@ -104,9 +120,8 @@ qd_op *qd_class_op(qd_class_writer *w, qd_op_kind kind, qd_operands operands)
     qd_op op = {.kind = kind, .phase = w->phase, .exchange.index = -1, .exchange.pieces = 1, .after = -1};
     for (int i = 0; i < QD_OP_SLOTS; i++)
         op.slot[i] = (int16_t)(operands.slot[i] - 1);
-    if (!w->no_memory)
-        check_operands(w, &op);
-    if (!w->no_memory && !w->wrong)
+    check_operands(w, &op);
+    if (!w->wrong)
         qd_class_count_bytes(w, &op);
     return qd_class_keep(w, &op);
 }
@@ -233,7 +248,7 @@ static int64_t lookup_bytes(const qd_class_writer *w, const qd_op *op, int table
 
 void qd_class_measure(const qd_class_writer *w, qd_op *op)
 {
-    if (w->no_memory || w->wrong)
+    if (w->wrong)
         return;
     size m = sizes[op->kind].m, n = sizes[op->kind].n;
     op->m = size_of(w, op, m ? m : ROWS);
@@ -323,9 +338,9 @@ qd_old_list qd_class_restart(qd_class_writer *w)
 
 qd_op *qd_class_keep(qd_class_writer *w, const qd_op *op)
 {
-    static _Thread_local qd_op dummy; /* written to when out of memory; the build then fails as a whole */
+    static _Thread_local qd_op dummy; /* written to after a failure */
     w->ops = reserve(w, w->ops, w->op_count, &w->op_capacity, sizeof *w->ops);
-    if (w->no_memory || w->wrong)
+    if (w->wrong)
         return &dummy;
     w->ops[w->op_count] = *op;
     return &w->ops[w->op_count++];

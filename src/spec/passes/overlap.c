@@ -57,9 +57,8 @@ void qd_pass_overlap(qd_class_writer *w)
     enum { KEEP, CUT, CUT_WITH_NEXT };
     if (w->config->tensor_pieces <= 1 || w->tensor.size == 1 || !w->config->overlap)
         return;
-    int *what = QD_ARENA_NEW(w->arena, int, w->op_count);
-    w->no_memory = !what;
-    for (int i = 0; i < w->op_count && !w->no_memory; i++) {
+    int *what = QD_CLASS_NEW(w, int, w->op_count);
+    for (int i = 0; i < w->op_count && what; i++) {
         bool gathers = w->ops[i].kind == QD_OP_ALL_GATHER && w->ops[i].exchange.async;
         int by = gathers ? reader_of(w, i) : w->op_count;
         if (by < w->op_count && !sums_gemm(w, by + 1))
@@ -68,7 +67,7 @@ void qd_pass_overlap(qd_class_writer *w)
             what[i] = CUT_WITH_NEXT;
     }
     qd_old_list old = qd_class_restart(w);
-    for (int i = 0; i < old.count && !w->no_memory; i++) {
+    for (int i = 0; i < old.count && what; i++) {
         bool sums = what[i] == CUT_WITH_NEXT;
         if (what[i] == KEEP)
             qd_class_keep(w, &old.ops[i]);

@@ -45,10 +45,18 @@ typedef struct qd_class_writer {
     int slot_count, op_count, slot_capacity, op_capacity;
     qd_phase phase;    /* of the ops that are appended next */
     qd_recompute recompute;
-    bool no_memory;    /* out of memory: the build fails as a whole */
-    const char *wrong; /* why the declaration cannot be lowered, NULL: no error */
-    bool unsupported;  /* `wrong` is a limit of what the run asks for */
+    const char *wrong; /* why the lists cannot be built, NULL: no error */
+    qd_status status;  /* of `wrong` */
 } qd_class_writer;
+
+/* The build fails as a whole, with the first message (NULL: out of memory). Passes may go on until
+ * they return: slots and ops that are added from now on are dropped. */
+void qd_class_fail(qd_class_writer *w, qd_status status, const char *message);
+#define QD_CLASS_FAIL(w, status, ...) qd_class_fail((w), (status), qd_arena_printf((w)->arena, __VA_ARGS__))
+/* Zeroed memory of the arena; NULL: the build fails. */
+void *qd_class_memory(qd_class_writer *w, int64_t count, size_t size);
+#define QD_CLASS_NEW(w, type, count) ((type *)qd_class_memory((w), (count), sizeof(type)))
+int *qd_class_table(qd_class_writer *w, int entries); /* all -1 */
 
 /* Adding a slot or an op may move the list, so no pointer into it outlives a call. */
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
@@ -64,11 +72,18 @@ static inline int qd_class_gradient(int weight)
     return weight < 0 ? -1 : weight + 1;
 }
 
-/* The same for a weight that is trained; -1: it is frozen. */
+/* The first parameter of a weight, or of its gradient. */
+static inline const qd_param *qd_class_param(const qd_class_writer *w, int weight)
+{
+    return &w->ledger->params[w->module->param_begin + w->slots[weight].param];
+}
+
+/* The gradient of a weight that is trained; -1: it is frozen, or counts choices of the router that
+ * nothing reads. */
 static inline int qd_class_trained(const qd_class_writer *w, int weight)
 {
-    bool frozen = weight >= 0 && w->ledger->params[w->module->param_begin + w->slots[weight].param].frozen;
-    return frozen ? -1 : qd_class_gradient(weight);
+    bool fixed = weight >= 0 && (qd_class_param(w, weight)->frozen || (qd_class_param(w, weight)->counts && w->model->moe.bias_rate <= 0.0));
+    return fixed ? -1 : qd_class_gradient(weight);
 }
 
 /* Whether a weight, or its gradient, is that of experts, one after another. */

@@ -107,7 +107,7 @@ bool qd_op_has_placement(qd_op_kind kind)
 static int want(qd_placing *p, int slot, qd_layout wanted)
 {
     qd_class_writer *w = p->w;
-    if (slot < 0 || w->no_memory || w->wrong)
+    if (slot < 0)
         return slot;
     slot = slot < p->slots ? p->slot[slot].now : slot;
     qd_layout have = w->slots[slot].layout;
@@ -116,8 +116,8 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
     if (have == wanted || have == QD_LAYOUT_NONE || w->tensor.size == 1 || (whole && !sp))
         return slot;
     if (have != QD_LAYOUT_PORT || wanted != QD_LAYOUT_ALL) {
-        w->wrong = qd_arena_printf(w->arena, "%s needs '%s' in a layout that it cannot be converted to", qd_op_name(p->old.ops[p->at].kind),
-                                   w->slots[slot].name);
+        QD_CLASS_FAIL(w, QD_SYSTEM, "%s needs '%s' in a layout that it cannot be converted to", qd_op_name(p->old.ops[p->at].kind),
+                      w->slots[slot].name);
         return slot;
     }
     int *gathered = slot < p->slots ? &p->slot[slot].gathered[w->phase != QD_PHASE_FORWARD] : NULL;
@@ -135,7 +135,7 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
 static void give(qd_placing *p, int slot, qd_layout layout, int64_t cols)
 {
     qd_class_writer *w = p->w;
-    if (slot < 0 || w->no_memory)
+    if (slot < 0)
         return;
     qd_slot *s = &w->slots[slot];
     s->layout = layout;
@@ -173,18 +173,13 @@ static qd_layout dual(qd_layout layout)
     return layout == QD_LAYOUT_PARTIAL ? QD_LAYOUT_ALL : layout == QD_LAYOUT_ALL ? QD_LAYOUT_PARTIAL : layout;
 }
 
-static const qd_param *param_of(const qd_class_writer *w, int weight)
-{
-    return &w->ledger->params[w->module->param_begin + w->slots[weight].param];
-}
-
 /* How the parameters of a weight are sharded over tp: along dimension 0 (outputs), 1 (inputs), or
  * not at all (-1); OF_EXPERTS: by expert instead. */
 static int cut_of(const qd_class_writer *w, int weight)
 {
     if (qd_class_of_experts(w, weight))
         return OF_EXPERTS;
-    const qd_place *place = &param_of(w, weight)->value[QD_AXIS_TP];
+    const qd_place *place = &qd_class_param(w, weight)->value[QD_AXIS_TP];
     return w->tensor.size > 1 && place->kind == QD_SHARD ? place->dim : -1;
 }
 
@@ -211,7 +206,7 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case D_NARROW:
     case D_IN: return dual(linear_x[cut_of(w, weight) + 1]);
     case D_OUT: return dual(linear_y[cut_of(w, weight) + 1]);
-    case OF_BIAS: return bias_rows(param_of(w, weight));
+    case OF_BIAS: return bias_rows(qd_class_param(w, weight));
     default: return layouts[n] != QD_LAYOUT_NONE ? layouts[n] : w->slots[p->slot[qd_op_first(op)].now].layout;
     }
 }
@@ -240,12 +235,11 @@ static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
 static void expect_gradient(qd_placing *p, int grad, bool partial)
 {
     qd_class_writer *w = p->w;
-    const qd_param *param = param_of(w, grad);
-    if (w->tensor.size == 1 || w->wrong || cut_of(w, grad) >= 0 || (param->gradient[QD_AXIS_TP].kind == QD_PARTIAL) == partial)
-        return;
-    w->wrong = qd_arena_printf(w->arena, "%s gives %s as %s, and its placement rule says otherwise (QD_SPLIT_NONE, _NORM, _HEADS)",
-                               qd_op_name(p->old.ops[p->at].kind), param->name,
-                               partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
+    const qd_param *param = qd_class_param(w, grad);
+    if (w->tensor.size > 1 && cut_of(w, grad) < 0 && (param->gradient[QD_AXIS_TP].kind == QD_PARTIAL) != partial)
+        QD_CLASS_FAIL(w, QD_SYSTEM, "%s gives %s as %s, and its placement rule says otherwise (QD_SPLIT_NONE, _NORM, _HEADS)",
+                      qd_op_name(p->old.ops[p->at].kind), param->name,
+                      partial ? "a gradient to be summed over parallel.tp" : "a whole gradient");
 }
 
 void qd_place_keep(qd_placing *p, const qd_op *op)
@@ -284,7 +278,7 @@ static void place(qd_placing *p, const qd_op *op)
         if (partial && rule->needs.slot[j] == 1 + ONE_RANK)
             placed.slot[j] = -1;
     (rule->rule ? rule->rule : is_routed(p, op) ? qd_place_grouped : qd_place_keep)(p, &placed);
-    for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1 && !w->no_memory && !w->wrong; j++) {
+    for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1; j++) {
         int slot = op->slot[j];
         if (slot >= 0 && rule->needs.slot[j] == 1 + TOTAL)
             qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, slot, -1);
@@ -296,20 +290,19 @@ static void place(qd_placing *p, const qd_op *op)
 void qd_pass_place(qd_class_writer *w)
 {
     qd_placing p = {.w = w, .slots = w->slot_count};
-    p.slot = QD_ARENA_NEW(w->arena, struct qd_placed_slot, w->slot_count);
-    w->no_memory = w->no_memory || !p.slot;
-    for (int s = 0; s < w->slot_count && !w->no_memory; s++) {
+    p.slot = QD_CLASS_NEW(w, struct qd_placed_slot, w->slot_count);
+    for (int s = 0; s < w->slot_count && !w->wrong; s++) {
         p.slot[s] = (struct qd_placed_slot){.now = s, .gathered = {-1, -1}};
         if (w->slots[s].kind == QD_SLOT_IN || w->slots[s].kind == QD_SLOT_GRAD_OUT)
             give(&p, s, QD_LAYOUT_PORT, 0);
     }
     p.old = qd_class_restart(w);
-    for (p.at = 0; p.at < p.old.count && !w->no_memory && !w->wrong; p.at++) {
+    for (p.at = 0; p.at < p.old.count && !w->wrong; p.at++) {
         const qd_op *op = &p.old.ops[p.at];
         w->phase = op->phase;
         if (placements[op->kind].given)
             place(&p, op);
         else
-            w->wrong = "an op has no placement rule";
+            qd_class_fail(w, QD_SYSTEM, "an op has no placement rule");
     }
 }

@@ -206,8 +206,7 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
     const qd_moe *moe = &w->model->moe;
-    qd_expert_plan *e = QD_ARENA_NEW(w->arena, qd_expert_plan, 1);
-    w->no_memory = w->no_memory || !e;
+    qd_expert_plan *e = QD_CLASS_NEW(w, qd_expert_plan, 1);
     if (!e)
         return NULL;
     /* on the rank of cp with the most rows */
@@ -365,7 +364,7 @@ void qd_place_grouped(qd_placing *p, const qd_op *op)
         slot[slot[up] < 0 ? up : up + 1] = weight;
     }
     qd_place_keep(p, op);
-    if (bias && !w->no_memory && !w->wrong)
+    if (bias && !w->wrong)
         share_bias(w, &w->ops[w->op_count - 1], w->slots[qd_op_first(op)].cols);
     for (int j = 0; j < QD_OP_SLOTS; j++)
         if (qd_op_writes(op, j) && is_collected(p, op->slot[j]))

@@ -99,16 +99,15 @@ static void check_sizes(qd_class_writer *w, const qd_op *op)
     const char *name = w->decl->params[w->slots[slot].param].suffix;
     int64_t out = w->slots[slot].rows, in = w->slots[slot].cols, rows = op->kind == QD_OP_LINEAR_DW ? op->k : op->m;
     if (out % STEP != 0 || in % STEP != 0)
-        w->wrong = qd_arena_printf(w->arena,
-                                   "train.precision=fp8: %s has %lld outputs and %lld inputs on a rank; GEMMs in fp8 need multiples of "
-                                   "%d: name it in fp8.keep, and it stays in bf16",
-                                   name, (long long)out, (long long)in, STEP);
+        QD_CLASS_FAIL(w, QD_UNSUPPORTED,
+                      "train.precision=fp8: %s has %lld outputs and %lld inputs on a rank; GEMMs in fp8 need multiples of "
+                      "%d: name it in fp8.keep, and it stays in bf16",
+                      name, (long long)out, (long long)in, STEP);
     else if (rows % STEP != 0)
-        w->wrong = qd_arena_printf(w->arena,
-                                   "train.precision=fp8: a micro-batch has %lld tokens on a rank; GEMMs in fp8 need a multiple of %d: "
-                                   "change data.seq or train.micro_batch",
-                                   (long long)rows, STEP);
-    w->unsupported = w->wrong != NULL;
+        QD_CLASS_FAIL(w, QD_UNSUPPORTED,
+                      "train.precision=fp8: a micro-batch has %lld tokens on a rank; GEMMs in fp8 need a multiple of %d: "
+                      "change data.seq or train.micro_batch",
+                      (long long)rows, STEP);
 }
 
 /* Whether an op of the backward pass that is not a GEMM in fp8 reads the slot, or it is kept for
@@ -156,8 +155,6 @@ static int new_copy(quantizing *q, int slot, bool transposed, qd_dtype dtype)
     qd_class_writer *w = q->w;
     int copy = qd_class_slot(w, qd_class_name(w, "", slot, transposed ? " fp8 transposed" : " fp8"), QD_SLOT_LOCAL, dtype,
                              w->slots[slot].rows, w->slots[slot].cols);
-    if (w->no_memory)
-        return -1;
     w->slots[copy].layout = w->slots[slot].layout;
     w->slots[copy].transposed = transposed;
     return q->copy[transposed][slot] = copy;
@@ -194,14 +191,14 @@ static void quantize(quantizing *q, const qd_op *op)
     qd_class_writer *w = q->w;
     qd_op now = *op;
     check_sizes(w, op);
-    for (int i = 0; i < OPERANDS && !w->no_memory && !w->wrong; i++) {
+    for (int i = 0; i < OPERANDS && !w->wrong; i++) {
         const gemm_operand *as = &gemms[op->kind].operands[i];
         int slot = op->slot[as->place];
         if (q->copy[as->transposed][slot] < 0)
             cast(q, slot, as);
         now.slot[as->place] = (int16_t)q->copy[as->transposed][slot];
     }
-    if (!w->no_memory && !w->wrong)
+    if (!w->wrong)
         qd_class_count_bytes(w, qd_class_keep(w, &now));
 }
 
@@ -210,16 +207,14 @@ void qd_pass_quantize(qd_class_writer *w)
     if (!w->config->fp8.on || !w->config->training)
         return;
     quantizing q = {.w = w, .slots = w->slot_count};
-    int *table = QD_ARENA_NEW(w->arena, int, 3 * (size_t)w->slot_count + 1);
-    w->no_memory = !table;
+    int *table = qd_class_table(w, 3 * w->slot_count);
     if (!table)
         return;
     q.amax = table;
     q.copy[0] = table + w->slot_count;
     q.copy[1] = table + 2 * w->slot_count;
-    memset(table, 0xff, (size_t)w->slot_count * 3 * sizeof *table);
     q.old = qd_class_restart(w);
-    for (q.at = 0; q.at < q.old.count && !w->no_memory && !w->wrong; q.at++) {
+    for (q.at = 0; q.at < q.old.count && !w->wrong; q.at++) {
         const qd_op *op = &q.old.ops[q.at];
         if (is_quantized(w, op))
             quantize(&q, op);

@@ -2,13 +2,14 @@
  * again on the same inputs is bit-identical, so no choice made here changes a result. */
 #include "spec/passes/passes.h"
 
-/* The first op of the backward pass that reads a slot; op_count: none. */
+/* The first op of the backward pass that reads a slot; op_count: none. The ops of phase F come
+ * first. */
 static int first_backward_read(const qd_class_writer *w, int slot)
 {
-    int i = qd_class_next(w, slot, QD_READS, 0);
-    while (i < w->op_count && w->ops[i].phase == QD_PHASE_FORWARD)
-        i = qd_class_next(w, slot, QD_READS, i + 1);
-    return i;
+    int backward = 0;
+    while (backward < w->op_count && w->ops[backward].phase == QD_PHASE_FORWARD)
+        backward++;
+    return qd_class_next(w, slot, QD_READS, backward);
 }
 
 static bool is_read_backward(const qd_class_writer *w, int slot)
@@ -57,7 +58,7 @@ static void run_again(qd_class_writer *w, int index)
     copy.phase = QD_PHASE_INPUT;
     copy.again = true;
     int at = w->op_count;
-    for (int j = 0; j < QD_OP_SLOTS && !w->no_memory; j++) {
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (!qd_op_writes(&copy, j))
             continue;
         int slot = copy.slot[j], reader = first_backward_read(w, slot);
@@ -88,27 +89,26 @@ static void expand_again(qd_class_writer *w)
     }
 }
 
-/* Backwards through phase F: an op is recomputed if the backward pass, or another recomputed op,
- * reads its results. */
+/* Whether the backward pass, or an op of phase F after `index` that runs again, reads a slot. */
+static bool is_needed(const qd_class_writer *w, int slot, int index)
+{
+    int reader = index;
+    do
+        reader = qd_class_next(w, slot, QD_READS, reader + 1);
+    while (reader < w->op_count && w->ops[reader].phase == QD_PHASE_FORWARD && !w->ops[reader].again);
+    return reader < w->op_count;
+}
+
+/* Marks the ops of phase F that run again. */
 static void mark_needed(qd_class_writer *w)
 {
-    bool *needed = QD_ARENA_NEW(w->arena, bool, w->slot_count);
-    w->no_memory = !needed;
-    for (int s = 0; s < w->slot_count && !w->no_memory; s++)
-        needed[s] = is_read_backward(w, s);
-    for (int i = w->op_count - 1; i >= 0 && !w->no_memory; i--) {
+    for (int i = w->op_count - 1; i >= 0; i--) {
         qd_op *op = &w->ops[i];
-        if (op->phase != QD_PHASE_FORWARD)
-            continue;
-        for (int j = 0; j < QD_OP_SLOTS; j++)
-            op->again = op->again || (qd_op_writes(op, j) && needed[op->slot[j]]);
-        for (int j = 0; j < QD_OP_SLOTS && op->again; j++) {
+        for (int j = 0; j < QD_OP_SLOTS && op->phase == QD_PHASE_FORWARD; j++)
+            op->again = op->again || (qd_op_writes(op, j) && is_needed(w, op->slot[j], i));
+        for (int j = 0; j < QD_OP_SLOTS && op->again; j++)
             if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)
-                w->wrong = qd_arena_printf(w->arena, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind),
-                                           w->slots[op->slot[j]].name);
-            if (qd_op_reads(op, j))
-                needed[op->slot[j]] = true;
-        }
+                QD_CLASS_FAIL(w, QD_SYSTEM, "%s cannot be run again: it writes '%s'", qd_op_name(op->kind), w->slots[op->slot[j]].name);
     }
 }
 
@@ -119,7 +119,7 @@ void qd_pass_recompute(qd_class_writer *w)
     if (w->recompute != QD_RECOMPUTE_SELECTIVE)
         return;
     expand_again(w);
-    for (int i = 0; i < w->op_count && !w->no_memory; i++)
+    for (int i = 0; i < w->op_count && !w->wrong; i++)
         if (pays(w, i))
             run_again(w, i);
 }

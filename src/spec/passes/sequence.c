@@ -26,8 +26,7 @@ int qd_sequence_slot(qd_sequence *s, int value)
         return s->slot[value];
     const char *name = v->of > 0 ? qd_class_name(w, v->before ? v->before : "", s->slot[v->of - 1], v->name) : v->name;
     s->slot[value] = qd_class_slot(w, name, v->kind ? v->kind : QD_SLOT_LOCAL, types[v->type], s->number[v->rows], s->number[v->cols]);
-    if (!w->no_memory)
-        w->slots[s->slot[value]].param = v->param;
+    w->slots[s->slot[value]].param = v->param;
     return s->slot[value];
 }
 
@@ -81,7 +80,7 @@ void qd_sequence_emit(qd_sequence *s, int stage)
             if (step->operands.slot[j] > 0)
                 operands.slot[j] = 1 + qd_sequence_slot(s, step->operands.slot[j] - 1);
         qd_op *op = qd_class_op(s->w, step->op, operands);
-        if (s->w->no_memory || s->w->wrong)
+        if (s->w->wrong)
             return;
         state(s, step, op);
     }
