@@ -2,6 +2,29 @@
 #include "spec/layout/tensor.h"
 #include "spec/passes/passes.h"
 
+#include <string.h>
+
+enum { QD_CLASS_NUMBERS, NUMBERS };
+_Static_assert(NUMBERS == QD_CLASS_NUMBER_COUNT, "passes.h says how many");
+
+static void set_numbers(qd_class_writer *w)
+{
+    const qd_model *m = w->model;
+    const qd_class_config *c = w->config;
+    int64_t most = c->batch * qd_context_most_rows(c->seq, w->ledger->mesh.degree[QD_AXIS_CP]);
+    int64_t q = (int64_t)w->heads * m->head_dim, k = (int64_t)w->kv_heads * m->head_dim;
+    const int64_t number[NUMBERS] = {
+        [ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [WHOLE_ROWS] = c->batch * c->seq, [MOST_ROWS] = most, [PORT_ROWS] = w->port_rows,
+        [LOAD_ROWS] = m->moe.balance == QD_BALANCE_SEQUENCE ? w->seq : most, [SEQ] = c->seq,
+        [POSITIONS] = qd_positions(c->seq, c->context), [CACHE_LENGTH] = c->context, [HIDDEN] = m->hidden, [HEADS] = w->heads,
+        [KV_HEADS] = w->kv_heads, [ALL_HEADS] = w->heads + w->kv_heads, [Q] = q, [K] = k, [QK] = q + k,
+        [KV] = qd_model_qkv(m, 0, w->kv_heads), [QKV_COLS] = qd_model_qkv(m, w->heads, w->kv_heads),
+        [O_COLS] = (int64_t)w->heads * qd_model_v_dim(m), [EXPANDED_COLS] = (int64_t)w->heads * (m->qk_nope_head_dim + m->v_head_dim),
+        [COUNTED_KEYS] = qd_tensor_counts_keys(m, &w->ledger->mesh, c->rank) ? k : 0, [EXPERTS] = m->moe.experts,
+        [PER_TOKEN] = m->moe.per_token};
+    memcpy(w->number, number, sizeof number);
+}
+
 static void begin(const qd_ledger *l, int decl, const qd_class_config *config, qd_arena *arena, qd_class_writer *w)
 {
     const qd_mesh *mesh = &l->mesh;
@@ -21,6 +44,7 @@ static void begin(const qd_ledger *l, int decl, const qd_class_config *config, q
     for (int i = 0; i < l->module_count && !w->module; i++)
         if (l->modules[i].decl == decl && l->modules[i].stage_rank == stage)
             w->module = &l->modules[i];
+    set_numbers(w);
     w->weights = qd_class_table(w, w->decl->param_count);
     w->recompute = w->module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE;
 }

@@ -6,12 +6,14 @@
 #include "spec/passes/sequence.h"
 
 enum {
-    PER_ROW, ONE, TWO, INPUT_PARTS, ALL_ROWS, ASSIGNMENTS, TOKENS, HEADS, EXPERTS, PER_TOKEN,
-    LOADS,                 /* rows of the router's load */
-    POSITIONS, ROPE_DIMS,  /* of the table of rotary angles */
-    CACHE_ROWS, CACHE_COLS,
+    QD_CLASS_NUMBERS,
+    INPUT_PARTS, ASSIGNMENTS, TOKENS,
+    LOADS,      /* rows of the router's load */
+    ROPE_DIMS,  /* of the table of rotary angles */
+    CACHE_ROWS,
     KEY_COLS, ABSORBED_COLS, MIXED_COLS, /* of latent attention in generation */
-    HIDDEN, OUT_COLS,
+    OUT_COLS,
+    PER_ROW = NONE, /* set when the value is placed */
 };
 
 enum {
@@ -24,22 +26,21 @@ enum {
     VALUES
 };
 
-/* Results per row have their rows when they are placed. */
 static const qd_sequence_value values[VALUES] = {
-    [INPUT] = {"input", QD_VALUE_I32, INPUT_PARTS, ALL_ROWS, .kind = QD_SLOT_INPUT},
+    [INPUT] = {"input", QD_VALUE_I32, INPUT_PARTS, ROWS, .kind = QD_SLOT_INPUT},
     [MEAN] = {" mean", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
     [RSTD] = {" rstd", QD_VALUE_F32, PER_ROW, ONE, .buffer = true, .of = 1 + OUT},
     [DX] = {"", QD_VALUE_ACTIVATION, PER_ROW, HIDDEN, .buffer = true, .of = 1 + X, .before = "d_"},
     [UNBIASED] = {" without bias", QD_VALUE_ACTIVATION, PER_ROW, OUT_COLS, .buffer = true, .of = 1 + OUT},
     [ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE},
     [LOCAL_ROPE_TABLE] = {"rope_table", QD_VALUE_F32, POSITIONS, ROPE_DIMS, .kind = QD_SLOT_ROPE, .param = 1},
-    [CACHE] = {"cache", QD_VALUE_ACTIVATION, CACHE_ROWS, CACHE_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
+    [CACHE] = {"cache", QD_VALUE_ACTIVATION, CACHE_ROWS, K, .buffer = true, .kind = QD_SLOT_CACHE},
     [LATENT_CACHE] = {"cache", QD_VALUE_ACTIVATION, POSITIONS, KEY_COLS, .buffer = true, .kind = QD_SLOT_CACHE},
     [KEY] = {"key", QD_VALUE_ACTIVATION, PER_ROW, KEY_COLS, .buffer = true},
     [ABSORBED] = {"q_absorbed", QD_VALUE_ACTIVATION, PER_ROW, ABSORBED_COLS, .buffer = true},
     [MIXED] = {"latent_attended", QD_VALUE_ACTIVATION, PER_ROW, MIXED_COLS, .buffer = true},
     [LSE] = {"lse", QD_VALUE_F32, PER_ROW, PER_ROW, .buffer = true}, /* per head */
-    [HEAD_RSTD] = {"head_rstd", QD_VALUE_F32, PER_ROW, HEADS, .buffer = true},
+    [HEAD_RSTD] = {"head_rstd", QD_VALUE_F32, PER_ROW, ALL_HEADS, .buffer = true},
     [SQUARES] = {"qk_squares", QD_VALUE_F32, PER_ROW, TWO, .buffer = true},
     [LOSS] = {"loss", QD_VALUE_F64, TWO, ONE, .kind = QD_SLOT_LOSS},
     [LOGITS] = {"logits", QD_VALUE_F32, ONE, TOKENS, .kind = QD_SLOT_LOGITS},
@@ -149,7 +150,7 @@ static void state(const qd_class_writer *w, const qd_decl_op *d, qd_op *op)
     op->site = op->kind == QD_OP_DROPOUT ? d->site : 0;
     op->ahead = op->kind == QD_OP_EMBED || op->kind == QD_OP_HEAD_LOSS || op->kind == QD_OP_ATTENTION ? d->ahead : 0;
     if (op->kind == QD_OP_ATTENTION || op->kind == QD_OP_ATTENTION_CACHED)
-        op->window = qd_window_within(d->window, qd_positions(c->seq, c->context));
+        op->window = qd_window_within(d->window, w->number[POSITIONS]);
     if (op->kind == QD_OP_SCALE) { /* in the type of the weights, as transformers does */
         float factor = (float)d->factor;
         op->scale = c->param == QD_BF16 ? (double)qd_bf16_to_f32(qd_f32_to_bf16(factor)) : (double)factor;
@@ -195,7 +196,7 @@ static void prepare(lowering *l, const qd_decl_op *d)
                  (d->local ? LOCAL : 0) | (d == l->expand ? EXPANDS : 0);
     l->s.number[OUT_COLS] = slot[OUT] >= 0 ? w->slots[slot[OUT]].cols : 0;
     l->s.number[TOKENS] = weighted ? w->slots[slot[WEIGHT]].rows : 0; /* of this rank's shard */
-    l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, qd_positions(c->seq, c->context)), c->context);
+    l->s.number[CACHE_ROWS] = 2 * qd_cache_rows(qd_window_within(d->window, w->number[POSITIONS]), c->context);
     if (d->kind == QD_DECL_INPUT)
         w->slots[slot[OUT]].kind = QD_SLOT_IN;
     if (d->kind == QD_DECL_OUTPUT)
@@ -218,12 +219,8 @@ void qd_pass_forward(qd_class_writer *w)
     const int64_t parts = 3 + (c->training ? 2 * qd_model_ahead(w->model) : 0) + (c->pairs ? QD_PAIR_PARTS : 0);
     bool positioned = c->context > 0 || w->seq < c->seq;
     lowering l = {.s = {w, QD_SEQUENCE_TABLES(values, steps),
-                        .number = {[ONE] = 1, [TWO] = 2, [INPUT_PARTS] = parts,
-                                   [ALL_ROWS] = w->rows, [ASSIGNMENTS] = w->port_rows * moe->per_token,
-                                   [HEADS] = w->heads + w->kv_heads, [EXPERTS] = moe->experts,
-                                   [PER_TOKEN] = moe->per_token, [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1,
-                                   [POSITIONS] = qd_positions(c->seq, c->context), [ROPE_DIMS] = qd_rope_dims(w->model),
-                                   [HIDDEN] = w->model->hidden, [CACHE_COLS] = (int64_t)w->kv_heads * w->model->head_dim,
+                        .number = {[INPUT_PARTS] = parts, [ASSIGNMENTS] = w->port_rows * moe->per_token,
+                                   [LOADS] = moe->balance == QD_BALANCE_SEQUENCE ? c->batch : 1, [ROPE_DIMS] = qd_rope_dims(w->model),
                                    [KEY_COLS] = key, [ABSORBED_COLS] = w->heads * key,
                                    [MIXED_COLS] = (int64_t)w->heads * w->model->kv_lora_rank}},
                   .facts = (c->training ? TRAINING : 0) | (c->context > 0 ? GENERATING : 0) | (positioned ? POSITIONED : 0) |

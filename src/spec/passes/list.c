@@ -131,17 +131,13 @@ int64_t qd_class_first_token(const qd_class_writer *w, int table)
     return qd_ledger_atom(w->ledger, w->module->param_begin + w->slots[table].param, w->config->rank).begin[0];
 }
 
-/* What the sizes of an op are taken from. */
+/* What the sizes of an op are taken from: a number of the class, or shapes of its operands. */
 typedef enum size {
-    NO_SIZE, ONE,
-    ROWS, COLS,               /* of the first operand */
+    QD_CLASS_NUMBERS,
+    X_ROWS, X_COLS,           /* of the first operand */
     MATRIX_ROWS, MATRIX_COLS, /* of the weight, or of its gradient */
     RESULT_COLS,              /* of the first result */
     DY_COLS,                  /* of an activation */
-    Q_COLS, QK_COLS,          /* of this rank's query heads; of query and key heads */
-    COUNTED_KEYS,             /* columns of keys that this rank counts in sums over all ranks */
-    LOAD_ROWS,                /* whose choices are summed in one load, on the rank of cp with the most rows */
-    HIDDEN, CONTEXT, EXPERTS, ALL_ROWS, PORT_ROWS,
 } size;
 
 static const struct {
@@ -151,40 +147,40 @@ static const struct {
     bool experts; /* the op knows this rank's experts, if it is of experts */
     bool port;  /* the op knows which rows of the micro-batch it works on */
 } sizes[QD_OP_KIND_COUNT] = {
-    [QD_OP_EMBED] = {ALL_ROWS, HIDDEN, .k = MATRIX_ROWS},
-    [QD_OP_EMBED_GRAD] = {ALL_ROWS, HIDDEN, .k = MATRIX_ROWS},
-    [QD_OP_LINEAR] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
-    [QD_OP_LINEAR_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
-    [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, ROWS, .gemm = true},
-    [QD_OP_ADAPT] = {ROWS, RESULT_COLS, MATRIX_COLS, .experts = true},
-    [QD_OP_ADAPT_DX] = {ROWS, COLS, MATRIX_COLS, .experts = true},
-    [QD_OP_ADAPT_DW] = {ROWS, COLS, MATRIX_COLS, .experts = true},
-    [QD_OP_EXPERTS] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
-    [QD_OP_EXPERTS_DX] = {ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true, .experts = true},
-    [QD_OP_EXPERTS_DW] = {ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
-    [QD_OP_EXPERTS_BIAS] = {ROWS, COLS, .experts = true},
-    [QD_OP_EXPERTS_BIAS_GRAD] = {ROWS, COLS, .experts = true},
-    [QD_OP_EXPERT_ACTIVATION] = {ROWS, RESULT_COLS, .experts = true},
-    [QD_OP_EXPERT_ACTIVATION_GRAD] = {ROWS, DY_COLS, .experts = true},
-    [QD_OP_ACTIVATION] = {ROWS, .n = RESULT_COLS},
-    [QD_OP_ACTIVATION_GRAD] = {ROWS, .n = DY_COLS},
-    [QD_OP_ROPE] = {ROWS, QK_COLS, .heads = true},
-    [QD_OP_ROPE_INVERSE] = {ROWS, QK_COLS, .heads = true},
-    [QD_OP_HEAD_NORM] = {ROWS, COLS, .heads = true},
-    [QD_OP_HEAD_NORM_GRAD] = {ROWS, COLS, .heads = true},
-    [QD_OP_QK_SQUARES] = {ROWS, COLS, COUNTED_KEYS, .heads = true},
-    [QD_OP_QK_NORM] = {ROWS, COLS, .heads = true},
-    [QD_OP_QK_DOTS] = {ROWS, COLS, .heads = true},
-    [QD_OP_QK_NORM_GRAD] = {ROWS, COLS, COUNTED_KEYS, .heads = true},
-    [QD_OP_LATENT_QKV] = {ROWS, COLS, .heads = true},
-    [QD_OP_LATENT_QKV_GRAD] = {ROWS, COLS, .heads = true},
-    [QD_OP_ATTENTION_CACHED] = {ROWS, Q_COLS, CONTEXT, .heads = true},
-    [QD_OP_ATTENTION_LATENT] = {ROWS, Q_COLS, CONTEXT, .heads = true},
+    [QD_OP_EMBED] = {ROWS, HIDDEN, .k = MATRIX_ROWS},
+    [QD_OP_EMBED_GRAD] = {ROWS, HIDDEN, .k = MATRIX_ROWS},
+    [QD_OP_LINEAR] = {X_ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
+    [QD_OP_LINEAR_DX] = {X_ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true},
+    [QD_OP_LINEAR_DW] = {MATRIX_ROWS, MATRIX_COLS, X_ROWS, .gemm = true},
+    [QD_OP_ADAPT] = {X_ROWS, RESULT_COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_ADAPT_DX] = {X_ROWS, X_COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_ADAPT_DW] = {X_ROWS, X_COLS, MATRIX_COLS, .experts = true},
+    [QD_OP_EXPERTS] = {X_ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_DX] = {X_ROWS, MATRIX_COLS, MATRIX_ROWS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_DW] = {X_ROWS, MATRIX_ROWS, MATRIX_COLS, .gemm = true, .experts = true},
+    [QD_OP_EXPERTS_BIAS] = {X_ROWS, X_COLS, .experts = true},
+    [QD_OP_EXPERTS_BIAS_GRAD] = {X_ROWS, X_COLS, .experts = true},
+    [QD_OP_EXPERT_ACTIVATION] = {X_ROWS, RESULT_COLS, .experts = true},
+    [QD_OP_EXPERT_ACTIVATION_GRAD] = {X_ROWS, DY_COLS, .experts = true},
+    [QD_OP_ACTIVATION] = {X_ROWS, .n = RESULT_COLS},
+    [QD_OP_ACTIVATION_GRAD] = {X_ROWS, .n = DY_COLS},
+    [QD_OP_ROPE] = {X_ROWS, QK, .heads = true},
+    [QD_OP_ROPE_INVERSE] = {X_ROWS, QK, .heads = true},
+    [QD_OP_HEAD_NORM] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_HEAD_NORM_GRAD] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_QK_SQUARES] = {X_ROWS, X_COLS, COUNTED_KEYS, .heads = true},
+    [QD_OP_QK_NORM] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_QK_DOTS] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_QK_NORM_GRAD] = {X_ROWS, X_COLS, COUNTED_KEYS, .heads = true},
+    [QD_OP_LATENT_QKV] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_LATENT_QKV_GRAD] = {X_ROWS, X_COLS, .heads = true},
+    [QD_OP_ATTENTION_CACHED] = {X_ROWS, Q, CACHE_LENGTH, .heads = true},
+    [QD_OP_ATTENTION_LATENT] = {X_ROWS, Q, CACHE_LENGTH, .heads = true},
     [QD_OP_ROUTE] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
     [QD_OP_ROUTE_GRAD] = {PORT_ROWS, EXPERTS, LOAD_ROWS, .port = true},
     [QD_OP_ROUTE_PLAN] = {PORT_ROWS, .n = EXPERTS},
     [QD_OP_ROUTE_LOAD] = {PORT_ROWS, .n = EXPERTS},
-    [QD_OP_DROPOUT] = {ROWS, COLS, .port = true},
+    [QD_OP_DROPOUT] = {X_ROWS, X_COLS, .port = true},
     [QD_OP_HEAD_LOGITS] = {ONE, MATRIX_ROWS, MATRIX_COLS, .gemm = true},
 };
 
@@ -211,30 +207,15 @@ static int result_of(const qd_op *op)
 
 static int64_t size_of(const qd_class_writer *w, const qd_op *op, size from)
 {
-    const qd_model *m = w->model;
-    const qd_class_config *c = w->config;
-    const qd_mesh *mesh = &w->ledger->mesh;
     switch (from) {
-    case NO_SIZE: return 0;
-    case ONE: return 1;
-    case ROWS: return w->slots[qd_op_first(op)].rows;
-    case COLS: return w->slots[qd_op_first(op)].cols;
+    case X_ROWS: return w->slots[qd_op_first(op)].rows;
+    case X_COLS: return w->slots[qd_op_first(op)].cols;
     case MATRIX_ROWS: return qd_class_outputs(w, qd_op_weight(w, op));
     case MATRIX_COLS: return w->slots[qd_op_weight(w, op)].cols;
     case RESULT_COLS: return w->slots[result_of(op)].cols;
     case DY_COLS: return w->slots[op->slot[QD_ACTIVATION_GRAD_DY]].cols;
-    case Q_COLS: return (int64_t)w->heads * m->head_dim;
-    case QK_COLS: return (int64_t)(w->heads + w->kv_heads) * m->head_dim;
-    case COUNTED_KEYS: return qd_tensor_counts_keys(m, mesh, c->rank) ? (int64_t)w->kv_heads * m->head_dim : 0;
-    case LOAD_ROWS:
-        return m->moe.balance == QD_BALANCE_SEQUENCE ? w->seq : c->batch * qd_context_most_rows(c->seq, mesh->degree[QD_AXIS_CP]);
-    case HIDDEN: return m->hidden;
-    case CONTEXT: return c->context;
-    case EXPERTS: return m->moe.experts;
-    case ALL_ROWS: return w->rows;
-    case PORT_ROWS: return w->port_rows;
+    default: return w->number[from];
     }
-    return 0;
 }
 
 /* A lookup reads one row per token, not the whole table; its gradient reads and writes it. */
@@ -251,8 +232,8 @@ void qd_class_measure(const qd_class_writer *w, qd_op *op)
     if (w->wrong)
         return;
     size m = sizes[op->kind].m, n = sizes[op->kind].n;
-    op->m = size_of(w, op, m ? m : ROWS);
-    op->n = size_of(w, op, n ? n : COLS);
+    op->m = size_of(w, op, m ? m : X_ROWS);
+    op->n = size_of(w, op, n ? n : X_COLS);
     op->k = size_of(w, op, sizes[op->kind].k);
     int weight = qd_op_weight(w, op);
     bool routed = sizes[op->kind].experts && (weight < 0 || qd_class_of_experts(w, weight));

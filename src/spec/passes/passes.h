@@ -22,6 +22,21 @@
 
 struct qd_expert_plan;
 
+/* Numbers of a class that shapes and sizes of ops are given in. Tables name them without a prefix,
+ * and may continue the list with numbers of their own: enum { QD_CLASS_NUMBERS, CHUNK_ROWS }.
+ *
+ * Rows of a micro-batch: ROWS of this rank, WHOLE_ROWS of whole sequences, MOST_ROWS of the rank of
+ * cp with the most, PORT_ROWS between modules, LOAD_ROWS whose choices are summed in one load (on
+ * the rank of cp with the most rows). SEQ: positions of a sequence on all ranks of cp; POSITIONS:
+ * the same, in generation CACHE_LENGTH. Columns of this rank: Q, K, QK of queries, keys and both,
+ * KV of keys and values, QKV_COLS of all three, O_COLS of what heads attend to, EXPANDED_COLS of
+ * keys without position and values (expanded from latents), COUNTED_KEYS of the keys that this rank
+ * counts in sums over all ranks. */
+#define QD_CLASS_NUMBERS \
+    NONE, ONE, TWO, ROWS, WHOLE_ROWS, MOST_ROWS, PORT_ROWS, LOAD_ROWS, SEQ, POSITIONS, CACHE_LENGTH, HIDDEN, HEADS, KV_HEADS, ALL_HEADS, \
+        Q, K, QK, KV, QKV_COLS, O_COLS, EXPANDED_COLS, COUNTED_KEYS, EXPERTS, PER_TOKEN
+#define QD_CLASS_NUMBER_COUNT 25
+
 /* A list under construction. It grows; everything is allocated in `arena`. */
 typedef struct qd_class_writer {
     const qd_ledger *ledger;
@@ -35,6 +50,7 @@ typedef struct qd_class_writer {
     qd_group tensor;                /* the ranks of tp; size 1: none */
     int tensor_coord;               /* this rank's position among them */
     int heads, kv_heads;            /* on this rank */
+    int64_t number[QD_CLASS_NUMBER_COUNT];
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
     struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
     int held, first_held;           /* experts of this rank, and the first among those of its node */
@@ -49,8 +65,8 @@ typedef struct qd_class_writer {
     qd_status status;  /* of `wrong` */
 } qd_class_writer;
 
-/* The build fails as a whole, with the first message (NULL: out of memory). Passes may go on until
- * they return: slots and ops that are added from now on are dropped. */
+/* The build fails as a whole, with the first message (NULL: out of memory). The pass may continue:
+ * slots and ops that are added from now on are dropped. */
 void qd_class_fail(qd_class_writer *w, qd_status status, const char *message);
 #define QD_CLASS_FAIL(w, status, ...) qd_class_fail((w), (status), qd_arena_printf((w)->arena, __VA_ARGS__))
 /* Zeroed memory of the arena; NULL: the build fails. */
@@ -82,7 +98,8 @@ static inline const qd_param *qd_class_param(const qd_class_writer *w, int weigh
  * nothing reads. */
 static inline int qd_class_trained(const qd_class_writer *w, int weight)
 {
-    bool fixed = weight >= 0 && (qd_class_param(w, weight)->frozen || (qd_class_param(w, weight)->counts && w->model->moe.bias_rate <= 0.0));
+    const qd_param *param = weight < 0 ? NULL : qd_class_param(w, weight);
+    bool fixed = !param || param->frozen || (param->counts && w->model->moe.bias_rate <= 0.0);
     return fixed ? -1 : qd_class_gradient(weight);
 }
 

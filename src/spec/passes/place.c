@@ -23,8 +23,8 @@ typedef enum need {
     ACTIVATED,
     ALIKE_ROWS,         /* the layout of the first operand, with its own width */
     TOTAL,              /* the same, and summed over the columns of all ranks of tp */
-    HEADS, QKV,         /* columns of this rank's query heads; of its queries, keys and values */
-    RESULT, EXPANDED,   /* columns of what its heads attend to; of its keys without position and values, expanded from latents */
+    QUERIES, QKV,       /* COLUMNS, with the width of this rank's queries; of its queries, keys and values */
+    RESULT, EXPANDED,   /* of what its heads attend to; of what is expanded from latents */
     OF_BIAS,            /* the rows that give a bias the gradient that its placement rule speaks of */
     OVER_ROWS,          /* the gradient of a parameter that is not sharded: under sp a partial sum, of the rows of a port */
     OVER_HEADS,         /* the same, always a partial sum, of this rank's heads */
@@ -66,7 +66,7 @@ static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_ATTENTION_SINK_GRAD] = RULE(qd_place_sink_grad, ATTENTION_SINK_GRAD, (LSE, AS_IS)),
     /* The rotary part of the key is shared by the heads of all ranks. */
     [QD_OP_LATENT_QKV] = NEEDS(LATENT_QKV, (Q, COLUMNS), (KV, COLUMNS), (K_ROPE, ALL), (QKV, QKV)),
-    [QD_OP_LATENT_QKV_GRAD] = NEEDS(LATENT_QKV_GRAD, (D_QKV, COLUMNS), (DQ, HEADS), (DKV, EXPANDED), (DK_ROPE, PARTIAL)),
+    [QD_OP_LATENT_QKV_GRAD] = NEEDS(LATENT_QKV_GRAD, (D_QKV, COLUMNS), (DQ, QUERIES), (DKV, EXPANDED), (DK_ROPE, PARTIAL)),
     [QD_OP_ATTENTION_LATENT] = NEEDS(ATTENTION_LATENT, (Q, COLUMNS), (LATENT, ALL), (K_ROPE, ALL), (KEY, ALL), (ABSORBED, COLUMNS),
                                      (MIXED, COLUMNS), (O, RESULT)),
     [QD_OP_ACTIVATION] = NEEDS(ACTIVATION, (X, ALIKE), (Y, ACTIVATED)),
@@ -190,9 +190,19 @@ static qd_layout bias_rows(const qd_param *bias)
                                                            : QD_LAYOUT_ALL;
 }
 
-static const qd_layout layouts[OVER_HEADS + 1] = {
-    [PORT] = QD_LAYOUT_PORT, [ALL] = QD_LAYOUT_ALL, [PARTIAL] = QD_LAYOUT_PARTIAL, [COLUMNS] = QD_LAYOUT_COLUMNS,
-    [HEADS] = QD_LAYOUT_COLUMNS, [QKV] = QD_LAYOUT_COLUMNS, [RESULT] = QD_LAYOUT_COLUMNS, [EXPANDED] = QD_LAYOUT_COLUMNS,
+enum { QD_CLASS_NUMBERS };
+static const struct {
+    qd_layout layout;
+    int width; /* a number; NONE: as declared */
+} layouts[OVER_HEADS + 1] = {
+    [PORT] = {QD_LAYOUT_PORT},
+    [ALL] = {QD_LAYOUT_ALL},
+    [PARTIAL] = {QD_LAYOUT_PARTIAL},
+    [COLUMNS] = {QD_LAYOUT_COLUMNS},
+    [QUERIES] = {QD_LAYOUT_COLUMNS, Q},
+    [QKV] = {QD_LAYOUT_COLUMNS, QKV_COLS},
+    [RESULT] = {QD_LAYOUT_COLUMNS, O_COLS},
+    [EXPANDED] = {QD_LAYOUT_COLUMNS, EXPANDED_COLS},
 };
 
 static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
@@ -207,7 +217,7 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
     case D_IN: return dual(linear_x[cut_of(w, weight) + 1]);
     case D_OUT: return dual(linear_y[cut_of(w, weight) + 1]);
     case OF_BIAS: return bias_rows(qd_class_param(w, weight));
-    default: return layouts[n] != QD_LAYOUT_NONE ? layouts[n] : w->slots[p->slot[qd_op_first(op)].now].layout;
+    default: return layouts[n].layout != QD_LAYOUT_NONE ? layouts[n].layout : w->slots[p->slot[qd_op_first(op)].now].layout;
     }
 }
 
@@ -215,18 +225,14 @@ static qd_layout layout_of(const qd_placing *p, const qd_op *op, need n)
 static int64_t width_of(const qd_placing *p, const qd_op *op, need n)
 {
     const qd_class_writer *w = p->w;
-    int64_t head = w->model->head_dim, like = w->slots[p->slot[qd_op_first(op)].now].cols;
+    int64_t like = w->slots[p->slot[qd_op_first(op)].now].cols;
     switch (n) {
     case OUT: return qd_class_outputs(w, qd_op_weight(w, op));
     case D_IN: return w->slots[qd_op_weight(w, op)].cols;
     case WIDE: return w->slots[p->slot[op->slot[QD_ADAPT_ADD]].now].cols;
     case ALIKE: return like;
     case ACTIVATED: return like / (qd_activation_is_gated(w->model->activation) ? 2 : 1);
-    case HEADS: return w->heads * head;
-    case RESULT: return (int64_t)w->heads * qd_model_v_dim(w->model);
-    case EXPANDED: return (int64_t)w->heads * (w->model->qk_nope_head_dim + w->model->v_head_dim);
-    case QKV: return qd_model_qkv(w->model, w->heads, w->kv_heads);
-    default: return 0;
+    default: return w->number[layouts[n].width];
     }
 }
 

@@ -14,16 +14,13 @@
 #include "spec/passes/sequence.h"
 
 enum {
-    NONE, ROWS, WHOLE_ROWS, MOST_ROWS, /* rows on this rank; of whole sequences; on the rank of cp with the most */
-    SEQ,
-    Q, K, KV, O_COLS,                  /* columns of queries, of keys, of keys and values, of the result */
+    QD_CLASS_NUMBERS,
     QKV_SHARE, O_SHARE,                /* columns of this rank's share of the heads */
     QKV_SHARES, O_SHARES,              /* the shares of all ranks */
-    HEADS, KV_HEADS,                   /* of this rank */
     SHARE, KV_SHARE,                   /* in ulysses: of its share of the heads */
     SINK_ROWS, SINK_COLS, SINK_HEADS, FIRST_SINK, /* of the heads that o and lse have: its share of them in ulysses */
     WINDOW, ROUND_BACK, ALL_KEYS,      /* round of the ring: ranks that the keys come from, -1: all keys at once */
-    OTHERS, ONE,                       /* other ranks of cp */
+    OTHERS,                            /* other ranks of cp */
     HOP,                               /* ranks to the next round of the ring, or to the owner of the keys */
     AHEAD,                             /* prediction module */
 };
@@ -192,20 +189,16 @@ static qd_sequence begin(qd_class_writer *w, int64_t window)
     const qd_model *m = w->model;
     int n = group.size, kv_share = qd_context_kv_share(n, w->kv_heads);
     bool ulysses = n > 1 && c->cp_mode == QD_CP_ULYSSES;
-    int64_t o = (int64_t)w->heads * qd_model_v_dim(m), share = qd_model_qkv(m, w->heads / n, kv_share);
+    int64_t o = w->number[O_COLS], share = qd_model_qkv(m, w->heads / n, kv_share);
     int64_t sinks = ulysses ? w->heads / n : w->heads, coord = qd_group_coord(&w->ledger->mesh, group, c->rank);
     static const unsigned modes[] = {[QD_CP_RING] = RING | PARTS, [QD_CP_GATHER] = GATHER | PARTS, [QD_CP_ULYSSES] = ULYSSES};
     qd_sequence s = {
         w, QD_SEQUENCE_TABLES(values, steps), manners,
         .facts = (n > 1 ? modes[c->cp_mode] : 0) | (c->activation != QD_F32 ? NARROW : 0),
         .group = {group},
-        .number = {[ROWS] = w->rows, [WHOLE_ROWS] = c->batch * c->seq, [MOST_ROWS] = c->batch * qd_context_most_rows(c->seq, n),
-                   [SEQ] = c->seq, [Q] = (int64_t)w->heads * m->head_dim, [K] = (int64_t)w->kv_heads * m->head_dim,
-                   [KV] = qd_model_qkv(m, 0, w->kv_heads), [O_COLS] = o, [QKV_SHARE] = share, [O_SHARE] = o / n,
-                   [QKV_SHARES] = n * share, [O_SHARES] = n * (o / n), [HEADS] = w->heads, [KV_HEADS] = w->kv_heads,
-                   [SHARE] = w->heads / n, [KV_SHARE] = kv_share, [SINK_ROWS] = c->batch * (ulysses ? c->seq : w->seq),
-                   [SINK_COLS] = sinks * m->head_dim, [SINK_HEADS] = sinks, [FIRST_SINK] = ulysses ? coord * sinks : 0,
-                   [WINDOW] = window, [OTHERS] = n - 1, [ONE] = 1}};
+        .number = {[QKV_SHARE] = share, [O_SHARE] = o / n, [QKV_SHARES] = n * share, [O_SHARES] = n * (o / n), [SHARE] = w->heads / n,
+                   [KV_SHARE] = kv_share, [SINK_ROWS] = c->batch * (ulysses ? c->seq : w->seq), [SINK_COLS] = sinks * m->head_dim,
+                   [SINK_HEADS] = sinks, [FIRST_SINK] = ulysses ? coord * sinks : 0, [WINDOW] = window, [OTHERS] = n - 1}};
     qd_sequence_begin(&s);
     set_round(&s, -1);
     return s;

@@ -8,13 +8,13 @@
  * reduced over cp, and for the gradients. */
 #include "spec/passes/sequence.h"
 
-enum { NONE, ONE, TWO, ROWS, CHUNK_ROWS, TOKENS, HIDDEN, FIRST_ROW, FIRST_TOKEN, MOST_ROWS, AHEAD, SEQUENCES };
+enum { QD_CLASS_NUMBERS, CHUNK_MOST, CHUNK_ROWS, TOKENS, FIRST_ROW, FIRST_TOKEN, AHEAD };
 enum { X, MATRIX, INPUT, DX, MATRIX_GRAD, LOSS, LOGITS, LOSSES, TOP, SUMS, SCORES, FACTORS, VALUES };
 static const qd_sequence_value values[VALUES] = {
     [LOSSES] = {"losses", QD_VALUE_F32, ROWS, .cols = ONE},
     [TOP] = {"row_max", QD_VALUE_F32, ROWS, .cols = ONE},
     [SUMS] = {"row_sums", QD_VALUE_F32, ROWS, .cols = TWO},
-    [SCORES] = {"scores", QD_VALUE_F64, SEQUENCES, .cols = ONE, .kind = QD_SLOT_SCORES},
+    [SCORES] = {"scores", QD_VALUE_F64, WHOLE_ROWS, .cols = ONE, .kind = QD_SLOT_SCORES},
     [FACTORS] = {"row_factors", QD_VALUE_F32, ROWS, .cols = ONE},
 };
 
@@ -25,7 +25,7 @@ enum { ONE_RANK, CHUNK, END, CHUNK_GRADIENTS };
 enum { ALL, GEMMS, OF_LOGITS, READS_GEMM, WRITES_GEMM, OF_TOKENS, MAXIMUM, SUM, SUM_OF_CONTEXT };
 static const qd_manner manners[] = {
     [ALL] = {.ahead = AHEAD},
-    [GEMMS] = {.work = QD_WORK_GIVEN, .chunk = MOST_ROWS, .capped = true, .ahead = AHEAD},
+    [GEMMS] = {.work = QD_WORK_GIVEN, .chunk = CHUNK_MOST, .capped = true, .ahead = AHEAD},
     /* Rows of the chunk that an op reads, or writes. */
     [OF_LOGITS] = {.first = FIRST_ROW, .capped = true},
     [READS_GEMM] = {.first = FIRST_ROW, .work = QD_WORK_GEMM},
@@ -53,7 +53,7 @@ static const qd_step steps[] = {
             (WEIGHT_GRAD, MATRIX_GRAD)),
     QD_STEP(END, 0, PAIRS, LOSS_SUM, ALL, ROWS, ONE, NONE, (LOSSES, LOSSES), (INPUT, INPUT), (LOSS, LOSS)),
     QD_STEP(END, PAIRS, 0, PAIR_SUMS, ALL, ROWS, ONE, NONE, (LOSSES, LOSSES), (INPUT, INPUT), (SCORES, SCORES)),
-    QD_STEP(END, PAIRS | CONTEXT, 0, ALL_REDUCE, SUM_OF_CONTEXT, SEQUENCES, ONE, NONE, (X, SCORES)),
+    QD_STEP(END, PAIRS | CONTEXT, 0, ALL_REDUCE, SUM_OF_CONTEXT, WHOLE_ROWS, ONE, NONE, (X, SCORES)),
     QD_STEP(END, PAIRS, 0, PAIR_LOSS, ALL, ROWS, ONE, NONE, (SCORES, SCORES), (INPUT, INPUT), (FACTORS, FACTORS), (LOSS, LOSS)),
     QD_STEP(CHUNK_GRADIENTS, SEVERAL, 0, LINEAR, READS_GEMM, CHUNK_ROWS, TOKENS, HIDDEN, (X, X), (WEIGHT, MATRIX), (Y, LOGITS)),
     QD_STEP(CHUNK_GRADIENTS, 0, 0, LOSS_GRAD, OF_TOKENS, CHUNK_ROWS, TOKENS, NONE, (LOGITS, LOGITS), (INPUT, INPUT), (TOP, TOP),
@@ -88,9 +88,8 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
                      .facts = (gradients ? GRADIENTS : 0) | (trained ? TRAINED : 0) | (pairs ? PAIRS : 0) |
                               (w->tensor.size > 1 ? SHARDED : 0) | (context.size > 1 ? CONTEXT : 0) | (chunk < w->rows ? SEVERAL : 0),
                      .group = {w->tensor, context},
-                     .number = {[ONE] = 1, [TWO] = 2, [ROWS] = w->rows, [TOKENS] = tokens, [HIDDEN] = hidden, [MOST_ROWS] = chunk,
-                                [FIRST_TOKEN] = qd_class_first_token(w, weight), [AHEAD] = op->ahead,
-                                [SEQUENCES] = w->config->batch * w->config->seq},
+                     .number = {[TOKENS] = tokens, [CHUNK_MOST] = chunk, [FIRST_TOKEN] = qd_class_first_token(w, weight),
+                                [AHEAD] = op->ahead},
                      .flops = {2.0 * (1 + gradients + (gradients && trained)) * (double)w->rows * (double)tokens * (double)hidden}};
     qd_sequence_begin(&s);
     QD_SEQUENCE_TAKE(&s, op, HEAD_LOSS, (X, X), (WEIGHT, MATRIX), (INPUT, INPUT), (DX, DX), (WEIGHT_GRAD, MATRIX_GRAD), (LOSS, LOSS));

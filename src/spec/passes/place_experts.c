@@ -14,7 +14,7 @@
 #include <math.h>
 
 enum {
-    NONE, ONE, TWO, PORT_ROWS, HIDDEN, EXPERTS, PER_TOKEN, NODES, RANKS, ETP,
+    QD_CLASS_NUMBERS, NODES, RANKS, ETP,
     NODE_EXPERTS,          /* experts of a node */
     ROOM, CAPACITY,        /* see expert_plan */
     RETURNED,              /* rows that return to this rank: one from each rank of etp */
@@ -209,10 +209,8 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     qd_expert_plan *e = QD_CLASS_NEW(w, qd_expert_plan, 1);
     if (!e)
         return NULL;
-    /* on the rank of cp with the most rows */
-    int64_t all = w->config->batch * qd_context_most_rows(w->config->seq, mesh->degree[QD_AXIS_CP]);
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
-    int64_t k = moe->per_token, most = (all + tp - 1) / tp * k; /* assignments of the rank with the most rows */
+    int64_t k = moe->per_token, most = (w->number[MOST_ROWS] + tp - 1) / tp * k; /* assignments of the rank with the most rows */
     e->nodes = qd_nodes_spanned(mesh);
     e->etp = mesh->etp > 1 ? mesh->etp : 1;
     e->ranks = qd_relay_group(mesh).size;
@@ -224,7 +222,7 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
     double room = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
     e->room = e->nodes == 1 ? w->port_rows * k : at_most(room, most * e->nodes);
     w->routed_rows = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
-    int64_t rows = w->config->batch * w->config->seq;
+    int64_t rows = w->number[WHOLE_ROWS];
     int shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
     double mean = (double)rows / shares;
     bool rounds = (e->ranks > 1 && w->routed_rows < worst) || (e->nodes > 1 && e->room < most * e->nodes);
@@ -232,8 +230,7 @@ static qd_expert_plan *plan_experts(qd_class_writer *w)
         w, QD_SEQUENCE_TABLES(values, steps), manners,
         .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
         .group = {qd_expert_group(mesh), qd_relay_group(mesh), qd_nodes_group(mesh)},
-        .number = {[ONE] = 1, [TWO] = 2, [PORT_ROWS] = w->port_rows, [HIDDEN] = w->model->hidden, [EXPERTS] = moe->experts,
-                   [PER_TOKEN] = k, [NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
+        .number = {[NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
                    [ROOM] = e->room, [CAPACITY] = w->routed_rows, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
                    [COPIES_MOST] = w->port_rows * (e->nodes < k ? e->nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
                    [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + e->nodes, [ALL_RANKS] = (int64_t)e->nodes * e->ranks,

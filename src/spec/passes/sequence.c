@@ -6,6 +6,7 @@
 void qd_sequence_begin(qd_sequence *s)
 {
     memset(s->slot, 0xff, sizeof s->slot);
+    memcpy(s->number, s->w->number, sizeof s->w->number);
 }
 
 void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values)

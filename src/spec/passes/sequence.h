@@ -10,7 +10,7 @@
 
 #include "spec/passes/passes.h"
 
-#define QD_SEQUENCE_NUMBERS 40
+#define QD_SEQUENCE_NUMBERS 56
 #define QD_SEQUENCE_VALUES 64
 
 /* Without a name: a slot that the rule gives. */
@@ -60,12 +60,12 @@ typedef struct qd_sequence {
     unsigned facts;
     qd_group group[3];
     double flops[2];
-    int64_t number[QD_SEQUENCE_NUMBERS]; /* number 0 is 0 */
+    int64_t number[QD_SEQUENCE_NUMBERS]; /* those of the class, then its own */
     int slot[QD_SEQUENCE_VALUES];        /* per value, -1: not made, or absent */
 } qd_sequence;
 #define QD_SEQUENCE_TABLES(values, steps) values, steps, sizeof(values) / sizeof *(values), sizeof(steps) / sizeof *(steps)
 
-/* All values are absent. */
+/* All values are absent, and the numbers of the class are set. */
 void qd_sequence_begin(qd_sequence *s);
 /* Values that are operands of an op: QD_SEQUENCE_TAKE(s, op, COMBINE, (ADD, ADD), (Y, Y)). */
 void qd_sequence_take(qd_sequence *s, const qd_op *op, qd_operands values);
