@@ -32,7 +32,7 @@ build: bootstrap
 # The web server is optional: without its library, `quadrille serve` says so.
 bootstrap:
 	@tools/bootstrap.sh
-	@tools/bootstrap.sh --if-possible libmicrohttpd-dev
+	@tools/bootstrap.sh --if-possible libmicrohttpd-dev libucx-dev libsodium-dev
 	@mkdir -p build
 
 # Uses the program of an earlier make build. Otherwise it builds the program alone, in the same

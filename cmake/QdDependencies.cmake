@@ -29,6 +29,18 @@ if(NOT QD_MPI STREQUAL "off")
   endif()
 endif()
 
+# UCX is loaded at its first use; only its headers are needed here. libsodium is linked.
+set(QD_UCX_FOUND OFF)
+if(QD_UCX STREQUAL "on" OR (QD_UCX STREQUAL "auto" AND NOT QD_STATIC_DEPS))
+  pkg_check_modules(UCX QUIET ucx>=1.12)
+  pkg_check_modules(SODIUM QUIET IMPORTED_TARGET libsodium>=1.0.12)
+  if(UCX_FOUND AND SODIUM_FOUND)
+    set(QD_UCX_FOUND ON)
+  elseif(QD_UCX STREQUAL "on")
+    message(FATAL_ERROR "QD_UCX=on, but UCX (1.12 or later) and libsodium were not both found (Debian: libucx-dev libsodium-dev)")
+  endif()
+endif()
+
 # The archive of libmicrohttpd needs a TLS library, so that QD_STATIC_DEPS leaves it out.
 set(QD_SERVE_FOUND OFF)
 if(QD_SERVE STREQUAL "on" OR (QD_SERVE STREQUAL "auto" AND NOT QD_STATIC_DEPS))

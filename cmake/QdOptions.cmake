@@ -2,6 +2,8 @@
 
 set(QD_MPI auto CACHE STRING "MPI backend: auto (if found), on or off")
 set_property(CACHE QD_MPI PROPERTY STRINGS auto on off)
+set(QD_UCX auto CACHE STRING "UCX backend, for worlds without MPI: auto (if UCX and libsodium are found), on or off")
+set_property(CACHE QD_UCX PROPERTY STRINGS auto on off)
 set(QD_CUDA auto CACHE STRING "CUDA device: auto (if nvcc, cuBLAS and cuDNN are found), on or off")
 set_property(CACHE QD_CUDA PROPERTY STRINGS auto on off)
 set(QD_SERVE auto CACHE STRING "quadrille serve: auto (if libmicrohttpd is found), on or off")
@@ -13,7 +15,7 @@ option(QD_STATIC_DEPS "link libraries from their .a files, so that the programs 
 option(QD_WERROR "treat warnings as errors" OFF)
 option(QD_DEMO "only what make demo runs: no tests and no CUDA" OFF)
 
-foreach(pair "QD_MPI;auto|on|off" "QD_CUDA;auto|on|off" "QD_SERVE;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
+foreach(pair "QD_MPI;auto|on|off" "QD_UCX;auto|on|off" "QD_CUDA;auto|on|off" "QD_SERVE;auto|on|off" "QD_SANITIZE;none|address|thread|fuzz")
   list(GET pair 0 name)
   list(GET pair 1 choices)
   string(TOLOWER "${${name}}" ${name})

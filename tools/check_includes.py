@@ -32,6 +32,8 @@ ALLOWED = {
 # Headers of libraries that may be included in one place only.
 CONTAINED = [
     (re.compile(r"^mpi\.h$"), ("src/comm/mpi/",)),
+    (re.compile(r"^(ucp|ucs|uct)/"), ("src/comm/ucx/",)),
+    (re.compile(r"^sodium"), ("src/comm/rendezvous/",)),
     (re.compile(r"^(cuda|cublas|cudnn|nccl|nvml)"), ("src/device/cuda/", "src/comm/nccl/")),
     (re.compile(r"^yaml\.h$"), ("src/base/",)),
     (re.compile(r"^microhttpd\.h$"), ("src/serve/",)),

@@ -83,11 +83,34 @@ QD_API bool qd_mpi_built(void);
  * QD_UNSUPPORTED in builds without MPI. */
 QD_API qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm);
 
+/* A world without a launcher that connects its ranks: they meet at an address of rank 0, prove to
+ * each other that they know the same secret, and then exchange data over UCX. */
+typedef struct qd_comm_join {
+    size_t size;
+    const char *address;   /* of rank 0: a host name or an address */
+    int port;              /* where rank 0 listens until all ranks are there */
+    int rank, ranks;
+    const void *secret;    /* the same on all ranks, at least 16 bytes; none: only ranks of one user on one machine, at a
+                              loopback address */
+    int64_t secret_bytes;
+    const char *interface; /* network interface to use, by name or address; NULL: the one on the way to `address` */
+    double seconds;        /* how long to wait for all ranks */
+} qd_comm_join;
+/* Sets the defaults: 300 s; no address. */
+QD_API void qd_comm_join_init(qd_comm_join *join, size_t size);
+QD_SIZED_DEFAULT_BY_INIT(qd_comm_join)
+/* Whether this build has UCX. */
+QD_API bool qd_ucx_built(void);
+/* Joins. Collective over the world. The caller owns *comm. QD_UNSUPPORTED in builds without UCX and
+ * on machines without its library; QD_USAGE for settings that cannot work or differ between ranks;
+ * QD_TIMEOUT names the ranks that are missing. */
+QD_API qd_status qd_ucx_comm_create(const qd_comm_config *config, const qd_comm_join *join, qd_comm **comm);
+
 /* Properties of a communicator. Not collective. */
 QD_API int qd_comm_rank(const qd_comm *comm);
 QD_API int qd_comm_size(const qd_comm *comm);
 QD_API int qd_comm_world_rank(const qd_comm *comm, int rank); /* world rank of `rank` of this group */
-QD_API const char *qd_comm_backend(const qd_comm *comm);      /* "local", "mpi" or "nccl" */
+QD_API const char *qd_comm_backend(const qd_comm *comm);      /* "local", "mpi", "ucx" or "nccl" */
 
 /* Placement of this rank. Machines are numbered in the order of their lowest ranks. Ranks of a
  * machine need not be consecutive, and machines may have different numbers of ranks. */

@@ -18,6 +18,12 @@ void qd_comm_config_init(qd_comm_config *config, size_t size)
     qd_sized_init(config, size, &own, sizeof own);
 }
 
+void qd_comm_join_init(qd_comm_join *join, size_t size)
+{
+    const qd_comm_join own = {.seconds = 300};
+    qd_sized_init(join, size, &own, sizeof own);
+}
+
 int qd_comm_rank(const qd_comm *comm)
 {
     return comm->rank;

@@ -248,7 +248,7 @@ typedef struct scenario {
     qd_status status;       /* what at least one of the others must get; they may get QD_REMOTE instead */
     const char *text;       /* in every message, besides the culprit's name */
     bool culprit_fails;     /* and the expected error: mismatch or remote */
-    bool processes_only;    /* or, if the name begins with "stop", MPI */
+    bool processes_only;    /* or, if the name begins with "stop", MPI or UCX */
 } scenario;
 
 /* The largest delay of a thread that sleeps for 10 ms at a time, in seconds. */
@@ -342,7 +342,8 @@ static void run_scenarios(const scenario *scenarios, size_t count)
     for (size_t i = 0; i < count; i++) {
         if (!sample_has(i, (size_t)mode, 2)) continue;
         bool stops = strncmp(scenarios[i].name, "stop", 4) == 0;
-        if (scenarios[i].processes_only && mode != QD_RANKS_PROCESSES && !(stops && mode == QD_RANKS_MPI)) continue;
+        bool stoppable = mode == QD_RANKS_PROCESSES || (stops && (mode == QD_RANKS_MPI || mode == QD_RANKS_UCX));
+        if (scenarios[i].processes_only && !stoppable) continue;
         run_scenario(&scenarios[i], false);
     }
 }
@@ -400,12 +401,20 @@ static void test_stopped(void **unused)
     };
     run_scenarios(scenarios, sizeof scenarios / sizeof *scenarios);
     static const scenario late = {"continues", QD_TIMEOUT, "did not arrive", true, true};
-    if (mode == QD_RANKS_PROCESSES || mode == QD_RANKS_STAGED || mode == QD_RANKS_MPI) run_scenario(&late, false);
+    if (mode == QD_RANKS_PROCESSES || mode == QD_RANKS_STAGED || mode == QD_RANKS_MPI || mode == QD_RANKS_UCX)
+        run_scenario(&late, false);
 }
 
 static void test_killed(void **unused)
 {
     (void)unused;
+    /* Without a launcher: the connections of the rendezvous tell. */
+    static const scenario alone = {"kill", QD_REMOTE, "its process has ended", false, true};
+    static const scenario in_between = {"kill while writing", QD_REMOTE, "its process has ended", false, true};
+    if (mode == QD_RANKS_UCX) {
+        run_scenario(&alone, false);
+        run_scenario(&in_between, false);
+    }
     if (mode != QD_RANKS_PROCESSES) return;
     static const scenario silent = {"kill", QD_TIMEOUT, "did not arrive", false, true};
     run_scenario(&silent, false);

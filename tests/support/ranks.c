@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "comm/device.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -24,6 +26,7 @@
 #define RANK_FLAG "--qd-rank"
 #define RESULT_MARK "@@quadrille-rank-result"
 #define MOST_RANKS 64
+#define SECRET "the secret of the tests"
 
 #ifndef QD_TEST_MPIEXEC
 #define QD_TEST_MPIEXEC "mpirun"
@@ -34,7 +37,7 @@ static int table_count;
 
 const char *qd_ranks_mode_name(qd_ranks_mode mode)
 {
-    static const char *const names[] = {"threads", "processes", "staged processes", "mpi", "threads with devices"};
+    static const char *const names[] = {"threads", "processes", "staged processes", "mpi", "ucx", "threads with devices"};
     return names[mode];
 }
 
@@ -46,6 +49,7 @@ bool qd_ranks_mode_available(qd_ranks_mode mode)
     if (mode != QD_RANKS_THREADS && mode != QD_RANKS_DEVICE)
         return false;
 #endif
+    if (mode == QD_RANKS_UCX) return qd_ucx_built();
     if (mode != QD_RANKS_MPI) return true;
     return qd_mpi_built() && system("command -v " QD_TEST_MPIEXEC " >/dev/null 2>&1") == 0;
 }
@@ -182,7 +186,7 @@ static qd_status wait_processes(pid_t *pids, int count, double limit, qd_local_w
             if (got == pids[r] && (WIFSTOPPED(info) || WIFCONTINUED(info))) {
                 stopped[r] = WIFSTOPPED(info);
             } else if (got == pids[r]) {
-                if (tell && WIFSIGNALED(info)) {
+                if (tell && world && WIFSIGNALED(info)) {
                     char how[64];
                     snprintf(how, sizeof how, "killed by signal %d", WTERMSIG(info));
                     qd_local_world_mark_dead(world, r, how);
@@ -203,27 +207,44 @@ static qd_status wait_processes(pid_t *pids, int count, double limit, qd_local_w
     return over ? QD_FAIL(QD_TIMEOUT, "the ranks did not finish within %g s", limit) : QD_OK;
 }
 
-static qd_status run_processes(const char *name, int size, const qd_ranks_options *options,
+/* A port that is not in use now. */
+static int free_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool found = fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0 &&
+                 getsockname(fd, (struct sockaddr *)&address, &length) == 0;
+    if (fd >= 0) close(fd);
+    return found ? ntohs(address.sin_port) : 0;
+}
+
+static qd_status run_processes(const char *name, qd_ranks_mode mode, int size, const qd_ranks_options *options,
                                const qd_comm_config *config, double limit, qd_ranks_result *results)
 {
     qd_local_world *world = NULL;
-    QD_TRY(qd_local_world_create(size, config, &world));
+    char joined[64] = "";
+    if (mode == QD_RANKS_UCX)
+        snprintf(joined, sizeof joined, "ucx %d %d %.3f", size, free_port(), config->deadline_seconds);
+    else
+        QD_TRY(qd_local_world_create(size, config, &world));
     int results_fd = memfd_create("results", 0);
     size_t bytes = (size_t)size * sizeof *results;
     if (results_fd < 0 || ftruncate(results_fd, (off_t)bytes) != 0) {
         qd_local_world_destroy(world);
         return QD_FAIL(QD_SYSTEM, "no memory file for results: %s", strerror(errno));
     }
-    int world_fd = dup(qd_local_world_fd(world)); /* the duplicate survives exec */
+    int world_fd = world ? dup(qd_local_world_fd(world)) : -1; /* the duplicate survives exec */
     double began = qd_clock_now();
     pid_t pids[MOST_RANKS];
     for (int r = 0; r < size; r++) {
         char rank[16], fd[16], out[16], start[32];
         snprintf(rank, sizeof rank, "%d", r);
         snprintf(fd, sizeof fd, "%d", world_fd);
+        char *how = world ? fd : joined;
         snprintf(out, sizeof out, "%d", results_fd);
         snprintf(start, sizeof start, "%.6f", began);
-        char *argv[] = {"/proc/self/exe", RANK_FLAG, (char *)name, rank, fd, out, start,
+        char *argv[] = {"/proc/self/exe", RANK_FLAG, (char *)name, rank, how, out, start,
                         (char *)(options->text ? options->text : ""), NULL};
         pids[r] = spawn(argv, -1);
     }
@@ -231,21 +252,36 @@ static qd_status run_processes(const char *name, int size, const qd_ranks_option
     if (pread(results_fd, results, bytes, 0) != (ssize_t)bytes)
         status = QD_FAIL(QD_SYSTEM, "cannot read the results: %s", strerror(errno));
     close(results_fd);
-    close(world_fd);
+    if (world_fd >= 0) close(world_fd);
     qd_local_world_destroy(world);
     return status;
 }
 
-/* argv: exe flag name rank world-fd results-fd began text */
+static qd_status join_ucx(const char *how, int rank, qd_comm **comm)
+{
+    qd_comm_config config = qd_comm_config_default();
+    qd_comm_join join = qd_comm_join_default();
+    join.address = "127.0.0.1";
+    join.rank = rank;
+    join.secret = SECRET;
+    join.secret_bytes = sizeof SECRET - 1;
+    join.seconds = 30;
+    if (sscanf(how, "ucx %d %d %lf", &join.ranks, &join.port, &config.deadline_seconds) != 3)
+        return QD_FAIL(QD_USAGE, "'%s' does not say how to join", how);
+    return qd_ucx_comm_create(&config, &join, comm);
+}
+
+/* argv: exe flag name rank world-fd (or "ucx size port deadline") results-fd began text */
 static int process_main(char **argv)
 {
     int rank = atoi(argv[3]);
     qd_ranks_body body = find_body(argv[2]);
-    qd_ranks_call call = {.text = argv[7], .mode = QD_RANKS_PROCESSES};
+    bool ucx = strncmp(argv[4], "ucx ", 4) == 0;
+    qd_ranks_call call = {.text = argv[7], .mode = ucx ? QD_RANKS_UCX : QD_RANKS_PROCESSES};
     qd_ranks_result result = {0};
     qd_comm *comm = NULL;
     if (!body) return 1;
-    result.status = qd_local_comm_open(atoi(argv[4]), rank, &comm);
+    result.status = ucx ? join_ucx(argv[4], rank, &comm) : qd_local_comm_open(atoi(argv[4]), rank, &comm);
     if (result.status == QD_OK)
         run_body(body, comm, &call, atof(argv[6]), &result);
     else
@@ -395,7 +431,8 @@ qd_status qd_ranks_run(const char *body, qd_ranks_mode mode, int size, const qd_
     case QD_RANKS_THREADS:
     case QD_RANKS_DEVICE: return run_threads(body, mode, size, options, &config, limit, results);
     case QD_RANKS_PROCESSES:
-    case QD_RANKS_STAGED: return run_processes(body, size, options, &config, limit, results);
+    case QD_RANKS_STAGED:
+    case QD_RANKS_UCX: return run_processes(body, mode, size, options, &config, limit, results);
     default: return run_mpi(body, size, options, &config, limit, results);
     }
 }

@@ -13,11 +13,12 @@ typedef enum qd_ranks_mode {
     QD_RANKS_PROCESSES,
     QD_RANKS_STAGED, /* processes that do not read each other's memory (qd_comm_config.no_remote_reads) */
     QD_RANKS_MPI,
+    QD_RANKS_UCX, /* processes that meet by themselves (qd_ucx_comm_create) */
     QD_RANKS_DEVICE, /* threads; the body gets a communicator on a CPU device of its rank (comm/device.h) */
     QD_RANKS_MODE_COUNT
 } qd_ranks_mode;
 const char *qd_ranks_mode_name(qd_ranks_mode mode);
-/* False for MPI in builds without it, or if mpirun is missing. */
+/* False for MPI and UCX in builds without them, or if mpirun is missing. */
 bool qd_ranks_mode_available(qd_ranks_mode mode);
 
 /* The `arg` of a body. */

@@ -430,8 +430,7 @@ static qd_status greet(qd_transfer *op, int peer)
     qd_remote_link *link = &r->group->links[peer];
     qd_remote_head head;
     memcpy(&head, link->rx, sizeof head);
-    head.place[sizeof head.place - 1] = '\0';
-    memcpy(link->place, head.place, sizeof head.place);
+    qd_remote_hear(r->group, peer, &head);
     link->entered = head.fingerprint.sequence;
     QD_TRY(qd_transfer_check(op, peer, &head.fingerprint, head.place));
     int64_t expected = link->first_rx.count;

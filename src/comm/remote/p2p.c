@@ -76,8 +76,7 @@ static qd_status greet(qd_transfer *op)
     p2p_state *s = state_of(op);
     qd_remote_head head;
     memcpy(&head, s->link->p2p_rx, sizeof head);
-    head.place[sizeof head.place - 1] = '\0';
-    memcpy(s->link->place, head.place, sizeof head.place);
+    qd_remote_hear(s->group, op->request.root, &head);
     QD_TRY(qd_transfer_check(op, op->request.root, &head.fingerprint, head.place));
     s->link->received = head.fingerprint.sequence;
     s->greeted = true;

@@ -100,6 +100,8 @@ typedef struct qd_remote_link {
     double answered;                 /* time of the peer's last answer, which contained: */
     uint64_t entered;                /* the last collective it has entered */
     char place[QD_COMM_PLACE_BYTES]; /* its last known place, from a head or an answer */
+    uint64_t heard;           /* number of its last head here, among all heads of the world; 0: none */
+    qd_fingerprint last;      /* from that head */
 } qd_remote_link;
 
 typedef struct qd_remote_world qd_remote_world;
@@ -150,6 +152,7 @@ struct qd_remote_world {
     double deadline;
     int64_t next_id;
     qd_remote_group *groups;
+    uint64_t heard; /* heads so far */
     char place[QD_COMM_PLACE_BYTES];
     qd_wait_board *boards; /* (size) this rank's own, and what the others have answered */
     double *asked;         /* (size) when each was last asked */
@@ -190,6 +193,9 @@ qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *da
  * `payload` if it is given and fits. Returns the length of the message. */
 int64_t qd_remote_write_head(const qd_remote_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer);
+
+/* A head of the group rank has arrived: what it says about that rank. */
+void qd_remote_hear(qd_remote_group *group, int peer, qd_remote_head *head);
 
 /* Asks the ranks of the group (or only `peer`, if >= 0) what they are doing, repeatedly, once `op`
  * has waited for half the deadline. Ranks that an answer names are asked too. late() and the boards

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/sized.h"
 #include "comm/remote/remote.h"
+#include "comm/work.h"
 
 #include <errno.h>
 #include <sched.h>
@@ -55,6 +56,15 @@ void qd_remote_give_up(qd_remote_world *world, uint64_t *requests, int count)
 {
     if (!world->transport->give_up(world->self, requests, count))
         world->dirty = true;
+}
+
+void qd_remote_hear(qd_remote_group *group, int peer, qd_remote_head *head)
+{
+    qd_remote_link *link = &group->links[peer];
+    head->place[sizeof head->place - 1] = '\0';
+    memcpy(link->place, head->place, sizeof link->place);
+    link->last = head->fingerprint;
+    link->heard = ++group->world->heard;
 }
 
 static void control_reap(qd_remote_world *world)
@@ -229,12 +239,35 @@ static void world_abort(qd_world *w, const char *reason)
     }
 }
 
+/* " at 'step 3', in all-reduce of 100 fp32 (sum), operation 3 of group world": what the last head
+ * of a rank has told this one. */
+static void last_heard(const qd_remote_world *world, int rank, char *text, size_t bytes)
+{
+    const qd_remote_link *last = NULL;
+    const char *name = "";
+    for (const qd_remote_group *g = world->groups; g; g = g->next)
+        for (int p = 0; p < g->comm->size; p++)
+            if (g->comm->world_ranks[p] == rank && g->links[p].heard > (last ? last->heard : 0)) {
+                last = &g->links[p];
+                name = g->comm->name;
+            }
+    char what[192];
+    text[0] = '\0';
+    if (last)
+        snprintf(text, bytes, "; it was last heard of%s%s%s in %s", last->place[0] ? " at '" : "", last->place,
+                 last->place[0] ? "'," : "", qd_call_text(&last->last, name, what, sizeof what));
+}
+
 /* A rank that has failed in an orderly way says so before it leaves: its own words come first. */
 static void find_lost(qd_remote_world *world)
 {
     int rank;
-    if (world->transport->lost(world->self, &rank, world->reason, sizeof world->reason))
-        world->aborted_by = rank;
+    char why[160], heard[320];
+    if (!world->transport->lost(world->self, &rank, why, sizeof why))
+        return;
+    last_heard(world, rank, heard, sizeof heard);
+    snprintf(world->reason, sizeof world->reason, "%s%s", why, heard);
+    world->aborted_by = rank;
 }
 
 static bool world_aborted(qd_world *w, int *rank, char *reason, size_t reason_bytes)
