@@ -102,7 +102,7 @@ static inline int64_t qd_model_qkv(const qd_model *model, int64_t heads, int64_t
     return (heads + kv_heads) * model->head_dim + kv_heads * qd_model_v_dim(model);
 }
 
-/* latent.c: the part of qd_model_validate for latent attention, and defaults. */
+/* latent_fields.c: the part of qd_model_validate for latent attention, and defaults. */
 qd_status qd_latent_validate(const qd_model *model);
 void qd_latent_derive(qd_model *model); /* sizes that are 0, in DeepSeek V3's proportions; head_dim */
 
