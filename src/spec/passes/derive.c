@@ -46,23 +46,21 @@ static void begin(const qd_ledger *l, int decl, const qd_class_config *config, q
             w->module = &l->modules[i];
     set_numbers(w);
     w->weights = qd_class_table(w, w->decl->param_count);
-    w->recompute = w->module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE;
 }
 
 static void (*const passes[])(qd_class_writer *w) = {
-    qd_pass_forward, qd_pass_gradient,  qd_pass_place,   qd_pass_fuse,   qd_pass_order,
-    qd_pass_quantize, qd_pass_alias,    qd_pass_recompute, qd_pass_overlap, qd_pass_settle,
+    qd_pass_forward, qd_pass_gradient,  qd_pass_place,   qd_pass_fuse,   qd_pass_order,     qd_pass_quantize,
+    qd_pass_alias,   qd_pass_recompute, qd_pass_overlap, qd_pass_settle, qd_pass_lifetimes,
 };
 
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config, qd_arena *arena, qd_module_class *out)
 {
     qd_class_writer w;
     begin(ledger, decl, config, arena, &w);
-    *out = (qd_module_class){.recompute = w.recompute};
+    *out = (qd_module_class){.recompute = w.module->layer >= 0 && config->training ? config->recompute : QD_RECOMPUTE_NONE};
+    w.out = out;
     for (size_t i = 0; i < sizeof passes / sizeof *passes && !w.wrong; i++)
         passes[i](&w);
-    if (!w.wrong)
-        qd_pass_lifetimes(&w, out);
     if (w.wrong)
         return QD_FAIL(w.status, "%s: %s", w.module->name, w.wrong);
     out->slot_count = w.slot_count;

@@ -81,8 +81,6 @@ static const fusion fusions[] = {
 };
 QD_SAME_PLACE(COUNT, EXPERTS, EXPERTS_DX);
 
-enum { GONE = QD_OP_KIND_COUNT }; /* an op that was fused into another */
-
 /* The only op that accesses what op `index` writes to `slot`, if it reads it; op_count: none, or
  * several. A value that leaves the module has other readers. */
 static int only_reader(const qd_class_writer *w, int index, int slot)
@@ -97,9 +95,8 @@ static int only_reader(const qd_class_writer *w, int index, int slot)
 
 static void remove_op(qd_class_writer *w, int index)
 {
-    w->ops[index].kind = (qd_op_kind)GONE;
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        w->ops[index].slot[j] = -1;
+    qd_class_move(w, index, w->op_count - 1);
+    w->op_count--;
 }
 
 /* Whether a value is available before op `index` runs, so that the op can use it. */
@@ -216,11 +213,8 @@ static void remake_swiglu(qd_class_writer *w, int i)
     int made = qd_class_next(w, grad->slot[QD_ACTIVATION_GRAD_X], QD_READS, 0);
     if (w->ops[made].kind != (routed ? QD_OP_EXPERT_ACTIVATION : QD_OP_ACTIVATION))
         return;
-    int active = w->ops[made].slot[routed ? QD_EXPERT_ACTIVATION_Y : QD_ACTIVATION_Y], dw = made + 1;
-    while (dw < w->op_count && ((w->ops[dw].kind != QD_OP_LINEAR_DW && w->ops[dw].kind != QD_OP_EXPERTS_DW) ||
-                                w->ops[dw].slot[QD_LINEAR_DW_X] != active))
-        dw++;
-    if (dw == w->op_count)
+    int active = w->ops[made].slot[routed ? QD_EXPERT_ACTIVATION_Y : QD_ACTIVATION_Y], dw = qd_class_read_backward(w, active);
+    if (dw == w->op_count || w->ops[dw].kind != (routed ? QD_OP_EXPERTS_DW : QD_OP_LINEAR_DW))
         return; /* the layer is frozen */
     int again = qd_class_like(w, qd_class_name(w, "", active, "_again"), active);
     grad->kind = routed ? grad->kind : QD_OP_ACTIVATION_GRAD_Y;
@@ -261,15 +255,11 @@ static void squares_in_grouped(qd_class_writer *w, int i)
 void qd_pass_fuse(qd_class_writer *w)
 {
     for (const fusion *f = fusions; f < fusions + sizeof fusions / sizeof *fusions; f++)
-        for (int i = 0; i < w->op_count; i++) {
+        for (int i = 0, before; i < w->op_count; i += w->op_count == before) { /* where an op was fused, another may be there */
+            before = w->op_count;
             if (f->rule)
                 f->rule(w, i);
             else
                 fuse(w, f, i);
         }
-    int kept = 0;
-    for (int i = 0; i < w->op_count; i++)
-        if ((int)w->ops[i].kind != GONE)
-            w->ops[kept++] = w->ops[i];
-    w->op_count = kept;
 }

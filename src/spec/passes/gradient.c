@@ -124,11 +124,6 @@ typedef struct gradients {
 
 static int grad_of(gradients *g, int value);
 
-static void give(gradients *g, int value, int grad)
-{
-    g->list[g->count++] = (contribution){value, grad};
-}
-
 /* A slot for the gradient of a value. */
 static int new_slot(gradients *g, int value, qd_dtype dtype)
 {
@@ -230,7 +225,7 @@ static int derive(gradients *g, int index, int sum)
             apply(&d, &rules[d.op.kind][r]);
     for (int j = 0; j < QD_OP_SLOTS && !absorbs(d.op.kind); j++)
         if (d.grad[j] >= 0 && !qd_op_writes(&d.op, j))
-            give(g, d.op.slot[j], d.grad[j]);
+            g->list[g->count++] = (contribution){d.op.slot[j], d.grad[j]};
     return d.grad[QD_NORM_X];
 }
 QD_SAME_PLACE(X, NORM, PERMUTE);
@@ -271,12 +266,10 @@ static void leave(gradients *g, int in)
 {
     qd_class_writer *w = g->w;
     int grad = grad_of(g, in);
-    if (grad < 0 || w->slots[grad].kind != QD_SLOT_LOCAL) {
+    if (grad < 0 || w->slots[grad].kind != QD_SLOT_LOCAL)
         qd_class_fail(w, QD_SYSTEM, "no op writes the gradient of the module's input");
-        return;
-    }
-    w->slots[grad].kind = QD_SLOT_GRAD_IN;
-    w->slots[grad].name = "grad_in";
+    else
+        w->slots[grad] = (qd_slot){.name = "grad_in", .kind = QD_SLOT_GRAD_IN, .dtype = w->config->activation, .cols = w->model->hidden};
 }
 
 void qd_pass_gradient(qd_class_writer *w)
@@ -298,7 +291,8 @@ void qd_pass_gradient(qd_class_writer *w)
         return;
     w->phase = QD_PHASE_INPUT;
     if (out >= 0)
-        give(&g, out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden));
+        g.list[g.count++] =
+            (contribution){out, qd_class_slot(w, "grad_out", QD_SLOT_GRAD_OUT, w->config->activation, 0, w->model->hidden)};
     for (int i = g.forward_count - 1; i >= 0; i--)
         if (!absorbs(w->ops[i].kind))
             derive(&g, i, -1);

@@ -17,6 +17,7 @@ typedef struct span {
     int first, last; /* op indices */
     qd_phase first_phase, last_phase;
     bool used;
+    double key;      /* of scratch values: the order in which they are placed */
 } span;
 
 /* The last op during which op `index` is in flight. An exchange that no op waits for runs to the
@@ -61,16 +62,13 @@ static qd_region region_of(qd_phase first, qd_phase last)
 static int64_t scratch_offset(const qd_class_writer *w, const span *spans, const int *placed, int count, int slot)
 {
     int64_t offset = 0, bytes = align64(qd_slot_bytes(&w->slots[slot]));
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int i = 0; i < count; i++) {
-            const qd_slot *other = &w->slots[placed[i]];
-            const span *a = &spans[placed[i]], *b = &spans[slot];
-            int64_t end = other->offset + align64(qd_slot_bytes(other));
-            if (a->first <= b->last && b->first <= a->last && offset < end && other->offset < offset + bytes) {
-                offset = end;
-                moved = true;
-            }
+    for (int i = 0; i < count; i++) {
+        const qd_slot *other = &w->slots[placed[i]];
+        const span *a = &spans[placed[i]], *b = &spans[slot];
+        int64_t end = other->offset + align64(qd_slot_bytes(other));
+        if (a->first <= b->last && b->first <= a->last && offset < end && other->offset < offset + bytes) {
+            offset = end;
+            i = -1; /* compares the new place with all of them */
         }
     }
     return offset;
@@ -86,15 +84,16 @@ static double scratch_key(const qd_class_writer *w, const span *spans, int slot,
 }
 
 /* Places the values in descending order of their keys; returns the total size in bytes. */
-static int64_t try_scratch(qd_class_writer *w, const span *spans, int *list, int count, scratch_order by)
+static int64_t try_scratch(qd_class_writer *w, span *spans, int *list, int count, scratch_order by)
 {
     int64_t bytes = 0;
-    for (int i = 1; i < count; i++)
-        for (int k = i; k > 0 && scratch_key(w, spans, list[k], by) > scratch_key(w, spans, list[k - 1], by); k--) {
-            int swapped = list[k];
+    for (int i = 0; i < count; i++) { /* inserts value i among those before it */
+        int value = list[i], k = i;
+        spans[value].key = scratch_key(w, spans, value, by);
+        for (; k > 0 && spans[value].key > spans[list[k - 1]].key; k--)
             list[k] = list[k - 1];
-            list[k - 1] = swapped;
-        }
+        list[k] = value;
+    }
     for (int i = 0; i < count; i++) {
         qd_slot *slot = &w->slots[list[i]];
         slot->offset = scratch_offset(w, spans, list, i, list[i]);
@@ -105,7 +104,7 @@ static int64_t try_scratch(qd_class_writer *w, const span *spans, int *list, int
 }
 
 /* Scratch values share memory over time. Tries all orders and keeps the smallest result. */
-static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, int count)
+static int64_t place_scratch(qd_class_writer *w, span *spans, int *list, int count)
 {
     int64_t least = 0;
     scratch_order best = 0;
@@ -117,8 +116,9 @@ static int64_t place_scratch(qd_class_writer *w, const span *spans, int *list, i
     return try_scratch(w, spans, list, count, best);
 }
 
-static void place_locals(qd_class_writer *w, qd_module_class *c)
+static void place_locals(qd_class_writer *w)
 {
+    qd_module_class *c = w->out;
     span *spans = QD_CLASS_NEW(w, span, w->slot_count);
     int *scratch = QD_CLASS_NEW(w, int, w->slot_count), scratch_count = 0;
     if (w->wrong)
@@ -150,8 +150,9 @@ static void place_locals(qd_class_writer *w, qd_module_class *c)
 /* An op may overwrite its gradients if its kind can, and if it is the first of the list to write
  * any of them. When phases run separately, the schedule decides which one comes first; then all ops
  * that write a gradient must be in the same phase. */
-static void find_overwriting(qd_class_writer *w, qd_module_class *c)
+static void find_overwriting(qd_class_writer *w)
 {
+    qd_module_class *c = w->out;
     int *first = QD_CLASS_NEW(w, int, w->decl->param_count + 1); /* per parameter: 1 + the first writer of its gradient */
     for (int i = 0; i < w->op_count && first; i++) {
         qd_op *op = &w->ops[i];
@@ -177,8 +178,8 @@ static void find_overwriting(qd_class_writer *w, qd_module_class *c)
         c->overwrite_phases |= w->ops[i].overwrites ? 1u << w->ops[i].phase : 0;
 }
 
-void qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out)
+void qd_pass_lifetimes(qd_class_writer *w)
 {
-    place_locals(w, out);
-    find_overwriting(w, out);
+    place_locals(w);
+    find_overwriting(w);
 }

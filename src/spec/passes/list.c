@@ -61,11 +61,6 @@ int qd_class_like(qd_class_writer *w, const char *name, int slot)
     return add_slot(w, like);
 }
 
-int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
-{
-    return qd_class_slot(w, name, QD_SLOT_LOCAL, w->config->activation, rows, cols);
-}
-
 int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols)
 {
     return qd_class_slot(w, name, QD_SLOT_LOCAL, QD_F32, rows, cols);
@@ -299,6 +294,14 @@ int qd_class_next(const qd_class_writer *w, int slot, unsigned access, int first
     while (first < w->op_count && !(qd_op_access(&w->ops[first], slot) & access))
         first++;
     return first;
+}
+
+int qd_class_read_backward(const qd_class_writer *w, int slot)
+{
+    int backward = 0;
+    while (backward < w->op_count && w->ops[backward].phase == QD_PHASE_FORWARD)
+        backward++;
+    return qd_class_next(w, slot, QD_READS, backward);
 }
 
 int qd_class_definition(const qd_class_writer *w, int slot, int before)

@@ -33,20 +33,21 @@ static void start_gathers(qd_class_writer *w)
     }
 }
 
+/* Whether an op gives, or returns, gradients of rows of experts. */
+static bool returns_rows(const qd_op *op)
+{
+    return op->phase == QD_PHASE_INPUT &&
+           (op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU || op->kind == QD_OP_RETURN);
+}
+
 static void delay_expert_weights(qd_class_writer *w)
 {
-    int last = -1;
-    for (int i = 0; i < w->op_count; i++) {
-        const qd_op *op = &w->ops[i];
-        if (op->phase == QD_PHASE_INPUT &&
-            (op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU || op->kind == QD_OP_RETURN))
-            last = i;
-    }
-    if (last < 0)
-        return;
-    for (int i = 0, left = last; i < left; i++)
-        for (; w->ops[i].kind == QD_OP_EXPERTS_DW && i < left; left--)
-            qd_class_move(w, i, last);
+    int last = w->op_count - 1;
+    while (last >= 0 && !returns_rows(&w->ops[last]))
+        last--;
+    for (int i = last, to = last; i >= 0; i--)
+        if (w->ops[i].kind == QD_OP_EXPERTS_DW)
+            qd_class_move(w, i, to--);
     for (int i = last + 1; i < w->op_count; i++) /* before the extra dispatch rounds, which add to them */
         if (w->ops[i].kind == QD_OP_EXPERTS_DW)
             qd_class_move(w, i, ++last);

@@ -54,28 +54,24 @@ static void emit_piece(qd_class_writer *w, const qd_op *op, int piece)
 
 void qd_pass_overlap(qd_class_writer *w)
 {
-    enum { KEEP, CUT, CUT_WITH_NEXT };
     if (w->config->tensor_pieces <= 1 || w->tensor.size == 1 || !w->config->overlap)
         return;
-    int *what = QD_CLASS_NEW(w, int, w->op_count);
-    for (int i = 0; i < w->op_count && what; i++) {
+    /* Per op: how many ops from it on are cut together, piece by piece; 0: the op is kept whole. */
+    int *together = QD_CLASS_NEW(w, int, w->op_count);
+    for (int i = 0; i < w->op_count && together; i++) {
         bool gathers = w->ops[i].kind == QD_OP_ALL_GATHER && w->ops[i].exchange.async;
         int by = gathers ? reader_of(w, i) : w->op_count;
         if (by < w->op_count && !sums_gemm(w, by + 1))
-            what[i] = what[by] = CUT;
-        else if (what[i] == KEEP && sums_gemm(w, i + 1))
-            what[i] = CUT_WITH_NEXT;
+            together[i] = together[by] = 1;
+        else if (together[i] == 0 && sums_gemm(w, i + 1))
+            together[i] = 2;
     }
     qd_old_list old = qd_class_restart(w);
-    for (int i = 0; i < old.count && what; i++) {
-        bool sums = what[i] == CUT_WITH_NEXT;
-        if (what[i] == KEEP)
+    for (int i = 0; i < old.count && together; i += together[i] == 2 ? 2 : 1) {
+        if (together[i] == 0)
             qd_class_keep(w, &old.ops[i]);
-        for (int p = 0; p < w->config->tensor_pieces && what[i] != KEEP; p++) {
-            emit_piece(w, &old.ops[i], p);
-            if (sums)
-                emit_piece(w, &old.ops[i + 1], p);
-        }
-        i += sums;
+        for (int piece = 0; piece < w->config->tensor_pieces; piece++)
+            for (int k = 0; k < together[i]; k++)
+                emit_piece(w, &old.ops[i + k], piece);
     }
 }

@@ -20,7 +20,7 @@
 
 #include "spec/ops/ops.h"
 
-struct qd_expert_plan;
+struct qd_sequence;
 
 /* Numbers of a class that shapes and sizes of ops are given in. Tables name them without a prefix,
  * and may continue the list with numbers of their own: enum { QD_CLASS_NUMBERS, CHUNK_ROWS }.
@@ -52,7 +52,7 @@ typedef struct qd_class_writer {
     int heads, kv_heads;            /* on this rank */
     int64_t number[QD_CLASS_NUMBER_COUNT];
     int *weights;                   /* per parameter of the module: slot of the weight that begins with it, -1: none */
-    struct qd_expert_plan *experts; /* how rows are dispatched to experts, NULL: the module has none */
+    struct qd_sequence *experts;    /* how rows are dispatched to experts, NULL: the module has none */
     int held, first_held;           /* experts of this rank, and the first among those of its node */
     int64_t routed_rows;            /* buffer space for rows of these experts */
     double load;                    /* their number if the load is balanced */
@@ -60,7 +60,7 @@ typedef struct qd_class_writer {
     qd_op *ops;
     int slot_count, op_count, slot_capacity, op_capacity;
     qd_phase phase;    /* of the ops that are appended next */
-    qd_recompute recompute;
+    qd_module_class *out; /* what `lifetimes` finds besides the places of values */
     const char *wrong; /* why the lists cannot be built, NULL: no error */
     qd_status status;  /* of `wrong` */
 } qd_class_writer;
@@ -76,8 +76,7 @@ int *qd_class_table(qd_class_writer *w, int entries); /* all -1 */
 
 /* Adding a slot or an op may move the list, so no pointer into it outlives a call. */
 int qd_class_slot(qd_class_writer *w, const char *name, qd_slot_kind kind, qd_dtype dtype, int64_t rows, int64_t cols);
-int qd_class_local(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* of the activation type */
-int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols);
+int qd_class_f32(qd_class_writer *w, const char *name, int64_t rows, int64_t cols); /* a local value */
 int qd_class_like(qd_class_writer *w, const char *name, int slot); /* with kind, shape and layout of another */
 const char *qd_class_name(qd_class_writer *w, const char *before, int slot, const char *behind); /* a name derived from that of a slot */
 /* The slot of a weight's values; the slot of its gradient is the next one. -1: there is no such
@@ -156,6 +155,8 @@ enum { QD_READS = 1, QD_WRITES = 2, QD_TOUCHES = QD_READS | QD_WRITES };
 unsigned qd_op_access(const qd_op *op, int slot);
 /* The first op from `first` on that accesses the slot in one of these ways; op_count: none. */
 int qd_class_next(const qd_class_writer *w, int slot, unsigned access, int first);
+/* The first op of the backward pass, which follows phase F, that reads the slot; op_count: none. */
+int qd_class_read_backward(const qd_class_writer *w, int slot);
 /* The first op after op `index` that must come after it, because both access the same rows of a
  * slot and one of them writes them; op_count: none. */
 bool qd_ops_conflict(const qd_class_writer *w, const qd_op *a, const qd_op *b);
@@ -184,7 +185,7 @@ void qd_pass_alias(qd_class_writer *w);
 void qd_pass_recompute(qd_class_writer *w);
 void qd_pass_overlap(qd_class_writer *w);
 void qd_pass_settle(qd_class_writer *w);
-void qd_pass_lifetimes(qd_class_writer *w, qd_module_class *out);
+void qd_pass_lifetimes(qd_class_writer *w);
 
 /* Placement rules that emit several ops (place_*.c). */
 
@@ -214,7 +215,9 @@ void qd_place_cached(qd_placing *p, const qd_op *op);
 void qd_place_loss(qd_placing *p, const qd_op *op);
 void qd_place_route(qd_placing *p, const qd_op *op);
 void qd_place_send(qd_placing *p, const qd_op *op);
+void qd_place_rows(qd_placing *p, int result); /* after an op that gives rows sorted by expert */
 void qd_place_grouped(qd_placing *p, const qd_op *op);
+void qd_place_expert_bias(qd_placing *p, const qd_op *op);
 void qd_place_collect(qd_placing *p, const qd_op *op);
 void qd_place_collect_grad(qd_placing *p, const qd_op *op);
 #endif

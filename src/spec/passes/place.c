@@ -24,6 +24,7 @@ typedef enum need {
     ALIKE_ROWS,         /* the layout of the first operand, with its own width */
     TOTAL,              /* the same, and summed over the columns of all ranks of tp */
     QUERIES, QKV,       /* COLUMNS, with the width of this rank's queries; of its queries, keys and values */
+    GROUPED,            /* rows sorted by expert */
     RESULT, EXPANDED,   /* of what its heads attend to; of what is expanded from latents */
     OF_BIAS,            /* the rows that give a bias the gradient that its placement rule speaks of */
     OVER_ROWS,          /* the gradient of a parameter that is not sharded: under sp a partial sum, of the rows of a port */
@@ -31,12 +32,11 @@ typedef enum need {
 } need;
 
 typedef struct placement {
-    bool given;
-    void (*rule)(qd_placing *p, const qd_op *op); /* emits other ops as well, with these operands; NULL: only the op */
+    void (*rule)(qd_placing *p, const qd_op *op); /* emits the op, or others, with these operands; NULL: no op of a placed list */
     qd_operands needs;
 } placement;
-#define NEEDS(kind, ...) {true, NULL, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
-#define RULE(rule, kind, ...) {true, rule, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define NEEDS(kind, ...) {qd_place_keep, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
+#define RULE(rule, kind, ...) {rule, QD_OPERAND_TABLE(kind, __VA_ARGS__)}
 
 static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_EMBED] = NEEDS(EMBED, (POSITION_TABLE, ONE_RANK), (Y, PARTIAL)), /* tokens of another rank's shard yield 0 */
@@ -86,21 +86,21 @@ static const placement placements[QD_OP_KIND_COUNT] = {
     [QD_OP_ROUTE_GRAD] = NEEDS(ROUTE_GRAD, (LOGITS, PORT), (CHOICE, PORT), (WEIGHT, PORT), (D_WEIGHT, PORT), (D_LOGITS, PORT)),
     [QD_OP_ROUTE_LOAD] = NEEDS(ROUTE_LOAD, (CHOICE, PORT)),
     /* Rows of experts are in no layout of tp; place_experts.c says where counts of rows are. */
-    [QD_OP_PERMUTE] = RULE(qd_place_send, PERMUTE, (X, PORT)),
-    [QD_OP_EXPERTS] = NEEDS(EXPERTS, (X, IN), (COUNT, ALIKE), (Y, OUT)),
+    [QD_OP_PERMUTE] = RULE(qd_place_send, PERMUTE, (X, PORT), (Y, GROUPED)),
+    [QD_OP_EXPERTS] = RULE(qd_place_grouped, EXPERTS, (X, IN), (COUNT, ALIKE), (Y, OUT)),
     [QD_OP_EXPERTS_DX] = NEEDS(EXPERTS_DX, (DY, D_OUT), (COUNT, ALIKE), (DX, D_IN)),
     [QD_OP_EXPERTS_DW] = NEEDS(EXPERTS_DW, (DY, D_OUT), (X, IN), (COUNT, ALIKE)),
-    [QD_OP_EXPERTS_BIAS] = NEEDS(EXPERTS_BIAS, (X, ALIKE), (COUNT, ALIKE), (Y, ALIKE)),
-    [QD_OP_EXPERTS_BIAS_GRAD] = NEEDS(EXPERTS_BIAS_GRAD, (DY, ALIKE), (COUNT, ALIKE)),
+    [QD_OP_EXPERTS_BIAS] = RULE(qd_place_expert_bias, EXPERTS_BIAS, (X, ALIKE), (COUNT, ALIKE), (Y, ALIKE)),
+    [QD_OP_EXPERTS_BIAS_GRAD] = RULE(qd_place_expert_bias, EXPERTS_BIAS_GRAD, (DY, ALIKE), (COUNT, ALIKE)),
     [QD_OP_EXPERT_ACTIVATION] = NEEDS(EXPERT_ACTIVATION, (X, ALIKE), (COUNT, ALIKE), (Y, ACTIVATED)),
     [QD_OP_EXPERT_ACTIVATION_GRAD] = NEEDS(EXPERT_ACTIVATION_GRAD, (X, ALIKE), (DY, ALIKE), (COUNT, ALIKE), (DX, ALIKE)),
     [QD_OP_COMBINE] = RULE(qd_place_collect, COMBINE, (ADD, PORT), (Y, PORT)),
-    [QD_OP_COMBINE_GRAD] = RULE(qd_place_collect_grad, COMBINE_GRAD, (DY, PORT), (D_WEIGHT, PORT)),
+    [QD_OP_COMBINE_GRAD] = RULE(qd_place_collect_grad, COMBINE_GRAD, (DY, PORT), (D_ROWS, GROUPED), (D_WEIGHT, PORT)),
 };
 
 bool qd_op_has_placement(qd_op_kind kind)
 {
-    return placements[kind].given;
+    return placements[kind].rule != NULL;
 }
 
 /* The slot with the value of `slot` in a layout; inserts a gather if needed. */
@@ -123,7 +123,8 @@ static int want(qd_placing *p, int slot, qd_layout wanted)
     int *gathered = slot < p->slots ? &p->slot[slot].gathered[w->phase != QD_PHASE_FORWARD] : NULL;
     if (gathered && *gathered >= 0)
         return *gathered;
-    int all = qd_class_local(w, qd_class_name(w, "", slot, " of all ranks"), w->rows, w->slots[slot].cols);
+    const char *name = qd_class_name(w, "", slot, " of all ranks");
+    int all = qd_class_slot(w, name, QD_SLOT_LOCAL, w->config->activation, w->rows, w->slots[slot].cols);
     w->slots[all].layout = QD_LAYOUT_ALL;
     qd_class_exchange(w, QD_OP_ALL_GATHER, w->tensor, slot, all)->exchange.async = w->config->overlap;
     if (gathered)
@@ -201,6 +202,7 @@ static const struct {
     [COLUMNS] = {QD_LAYOUT_COLUMNS},
     [QUERIES] = {QD_LAYOUT_COLUMNS, Q},
     [QKV] = {QD_LAYOUT_COLUMNS, QKV_COLS},
+    [GROUPED] = {QD_LAYOUT_ROUTED},
     [RESULT] = {QD_LAYOUT_COLUMNS, O_COLS},
     [EXPANDED] = {QD_LAYOUT_COLUMNS, EXPANDED_COLS},
 };
@@ -253,13 +255,6 @@ void qd_place_keep(qd_placing *p, const qd_op *op)
     qd_class_measure(p->w, qd_class_keep(p->w, op));
 }
 
-/* Ops of experts: by their weight, or what they read. */
-static bool is_routed(const qd_placing *p, const qd_op *op)
-{
-    int weight = qd_op_weight(p->w, op);
-    return weight >= 0 ? qd_class_of_experts(p->w, weight) : p->w->slots[p->slot[qd_op_first(op)].now].layout == QD_LAYOUT_ROUTED;
-}
-
 /* Converts the operands of an op to what it needs, gives its results their layouts, emits it and
  * sums its results. */
 static void place(qd_placing *p, const qd_op *op)
@@ -283,12 +278,16 @@ static void place(qd_placing *p, const qd_op *op)
     for (int j = 0; j < QD_OP_SLOTS && w->tensor_coord > 0; j++)
         if (partial && rule->needs.slot[j] == 1 + ONE_RANK)
             placed.slot[j] = -1;
-    (rule->rule ? rule->rule : is_routed(p, op) ? qd_place_grouped : qd_place_keep)(p, &placed);
-    for (int j = 0; j < QD_OP_SLOTS && w->tensor.size > 1; j++) {
+    rule->rule(p, &placed);
+    for (int j = 0; j < QD_OP_SLOTS; j++) {
         int slot = op->slot[j];
-        if (slot >= 0 && rule->needs.slot[j] == 1 + TOTAL)
+        if (slot < 0 || !qd_op_writes(op, j))
+            continue;
+        if (w->slots[slot].layout == QD_LAYOUT_ROUTED)
+            qd_place_rows(p, slot);
+        else if (w->tensor.size > 1 && rule->needs.slot[j] == 1 + TOTAL)
             qd_class_exchange(w, QD_OP_ALL_REDUCE, w->tensor, slot, -1);
-        else if (slot >= 0 && qd_op_writes(op, j) && w->slots[slot].layout == QD_LAYOUT_PARTIAL)
+        else if (w->tensor.size > 1 && w->slots[slot].layout == QD_LAYOUT_PARTIAL)
             sum(p, slot);
     }
 }
@@ -306,7 +305,7 @@ void qd_pass_place(qd_class_writer *w)
     for (p.at = 0; p.at < p.old.count && !w->wrong; p.at++) {
         const qd_op *op = &p.old.ops[p.at];
         w->phase = op->phase;
-        if (placements[op->kind].given)
+        if (placements[op->kind].rule)
             place(&p, op);
         else
             qd_class_fail(w, QD_SYSTEM, "an op has no placement rule");

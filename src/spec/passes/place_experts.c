@@ -16,7 +16,9 @@
 enum {
     QD_CLASS_NUMBERS, NODES, RANKS, ETP,
     NODE_EXPERTS,          /* experts of a node */
-    ROOM, CAPACITY,        /* see expert_plan */
+    /* Rows sorted by expert that this rank can send in one round (its assignments, or those of the
+     * rows that it relays), and that it can receive. */
+    ROOM, CAPACITY,
     RETURNED,              /* rows that return to this rank: one from each rank of etp */
     ROW_COPIES,            /* R · nodes */
     COPIES_MOST, RELAYED,  /* rows sent to nodes, rows relayed to experts: most of both */
@@ -34,8 +36,9 @@ enum {
 
 enum {
     /* Given by the list: rows, routing, weights. */
-    X, CHOICE, WEIGHT, PLACE, FROM, COUNT, SORTED, UP, DOWN, UP_GRAD, DOWN_GRAD, UP_BIAS, DOWN_BIAS, UP_BIAS_GRAD,
-    DOWN_BIAS_GRAD, OUT, DY, D_SORTED, D_WEIGHT, ADD, Y,
+    X, CHOICE, WEIGHT, PLACE, FROM, COUNT, SORTED, UP, DOWN, UP_BIAS, DOWN_BIAS,
+    UP_GRAD, DOWN_GRAD, UP_BIAS_GRAD, DOWN_BIAS_GRAD, /* in the order of the weights */
+    OUT, DY, D_SORTED, D_WEIGHT, ADD, Y,
     /* Rows per expert of all ranks; rows of this rank's experts; rows back from experts. Without
      * other ranks they are COUNT, SORTED and OUT. */
     TABLE, ROWS_IN, BACK, D_OUT, D_BACK,
@@ -86,7 +89,7 @@ static const qd_sequence_value values[VALUES] = {
     [RESEND_LISTS] = {"lists of rounds", QD_VALUE_I32, TWO, TAKEN_SIZE, .buffer = true},
 };
 
-enum { SEND, TO_EXPERTS, FROM_EXPERTS, COLLECT, GRAD_SEND, GRAD_FROM_EXPERTS, GRAD_ROUNDS, GRAD_FROM_NODES, GRAD_COLLECT };
+enum { SEND, FROM_EXPERTS, COLLECT, GRAD_SEND, GRAD_FROM_EXPERTS, GRAD_ROUNDS, GRAD_FROM_NODES, GRAD_COLLECT };
 
 /* LOCAL: on this rank. PLAN: this rank's buffers as sizes. COUNTS_OF_ALL: gathers counts.
  * DISPATCHED: rows move between ranks of a node. ACROSS: between nodes. IN_ROUNDS: extra rounds
@@ -116,13 +119,11 @@ static const qd_step steps[] = {
     QD_STEP(SEND, APART, BY_NODE, ALL_GATHER, COUNTS_OF_ALL, RANKS, EXPERTS, NONE, (X, COUNT), (Y, TABLE)),
     QD_STEP(SEND, 0, BY_NODE, PERMUTE, LOCAL, PORT_ROWS, HIDDEN, NONE, (X, X), (FROM, FROM), (COUNT, COUNT), (Y, SORTED), (PLACE, PLACE)),
     QD_STEP(SEND, APART, BY_NODE, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
-
-    /* Before the first grouped GEMM. */
-    QD_STEP(TO_EXPERTS, BY_NODE, 0, RELAY_PLAN, PLAN, CAPACITY, NONE, ROOM, (CHOSEN, RELAY_CHOSEN), (TABLE, ALL_TABLE), (TAKEN, TAKEN),
+    QD_STEP(SEND, BY_NODE, 0, RELAY_PLAN, PLAN, CAPACITY, NONE, ROOM, (CHOSEN, RELAY_CHOSEN), (TABLE, ALL_TABLE), (TAKEN, TAKEN),
             (TAKE, TABLE), (PLACE, RELAY_PLACE), (FROM, RELAY_FROM), (COUNT, RELAY_COUNT), (WEIGHT, RELAY_WEIGHT)),
-    QD_STEP(TO_EXPERTS, BY_NODE, 0, PERMUTE, LOCAL, RELAYED, HIDDEN, NONE, (X, RELAY), (FROM, RELAY_FROM), (COUNT, RELAY_COUNT),
+    QD_STEP(SEND, BY_NODE, 0, PERMUTE, LOCAL, RELAYED, HIDDEN, NONE, (X, RELAY), (FROM, RELAY_FROM), (COUNT, RELAY_COUNT),
             (Y, SORTED), (PLACE, RELAY_PLACE)),
-    QD_STEP(TO_EXPERTS, BY_NODE | APART, 0, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
+    QD_STEP(SEND, BY_NODE | APART, 0, DISPATCH, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, SORTED), (TABLE, TABLE), (Y, ROWS_IN)),
 
     /* After the last one. */
     QD_STEP(FROM_EXPERTS, APART, 0, RETURN, DISPATCHED, CAPACITY, HIDDEN, ROOM, (X, OUT), (TABLE, TABLE), (Y, BACK)),
@@ -171,15 +172,6 @@ static const qd_step steps[] = {
     QD_STEP(GRAD_COLLECT, 0, BY_NODE, COMBINE, LOCAL, PORT_ROWS, HIDDEN, ETP, (ROWS, D_BACK), (PLACE, PLACE), (ADD, ADD), (Y, Y)),
 };
 
-typedef struct qd_expert_plan {
-    qd_sequence s;
-    /* Rows sorted by expert that this rank can send in one round: its assignments, or those of the
-     * rows that it relays. */
-    int64_t room;
-    int nodes, ranks, etp;
-    bool to_relay; /* rows are in flight to nodes and not relayed yet */
-} qd_expert_plan;
-
 /* Elements that cross to other nodes, with `numbers` 4-byte numbers sent along with each row. An
  * estimate, the same on all ranks of a group: it assumes equally many rows on each rank of tp and
  * cp. */
@@ -202,64 +194,56 @@ static bool has_adapters(const qd_class_writer *w)
     return false;
 }
 
-static qd_expert_plan *plan_experts(qd_class_writer *w)
+/* Groups, buffer space and volumes of the experts of a module. */
+static qd_sequence *plan_experts(qd_class_writer *w)
 {
     const qd_mesh *mesh = &w->ledger->mesh;
     const qd_moe *moe = &w->model->moe;
-    qd_expert_plan *e = QD_CLASS_NEW(w, qd_expert_plan, 1);
-    if (!e)
+    qd_sequence *s = QD_CLASS_NEW(w, qd_sequence, 1);
+    if (!s)
         return NULL;
+    int nodes = qd_nodes_spanned(mesh), etp = mesh->etp > 1 ? mesh->etp : 1, ranks = qd_relay_group(mesh).size;
     int tp = mesh->sp ? mesh->degree[QD_AXIS_TP] : 1;
     int64_t k = moe->per_token, most = (w->number[MOST_ROWS] + tp - 1) / tp * k; /* assignments of the rank with the most rows */
-    e->nodes = qd_nodes_spanned(mesh);
-    e->etp = mesh->etp > 1 ? mesh->etp : 1;
-    e->ranks = qd_relay_group(mesh).size;
     w->held = qd_experts_of(w->model, mesh, w->config->rank, &w->first_held);
-    w->first_held %= moe->experts / e->nodes;
-    w->load = (double)w->port_rows * (double)k * e->etp;
-    int64_t worst = most * e->ranks * e->nodes, relayed = e->nodes * (most / k);
+    w->first_held %= moe->experts / nodes;
+    w->load = (double)w->port_rows * (double)k * etp;
+    int64_t worst = most * ranks * nodes, relayed = nodes * (most / k);
     /* Extra rounds do not know adapters: with them there is buffer space for all rows. */
-    double room = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
-    e->room = e->nodes == 1 ? w->port_rows * k : at_most(room, most * e->nodes);
-    w->routed_rows = e->ranks == 1 ? e->room : at_most(room * e->etp, worst);
+    double space = has_adapters(w) ? (double)worst : w->config->expert_rows * (double)most;
+    int64_t room = nodes == 1 ? w->port_rows * k : at_most(space, most * nodes);
+    w->routed_rows = ranks == 1 ? room : at_most(space * etp, worst);
     int64_t rows = w->number[WHOLE_ROWS];
     int shares = mesh->degree[QD_AXIS_TP] * mesh->degree[QD_AXIS_CP];
     double mean = (double)rows / shares;
-    bool rounds = (e->ranks > 1 && w->routed_rows < worst) || (e->nodes > 1 && e->room < most * e->nodes);
-    e->s = (qd_sequence){
+    bool rounds = (ranks > 1 && w->routed_rows < worst) || (nodes > 1 && room < most * nodes);
+    *s = (qd_sequence){
         w, QD_SEQUENCE_TABLES(values, steps), manners,
-        .facts = (e->ranks > 1 ? APART : 0) | (e->nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
+        .facts = (ranks > 1 ? APART : 0) | (nodes > 1 ? BY_NODE : 0) | (rounds ? ROUNDS : 0),
         .group = {qd_expert_group(mesh), qd_relay_group(mesh), qd_nodes_group(mesh)},
-        .number = {[NODES] = e->nodes, [RANKS] = e->ranks, [ETP] = e->etp, [NODE_EXPERTS] = moe->experts / e->nodes,
-                   [ROOM] = e->room, [CAPACITY] = w->routed_rows, [RETURNED] = e->room * e->etp, [ROW_COPIES] = w->port_rows * e->nodes,
-                   [COPIES_MOST] = w->port_rows * (e->nodes < k ? e->nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
-                   [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + e->nodes, [ALL_RANKS] = (int64_t)e->nodes * e->ranks,
-                   [TAKEN_SIZE] = (int64_t)e->ranks * (moe->experts / e->nodes), [HELD] = w->held, [FIRST_HELD] = w->first_held,
-                   [FIRST_RELAYED] = e->nodes > 1 ? relayed : 0,
-                   [DISPATCH_COUNT] = rows * k * e->etp * (e->ranks - 1) * w->model->hidden / shares,
-                   [ROWS_COUNT] = crossing(w, e->nodes, mean, 0), [CHOICES_COUNT] = crossing(w, e->nodes, mean, 2 * k),
-                   [WEIGHTS_COUNT] = crossing(w, e->nodes, mean, k)}};
-    qd_sequence_begin(&e->s);
-    return e;
+        .number = {[NODES] = nodes, [RANKS] = ranks, [ETP] = etp, [NODE_EXPERTS] = moe->experts / nodes, [ROOM] = room,
+                   [CAPACITY] = w->routed_rows, [RETURNED] = room * etp, [ROW_COPIES] = w->port_rows * nodes,
+                   [COPIES_MOST] = w->port_rows * (nodes < k ? nodes : k), [RELAYED] = relayed, [RELAYED_CHOICES] = relayed * k,
+                   [CHOICE_NUMBERS] = 2 * k, [COUNTS] = moe->experts + nodes, [ALL_RANKS] = (int64_t)nodes * ranks,
+                   [TAKEN_SIZE] = (int64_t)ranks * (moe->experts / nodes), [HELD] = w->held, [FIRST_HELD] = w->first_held,
+                   [FIRST_RELAYED] = nodes > 1 ? relayed : 0,
+                   [DISPATCH_COUNT] = rows * k * etp * (ranks - 1) * w->model->hidden / shares,
+                   [ROWS_COUNT] = crossing(w, nodes, mean, 0), [CHOICES_COUNT] = crossing(w, nodes, mean, 2 * k),
+                   [WEIGHTS_COUNT] = crossing(w, nodes, mean, k)}};
+    qd_sequence_begin(s);
+    return s;
 }
 
 /* The workspace of extra dispatch rounds. */
-static void plan_rounds(qd_expert_plan *e, bool backward)
+static void plan_rounds(qd_sequence *s, bool backward)
 {
-    qd_class_writer *w = e->s.w;
-    int64_t ffn = w->slots[e->s.slot[DOWN]].cols;
-    qd_nodes nodes = qd_nodes_of(w->model, &w->ledger->mesh, 0, e->room, w->routed_rows, NULL);
-    qd_relay_room relay = qd_relay_room_of(&nodes, e->s.number[RELAYED], w->model->hidden, ffn, backward);
-    qd_round_room flat = qd_round_room_of(w->routed_rows, w->model->hidden, ffn, e->room, backward);
-    e->s.number[ROUND_NUMBERS] = relay.numbers;
-    e->s.number[ROUND_ELEMENTS] = e->nodes > 1 ? relay.elements : flat.elements;
-}
-
-static void shape(qd_class_writer *w, int slot, int64_t rows, int64_t cols)
-{
-    w->slots[slot].rows = rows;
-    w->slots[slot].cols = cols;
-    w->slots[slot].layout = QD_LAYOUT_ROUTED;
+    qd_class_writer *w = s->w;
+    int64_t ffn = w->slots[s->slot[DOWN]].cols;
+    qd_nodes nodes = qd_nodes_of(w->model, &w->ledger->mesh, 0, s->number[ROOM], w->routed_rows, NULL);
+    qd_relay_room relay = qd_relay_room_of(&nodes, s->number[RELAYED], w->model->hidden, ffn, backward);
+    qd_round_room flat = qd_round_room_of(w->routed_rows, w->model->hidden, ffn, s->number[ROOM], backward);
+    s->number[ROUND_NUMBERS] = relay.numbers;
+    s->number[ROUND_ELEMENTS] = s->facts & BY_NODE ? relay.elements : flat.elements;
 }
 
 /* Results of the router, per row of the port. */
@@ -271,21 +255,20 @@ void qd_place_route(qd_placing *p, const qd_op *op)
         return;
     qd_place_keep(p, op);
     if (op->kind == QD_OP_ROUTE_PLAN)
-        QD_SEQUENCE_TAKE(&w->experts->s, op, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT));
+        QD_SEQUENCE_TAKE(w->experts, op, ROUTE_PLAN, (CHOICE, CHOICE), (WEIGHT, WEIGHT), (PLACE, PLACE), (FROM, FROM), (COUNT, COUNT));
     if (op->kind == QD_OP_ROUTE && group.size > 1 && w->config->training)
         qd_class_exchange(w, QD_OP_ALL_REDUCE, group, op->slot[QD_ROUTE_LOAD], -1);
 }
 
 void qd_place_send(qd_placing *p, const qd_op *op)
 {
-    qd_expert_plan *e = p->w->experts;
-    int *slot = e->s.slot;
-    QD_SEQUENCE_TAKE(&e->s, op, PERMUTE, (X, X), (Y, SORTED));
-    shape(p->w, slot[SORTED], e->room, p->w->model->hidden);
-    p->slot[slot[COUNT]].now = qd_sequence_slot(&e->s, TABLE);
-    p->slot[slot[SORTED]].now = qd_sequence_slot(&e->s, ROWS_IN);
-    qd_sequence_emit(&e->s, SEND);
-    e->to_relay = true;
+    qd_sequence *s = p->w->experts;
+    int *slot = s->slot;
+    QD_SEQUENCE_TAKE(s, op, PERMUTE, (X, X), (Y, SORTED));
+    p->w->slots[slot[SORTED]].rows = s->number[ROOM];
+    p->slot[slot[COUNT]].now = qd_sequence_slot(s, TABLE);
+    p->slot[slot[SORTED]].now = qd_sequence_slot(s, ROWS_IN);
+    qd_sequence_emit(s, SEND);
 }
 
 /* Whether a result is the last of the experts, whose rows are combined next. */
@@ -299,95 +282,95 @@ static bool is_collected(const qd_placing *p, int slot)
 
 /* Gradients of rows in extra rounds. Those of weights stay in their phase, so that the order of
  * their sums does not depend on what runs between the phases. */
-static void grad_rounds(qd_expert_plan *e, int d_weight, int dx)
+static void grad_rounds(qd_sequence *s, int d_weight, int dx)
 {
-    qd_class_writer *w = e->s.w;
-    int *slot = e->s.slot;
-    if (!(e->s.facts & ROUNDS))
+    qd_class_writer *w = s->w;
+    int *slot = s->slot;
+    if (!(s->facts & ROUNDS))
         return;
-    plan_rounds(e, true);
+    plan_rounds(s, true);
     bool trained = qd_class_trained(w, slot[UP]) >= 0;
     for (int half = 0; half < (w->config->split && trained ? 2 : 1); half++) {
         bool inputs = half == 0, weights = half == 1 || !w->config->split;
         w->phase = inputs ? QD_PHASE_INPUT : QD_PHASE_WEIGHT;
-        slot[UP_GRAD] = weights ? qd_class_trained(w, slot[UP]) : -1;
-        slot[DOWN_GRAD] = weights ? qd_class_trained(w, slot[DOWN]) : -1;
-        slot[UP_BIAS_GRAD] = weights ? qd_class_trained(w, slot[UP_BIAS]) : -1;
-        slot[DOWN_BIAS_GRAD] = weights ? qd_class_trained(w, slot[DOWN_BIAS]) : -1;
+        for (int weight = UP; weight <= DOWN_BIAS; weight++)
+            slot[weight + UP_GRAD - UP] = weights ? qd_class_trained(w, slot[weight]) : -1;
         slot[ROUND_D_WEIGHT] = inputs ? d_weight : -1;
         slot[ROUND_DX] = inputs ? dx : -1;
-        qd_sequence_emit(&e->s, GRAD_ROUNDS);
+        qd_sequence_emit(s, GRAD_ROUNDS);
     }
     w->phase = QD_PHASE_INPUT;
 }
 
-/* Returns rows of the last grouped GEMM to the ranks they came from. */
-static void send_back(qd_placing *p, int result, bool forward)
+/* The rows that are combined next, the result of the last op of the experts, return to the ranks
+ * they came from. */
+void qd_place_rows(qd_placing *p, int result)
 {
-    qd_expert_plan *e = p->w->experts;
-    int *slot = e->s.slot;
+    qd_sequence *s = p->w->experts;
+    int *slot = s->slot;
+    bool forward = p->old.ops[p->at].phase == QD_PHASE_FORWARD;
+    if (!is_collected(p, result))
+        return;
     slot[OUT] = result;
-    qd_sequence_emit(&e->s, forward ? FROM_EXPERTS : GRAD_FROM_EXPERTS);
-    p->slot[result].now = qd_sequence_slot(&e->s, forward ? BACK : D_BACK);
-    if (!forward && e->nodes > 1) {
-        grad_rounds(e, slot[RELAY_D_WEIGHT], slot[RELAY_DX]);
-        qd_sequence_emit(&e->s, GRAD_FROM_NODES);
+    qd_sequence_emit(s, forward ? FROM_EXPERTS : GRAD_FROM_EXPERTS);
+    p->slot[result].now = qd_sequence_slot(s, forward ? BACK : D_BACK);
+    if (!forward && s->facts & BY_NODE) {
+        grad_rounds(s, slot[RELAY_D_WEIGHT], slot[RELAY_DX]);
+        qd_sequence_emit(s, GRAD_FROM_NODES);
     }
+}
+
+/* The matrices of experts, and their biases, are those of the first grouped GEMM and of the
+ * second. */
+static void note_weight(const qd_class_writer *w, const qd_op *op, int first)
+{
+    int *slot = w->experts->slot, weight = qd_op_weight(w, op);
+    if (op->phase == QD_PHASE_FORWARD && !w->decl->params[w->slots[weight].param].adapter)
+        slot[slot[first] < 0 ? first : first + 1] = weight;
+}
+
+void qd_place_grouped(qd_placing *p, const qd_op *op)
+{
+    note_weight(p->w, op, UP);
+    qd_place_keep(p, op);
 }
 
 /* Biases of experts, and their gradients: of all columns that the rank has, or of its share of
  * those of a partial sum, so that the ranks of etp together add each element once. */
-static void share_bias(qd_class_writer *w, qd_op *op, int64_t width)
+void qd_place_expert_bias(qd_placing *p, const qd_op *op)
 {
+    const qd_class_writer *w = p->w;
     const qd_mesh *mesh = &w->ledger->mesh;
-    int etp = w->experts->etp, coord = qd_group_coord(mesh, qd_expert_group(mesh), w->config->rank) % etp;
-    op->n = qd_class_outputs(w, qd_op_weight(w, op));
-    if (op->n < width)
-        qd_slice(width, etp, coord, &op->first, &op->n);
-}
-
-/* Ops over the rows of this rank's experts. */
-void qd_place_grouped(qd_placing *p, const qd_op *op)
-{
-    qd_class_writer *w = p->w;
-    qd_expert_plan *e = w->experts;
-    int *slot = e->s.slot, weight = qd_op_weight(w, op);
-    bool bias = op->kind == QD_OP_EXPERTS_BIAS || op->kind == QD_OP_EXPERTS_BIAS_GRAD, forward = op->phase == QD_PHASE_FORWARD;
-    if (e->to_relay)
-        qd_sequence_emit(&e->s, TO_EXPERTS);
-    e->to_relay = false;
-    if (forward && weight >= 0 && !w->decl->params[w->slots[weight].param].adapter) {
-        int up = bias ? UP_BIAS : UP; /* the first of them; the second is that of DOWN */
-        slot[slot[up] < 0 ? up : up + 1] = weight;
-    }
+    int etp = (int)w->experts->number[ETP], coord = qd_group_coord(mesh, qd_expert_group(mesh), w->config->rank) % etp;
+    int64_t width = w->slots[qd_op_first(op)].cols;
+    note_weight(w, op, UP_BIAS);
     qd_place_keep(p, op);
-    if (bias && !w->wrong)
-        share_bias(w, &w->ops[w->op_count - 1], w->slots[qd_op_first(op)].cols);
-    for (int j = 0; j < QD_OP_SLOTS; j++)
-        if (qd_op_writes(op, j) && is_collected(p, op->slot[j]))
-            send_back(p, op->slot[j], forward);
+    qd_op *placed = &w->ops[w->op_count - 1];
+    placed->n = qd_class_outputs(w, qd_op_weight(w, op));
+    if (placed->n < width)
+        qd_slice(width, etp, coord, &placed->first, &placed->n);
 }
 
 /* Forward: the weighted sum over each row's experts. Backward: the gradient of the dispatch. */
 void qd_place_collect(qd_placing *p, const qd_op *op)
 {
-    qd_expert_plan *e = p->w->experts;
-    int *slot = e->s.slot;
+    qd_sequence *s = p->w->experts;
+    int *slot = s->slot;
     bool forward = op->phase == QD_PHASE_FORWARD;
-    QD_SEQUENCE_TAKE(&e->s, op, COMBINE, (ADD, ADD), (Y, Y));
+    QD_SEQUENCE_TAKE(s, op, COMBINE, (ADD, ADD), (Y, Y));
     if (forward)
-        plan_rounds(e, false);
-    else if (e->nodes == 1)
-        grad_rounds(e, -1, slot[D_BACK]);
-    qd_sequence_emit(&e->s, forward ? COLLECT : GRAD_COLLECT);
+        plan_rounds(s, false);
+    else if (!(s->facts & BY_NODE))
+        grad_rounds(s, -1, slot[D_BACK]);
+    qd_sequence_emit(s, forward ? COLLECT : GRAD_COLLECT);
 }
 
 void qd_place_collect_grad(qd_placing *p, const qd_op *op)
 {
-    qd_expert_plan *e = p->w->experts;
-    int *slot = e->s.slot;
-    QD_SEQUENCE_TAKE(&e->s, op, COMBINE_GRAD, (DY, DY), (D_ROWS, D_SORTED), (D_WEIGHT, D_WEIGHT));
-    shape(p->w, slot[D_SORTED], e->room, p->w->model->hidden);
-    qd_sequence_emit(&e->s, GRAD_SEND);
-    p->slot[slot[D_SORTED]].now = qd_sequence_slot(&e->s, D_OUT);
+    qd_sequence *s = p->w->experts;
+    int *slot = s->slot;
+    QD_SEQUENCE_TAKE(s, op, COMBINE_GRAD, (DY, DY), (D_ROWS, D_SORTED), (D_WEIGHT, D_WEIGHT));
+    p->w->slots[slot[D_SORTED]].rows = s->number[ROOM];
+    qd_sequence_emit(s, GRAD_SEND);
+    p->slot[slot[D_SORTED]].now = qd_sequence_slot(s, D_OUT);
 }

@@ -2,19 +2,9 @@
  * again on the same inputs is bit-identical, so no choice made here changes a result. */
 #include "spec/passes/passes.h"
 
-/* The first op of the backward pass that reads a slot; op_count: none. The ops of phase F come
- * first. */
-static int first_backward_read(const qd_class_writer *w, int slot)
-{
-    int backward = 0;
-    while (backward < w->op_count && w->ops[backward].phase == QD_PHASE_FORWARD)
-        backward++;
-    return qd_class_next(w, slot, QD_READS, backward);
-}
-
 static bool is_read_backward(const qd_class_writer *w, int slot)
 {
-    return first_backward_read(w, slot) < w->op_count;
+    return qd_class_read_backward(w, slot) < w->op_count;
 }
 
 /* Whether op `index` alone writes a slot. */
@@ -61,7 +51,7 @@ static void run_again(qd_class_writer *w, int index)
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (!qd_op_writes(&copy, j))
             continue;
-        int slot = copy.slot[j], reader = first_backward_read(w, slot);
+        int slot = copy.slot[j], reader = qd_class_read_backward(w, slot);
         at = reader < at ? reader : at;
         copy.slot[j] = (int16_t)qd_class_like(w, w->slots[slot].name, slot);
         qd_class_replace(w, slot, copy.slot[j], true);
@@ -114,9 +104,9 @@ static void mark_needed(qd_class_writer *w)
 
 void qd_pass_recompute(qd_class_writer *w)
 {
-    if (w->recompute == QD_RECOMPUTE_FULL)
+    if (w->out->recompute == QD_RECOMPUTE_FULL)
         mark_needed(w);
-    if (w->recompute != QD_RECOMPUTE_SELECTIVE)
+    if (w->out->recompute != QD_RECOMPUTE_SELECTIVE)
         return;
     expand_again(w);
     for (int i = 0; i < w->op_count && !w->wrong; i++)

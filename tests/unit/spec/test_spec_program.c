@@ -190,7 +190,7 @@ static void ops_without_their_operands_are_refused(void **state)
     qd_class_config config = {.activation = QD_F32};
     qd_class_writer w = {.config = &config};
     ok(qd_arena_create(&w.arena));
-    int x = qd_class_local(&w, "x", 2, 3), y = qd_class_local(&w, "y", 2, 3), weight = qd_class_local(&w, "weight", 3, 3);
+    int x = qd_class_f32(&w, "x", 2, 3), y = qd_class_f32(&w, "y", 2, 3), weight = qd_class_f32(&w, "weight", 3, 3);
     const qd_op *op = QD_CLASS_OP(&w, LINEAR, (Y, y), (WEIGHT, weight), (X, x));
     assert_null(w.wrong);
     assert_int_equal(op->slot[QD_LINEAR_X], x);
