@@ -161,7 +161,11 @@ void qd_comm_destroy(qd_comm *comm)
     pthread_mutex_lock(&world->lock);
     bool last = --world->refs == 0;
     pthread_mutex_unlock(&world->lock);
-    if (last) qd_progress_destroy(world);
+    if (last) {
+        qd_progress_destroy(world);
+        qd_guard_destroy(world->guard);
+        world->guard = NULL;
+    }
     qd_checks_destroy(comm);
     qd_comm *host = comm->owns_host ? comm->host : NULL;
     if (comm->on_device) {
@@ -343,6 +347,7 @@ void qd_comm_at(qd_comm *comm, const char *place)
 {
     qd_world *world = comm->world;
     qd_comm_place_set(&world->place, place);
+    if (world->guard) qd_comm_place_set(&qd_guard_board(world->guard)->place, place);
     qd_world_lock(world);
     world->backend->at(world, place);
     qd_world_unlock(world);

@@ -1,9 +1,9 @@
 /* Internal interface of src/comm: the types and the tables of functions that the core shares with
  * the backends (local/, mpi/, device/, nccl/).
  *
- * The core (comm.c, calls.c, work.c, checked.c, progress.c, waits.c, transfer.c) owns the public
- * functions, argument checks, sequence numbers, queues, work handles, deadlines, checksums, error
- * messages and statistics. A backend moves bytes: it executes one operation per queue through
+ * The core (comm.c, calls.c, work.c, checked.c, progress.c, waits.c, guard.c, transfer.c) owns the
+ * public functions, argument checks, sequence numbers, queues, work handles, deadlines, checksums,
+ * error messages and statistics. A backend moves bytes: it executes one operation per queue through
  * start/poll/finish, never blocks in them, and never touches queues or handles.
  *
  * An operation (qd_transfer) is stored on the caller's stack for a blocking call and inside a
@@ -177,6 +177,7 @@ struct qd_world {
     pthread_mutex_t lock;      /* refs and creation of the progress thread */
     pthread_mutex_t serialize; /* held around [S] calls of a `serialized` backend */
     struct qd_progress *progress; /* NULL until the first asynchronous call */
+    struct qd_guard *guard;       /* guard.c; NULL: this rank watches no other */
     _Atomic int failed;           /* qd_status of the first failure of this rank, or QD_OK */
     char failure[QD_COMM_REASON_BYTES]; /* its message; written once before `failed` is set */
     _Atomic uint32_t notes;       /* bit mask of this rank's notes in use */

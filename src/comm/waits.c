@@ -29,25 +29,33 @@ void qd_wait_note_get(const qd_wait_board *board, int index, qd_wait_note *note)
 
 _Static_assert(sizeof(qd_last_call) % 8 == 0, "calls are stored as words");
 
+/* The boards on which this rank's last call is read. */
+static int own_boards(qd_world *world, qd_wait_board *boards[2])
+{
+    boards[0] = world->backend->board(world, world->rank);
+    if (world->guard) boards[1] = qd_guard_board(world->guard);
+    return world->guard ? 2 : 1;
+}
+
 void qd_last_call_set(qd_transfer *op)
 {
-    qd_world *world = op->comm->world;
-    qd_wait_board *board = world->backend->board(world, world->rank);
     uint64_t words[sizeof(qd_last_call) / 8];
     qd_last_call call = {.fingerprint = op->fingerprint, .inside = 1};
     memcpy(call.name, op->comm->name, sizeof call.name);
     memcpy(words, &call, sizeof call);
-    for (size_t i = 0; i < sizeof call / 8; i++) atomic_store_explicit(&board->last[i], words[i], memory_order_relaxed);
+    qd_wait_board *boards[2];
+    for (int b = 0, count = own_boards(op->comm->world, boards); b < count; b++)
+        for (size_t i = 0; i < sizeof call / 8; i++)
+            atomic_store_explicit(&boards[b]->last[i], words[i], memory_order_relaxed);
 }
 
 void qd_last_call_end(qd_transfer *op)
 {
-    qd_world *world = op->comm->world;
-    qd_wait_board *board = world->backend->board(world, world->rank);
     const size_t at = offsetof(qd_last_call, inside) / 8;
-    /* Another queue may have started an operation since. */
-    if (atomic_load_explicit(&board->last[0], memory_order_relaxed) == op->fingerprint.sequence)
-        atomic_store_explicit(&board->last[at], 0, memory_order_relaxed);
+    qd_wait_board *boards[2];
+    for (int b = 0, count = own_boards(op->comm->world, boards); b < count; b++) /* another queue may have started an operation since */
+        if (atomic_load_explicit(&boards[b]->last[0], memory_order_relaxed) == op->fingerprint.sequence)
+            atomic_store_explicit(&boards[b]->last[at], 0, memory_order_relaxed);
 }
 
 static bool is_message(const qd_fingerprint *fingerprint)

@@ -91,7 +91,7 @@ static qd_status op_check_idle(qd_transfer *op, bool holds)
     /* If the job was suspended and continued, the peers had no time to make progress either. */
     op->moved_at += qd_clock_lost(&op->checked_at, now);
     const qd_comm_backend_ops *backend = op->comm->world->backend;
-    if (backend->excused && backend->excused(op->comm->world)) op->moved_at = now;
+    if ((backend->excused && backend->excused(op->comm->world)) || qd_guard_excused(op->comm->world->guard)) op->moved_at = now;
     double waited = now - op->moved_at;
     if (waited > deadline) return qd_wait_verdict(op);
     if (waited > NOTE_SECONDS || waited > deadline / 4)

@@ -75,6 +75,12 @@ qd_status qd_wait_verdict(const qd_transfer *op);            /* after the deadli
 /* "all-reduce of 100 fp32 (sum), operation 3 of group world": text is returned. */
 const char *qd_call_text(const qd_fingerprint *fingerprint, const char *group, char *text, size_t bytes);
 
+/* guard.c. A copy of this rank's board for the others of its machine. */
+typedef struct qd_guard qd_guard;
+qd_wait_board *qd_guard_board(const qd_guard *guard);
+bool qd_guard_excused(const qd_guard *guard); /* a debugger holds a rank of this machine; false without a guard */
+void qd_guard_destroy(qd_guard *guard);
+
 /* progress.c */
 typedef struct qd_progress qd_progress;
 qd_status qd_progress_add(qd_world *world, qd_queue *queue); /* the queue has become non-empty */

@@ -6,9 +6,11 @@
 
 #include "base/error.h"
 #include "base/sized.h"
-#include "base/stacks.h"
+#include "base/process/stacks.h"
+#include "comm/guard.h"
 #include "train/ranks/common.h"
 #include "train/ranks/long_work.h"
+#include "train/ranks/patience.h"
 #include "train/run/resume_options.h"
 #include "train/run/run_machine.h"
 
@@ -371,6 +373,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
                             "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
                             p->starter, p->size));
     atomic_store(&world_joined, 1);
+    QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds)));
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));

@@ -4,7 +4,9 @@
 #include "train/launch/launch.h"
 
 #include "base/clock.h"
-#include "base/stacks.h"
+#include "base/process/process.h"
+#include "base/process/stacks.h"
+#include "train/ranks/patience.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -27,10 +29,6 @@ extern char **environ;
 #define SECONDS_TO_RETURN 5.0
 #define SECONDS_TO_TERMINATE 2.0
 
-/* A rank that is stopped (SIGSTOP) for this long, or for so many steps, is given up; run.deadline
- * still holds where it is less. With the time to notice it, that is within max(5 s, 3 steps). */
-#define SECONDS_STOPPED 4.0
-#define STEPS_STOPPED 2.5
 #define SECONDS_BETWEEN_LOOKS 0.5 /* at the state of the ranks */
 
 /* An action of a step that takes longer than run.deadline and so many steps never ends. Before the
@@ -44,8 +42,6 @@ typedef struct child {
     qd_status told; /* the failure it has reported */
     char last[256]; /* where it was at the last look */
 } child;
-
-enum { RECENT_STEPS = 15 };
 
 typedef enum phase { PHASE_RUNNING, PHASE_RETURNING, PHASE_TERMINATING, PHASE_KILLING } phase;
 
@@ -62,8 +58,7 @@ typedef struct crew {
     phase phase;
     double next; /* clock time at which the next phase begins */
     int stop_signal; /* sent by the user; 0: none */
-    double step_seconds[RECENT_STEPS]; /* of the last ones */
-    int64_t steps;
+    qd_patience patience;
     double looked_at; /* clock time of the last look at the ranks */
     bool excused;     /* a debugger holds a rank */
     double standing;  /* seconds for which no rank has advanced */
@@ -214,7 +209,7 @@ static void take_reports(crew *c)
     qd_report report;
     while (qd_report_receive(c->report[0], &report)) {
         if (report.kind == QD_REPORT_STEP) {
-            c->step_seconds[c->steps++ % RECENT_STEPS] = report.step.step_seconds;
+            qd_patience_add(&c->patience, report.step.step_seconds);
             if (o && o->on_step)
                 o->on_step(o->context, &report.step);
         } else if (report.kind == QD_REPORT_END && o && o->on_end) {
@@ -276,43 +271,6 @@ static void reap(crew *c)
     }
 }
 
-static int compare_seconds(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Seconds of a step: the median of the last ones; 0: there was none. */
-static double median_step(const crew *c)
-{
-    double recent[RECENT_STEPS];
-    int count = c->steps < RECENT_STEPS ? (int)c->steps : RECENT_STEPS;
-    memcpy(recent, c->step_seconds, sizeof recent);
-    qsort(recent, (size_t)count, sizeof recent[0], compare_seconds);
-    return count > 0 ? recent[count / 2] : 0.0;
-}
-
-/* How long a rank may be stopped. */
-static double most_stopped(const crew *c)
-{
-    return fmin(fmax(STEPS_STOPPED * median_step(c), SECONDS_STOPPED), c->run->config.deadline);
-}
-
-/* Whether a debugger has attached itself to the process. */
-static bool is_traced(pid_t pid)
-{
-    char path[64], line[128];
-    long tracer = 0;
-    snprintf(path, sizeof path, "/proc/%ld/status", (long)pid);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file))
-        if (sscanf(line, "TracerPid: %ld", &tracer) == 1)
-            break;
-    if (file)
-        fclose(file);
-    return tracer != 0;
-}
-
 /* A rank that others wait for is found by them, after run.deadline. This is for ranks that all
  * hang, or that no other one waits for. */
 static void watch_progress(crew *c, double passed)
@@ -327,13 +285,14 @@ static void watch_progress(crew *c, double passed)
         memcpy(c->children[rank].last, last, sizeof last);
     }
     c->standing = moved ? 0.0 : c->standing + passed;
-    if (c->steps < STEPS_BEFORE_WATCHING || c->standing < fmax(c->run->config.deadline, STEPS_OF_AN_ACTION * median_step(c)))
+    const double step = qd_patience_step(&c->patience);
+    if (c->patience.steps < STEPS_BEFORE_WATCHING || c->standing < fmax(c->run->config.deadline, STEPS_OF_AN_ACTION * step))
         return;
     while (slow + 1 < c->size && c->children[slow].pid <= 0)
         slow++;
     char message[512];
     snprintf(message, sizeof message, "no rank has advanced for %.0f s, although a step takes %.3g s; rank %d is %s", c->standing,
-             median_step(c), slow, c->children[slow].last);
+             step, slow, c->children[slow].last);
     add_hang(c, message, "");
     enter(c, PHASE_RETURNING);
     c->next = qd_clock_now() + 1.0; /* for the stacks; none of them will return */
@@ -344,13 +303,16 @@ static void watch_progress(crew *c, double passed)
  * rank, no deadline expires. */
 static void look_at_ranks(crew *c)
 {
-    double now = qd_clock_now(), most = most_stopped(c);
+    double now = qd_clock_now(), most = qd_patience_stopped(&c->patience, c->run->config.deadline);
     const double passed = now - c->looked_at;
     bool suspended = passed > 4 * SECONDS_BETWEEN_LOOKS, traced = false, stopped = false;
     c->looked_at = now;
     for (int rank = 0; rank < c->size && c->phase == PHASE_RUNNING; rank++) {
         child *k = &c->children[rank];
-        bool held = k->pid > 0 && is_traced(k->pid);
+        qd_process_state state = {0};
+        if (k->pid > 0)
+            qd_process_look(k->pid, &state);
+        bool held = state.traced;
         traced = traced || held;
         stopped = stopped || k->stopped_at > 0.0;
         if (k->pid <= 0 || k->stopped_at == 0.0)

@@ -3,8 +3,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/stacks.h"
+#include "base/process/stacks.h"
 #include "comm/checked.h"
+#include "comm/guard.h"
 #include "device/ceiling.h"
 #include "train/ranks/common.h"
 #include "train/run/footprint.h"
@@ -589,6 +590,8 @@ qd_status qd_rank_run_step(qd_rank_run *s)
     QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
     double seconds = qd_clock_now() - from;
     bool went_back = false;
+    qd_patience_add(&s->patience, seconds);
+    qd_comm_guard_patience(s->world, qd_patience_stopped(&s->patience, c->deadline));
     if (output.spike)
         QD_TRY(end_saving(s, qd_run_spike(s, &output, &went_back)));
     if (went_back)

@@ -5,6 +5,7 @@
 #define QD_TRAIN_RUN_RUN_STATE_H
 
 #include "ckpt/checkpoint.h"
+#include "train/ranks/patience.h"
 #include "train/record/recorder.h"
 #include "train/record/samples.h"
 #include "train/record/spikes.h"
@@ -63,6 +64,7 @@ typedef struct qd_rank_run {
     bool time_to_save; /* run.save_minutes have passed on rank 0; known to all ranks */
     bool time_to_tune; /* known to all ranks */
     qd_run_tuning tuning;
+    qd_patience patience; /* with stopped ranks, where the ranks watch each other */
     int stop;      /* the signal that ends the run, on all ranks; 0: none */
     char unsaved[sizeof((qd_save_report *)0)->message]; /* why the checkpoint after the last step could not be written */
     int skipped;   /* consecutive skipped steps */

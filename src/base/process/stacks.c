@@ -2,7 +2,7 @@
  * after another. Only system calls and backtrace() are used: the process may hang anywhere, with
  * any lock held. */
 #define _GNU_SOURCE
-#include "base/stacks.h"
+#include "base/process/stacks.h"
 
 #include <errno.h>
 #include <execinfo.h>

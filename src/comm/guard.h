@@ -1,0 +1,19 @@
+/* Ranks that no launcher of ours supervises watch each other: each one the next of its machine. A
+ * rank that was killed, crashed, or stays stopped by a signal is named at once, with its place and
+ * last operation, instead of after the deadline. What the watching rank knows comes from the kernel
+ * (/proc), so ranks that are slow but alive (page faults, a busy machine) are never suspected; a
+ * rank that a debugger holds, and a suspended job, do not count as stopped. */
+#ifndef QD_COMM_GUARD_H
+#define QD_COMM_GUARD_H
+
+#include <quadrille/comm.h>
+
+/* Starts watching, until the last communicator of the world is destroyed. Collective over the
+ * world. A rank that is alone on its machine, or shares no process ids with the others there
+ * (containers), is not watched. patience: see below. */
+qd_status qd_comm_guard_start(qd_comm *world, double patience);
+
+/* How long a rank may be stopped, in seconds. Not collective; nothing without a guard. */
+void qd_comm_guard_patience(qd_comm *world, double seconds);
+
+#endif
