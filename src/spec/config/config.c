@@ -273,6 +273,10 @@ static const qd_option options_table[] = {
      "if replicas differ, stop: the run ends and names the rank; heal: of three or more, the rank that the majority contradicts gets "
      "the tensors of the others",
      NULL},
+    {"run.check_gradients", QD_OPTION_INT, "0", 0, 1e12, NULL,
+     "steps between steps whose gradients are computed twice and compared, so that a processor that computes wrongly is noticed and "
+     "its rank named; 0: never; CPUs only",
+     NULL},
     {"run.check_messages", QD_OPTION_BOOL, "false", 0, 0, NULL,
      "compare checksums of all data that ranks exchange: a damaged message ends the run before its data is used, and the ranks are "
      "named; results stay bit-identical",
@@ -621,6 +625,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->check_replicas = qd_options_int(o, "run.check_replicas");
     c->heal = qd_options_enum(o, "run.on_difference") == 1;
     c->check_messages = qd_options_bool(o, "run.check_messages");
+    c->check_gradients = qd_options_int(o, "run.check_gradients");
     c->restarts = qd_options_int(o, "run.restarts");
     if (c->restarts > 0 && !c->save)
         return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
@@ -638,6 +643,9 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
     if (c->check_messages && strcmp(c->device, "cpu") != 0)
         return QD_FAIL(QD_USAGE, "run.check_messages takes checksums in host memory, which GPUs do not exchange: it needs run.device=cpu");
+    if (c->check_gradients > 0 && strcmp(c->device, "cpu") != 0)
+        return QD_FAIL(QD_USAGE, "run.check_gradients compares bits of gradients that are computed twice, which kernels of GPUs do not "
+                                 "reproduce: it needs run.device=cpu");
     if (c->heal && c->check_replicas == 0)
         return QD_FAIL(QD_USAGE, "run.on_difference=heal has no effect on replicas that are not compared: set run.check_replicas to the "
                                  "steps between comparisons");

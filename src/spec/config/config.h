@@ -80,6 +80,7 @@ typedef struct qd_config {
     int keep;
     bool resume;
     int64_t check_replicas; /* steps between comparisons of replicas; 0: none */
+    int64_t check_gradients; /* steps between steps whose gradients are computed twice; 0: none */
     bool check_messages;    /* checksums of messages (comm/checked.h) */
     bool heal;           /* replicas that differ are repaired from the majority */
     int64_t restarts;    /* of ranks after a failure */

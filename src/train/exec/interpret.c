@@ -10,6 +10,7 @@
 #include "parallel/exchange.h"
 #include "parallel/matrices.h"
 #include "parallel/shard.h"
+#include "train/exec/faults/contribution.h"
 #include "train/exec/row_sums.h"
 #include "train/exec/update.h"
 #include "train/exec/stream_times.h"
@@ -268,66 +269,9 @@ static qd_status do_add_tied(qd_interpreter *it, const qd_action *a, int index)
     return QD_OK;
 }
 
-/* What is being summed over ranks. */
-typedef enum look_kind { LOOK_GRADIENT, LOOK_LOSS, LOOK_SUMS } look_kind;
-
-/* Checks `count` elements of a summand, copied to host memory; the first one has index `first`. */
-static void look_at_piece(qd_interpreter *it, const void *piece, int64_t first, int64_t count, qd_dtype dtype, look_kind what)
-{
-    const qd_program *p = it->program;
-    qd_nonfinite_finding *look = it->in->look;
-    for (int64_t i = 0; i < count; i++) {
-        double value = dtype == QD_F64   ? ((const double *)piece)[i]
-                       : dtype == QD_F32 ? ((const float *)piece)[i]
-                                         : qd_bf16_to_f32(((const uint16_t *)piece)[i]);
-        int64_t at = first + i;
-        if (isfinite(value))
-            continue;
-        look->loss = look->loss || what == LOOK_LOSS;
-        if (what == LOOK_SUMS && look->gradient < 0)
-            look->gradient = (int)at;
-        for (int k = 0; what == LOOK_GRADIENT && look->gradient < 0 && k < p->ledger->param_count; k++)
-            if (p->ledger->params[k].tied_to < 0 && at >= p->storage.offset[k] && at < p->storage.offset[k] + p->storage.trained[k])
-                look->gradient = k;
-    }
-}
-
-/* Checks this rank's contribution to a sum over ranks, in pieces: elements [first, first + length)
- * of the loss, of the gradients, or of the norm's sums per parameter. Pieces are large because the
- * host, and with it the other ranks, wait for each one. */
-static qd_status look_at(qd_interpreter *it, const void *data, int64_t first, int64_t length, qd_dtype dtype, look_kind what)
-{
-    enum { PIECE = 1 << 18 };
-    int64_t size = (int64_t)qd_dtype_size(dtype), most = length < PIECE ? length : PIECE;
-    void *piece = malloc((size_t)(most * size) + 1);
-    qd_status status = piece ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to search for non-finite numbers");
-    for (int64_t done = 0; done < length && status == QD_OK; done += PIECE) {
-        int64_t count = length - done < PIECE ? length - done : PIECE;
-        status = qd_copy(it->stream, piece, (const char *)data + done * size, count * size);
-        if (status == QD_OK)
-            status = qd_stream_wait(it->stream);
-        if (status == QD_OK)
-            look_at_piece(it, piece, first + done, count, dtype, what);
-    }
-    free(piece);
-    return status;
-}
-
 static qd_work **work_of(qd_interpreter *it, const qd_action *a, int index)
 {
     return a->stream == QD_STREAM_COMM ? &it->work[index] : NULL;
-}
-
-/* Sums per parameter identify a rank only where gradients were not summed over other ranks
- * before. */
-static qd_status look_before(qd_interpreter *it, const qd_action *a, const void *data)
-{
-    const qd_program *p = it->program;
-    if (a->buffer == p->persistent[QD_BUFFER_LOSS])
-        return look_at(it, data, a->first, a->count, a->dtype, LOOK_LOSS);
-    if (a->buffer != p->persistent[QD_BUFFER_SUMS])
-        return look_at(it, data, a->first, a->count, a->dtype, LOOK_GRADIENT);
-    return qd_mesh_group_size(&p->ledger->mesh, QD_AXES_DATA) > 1 ? QD_OK : look_at(it, data, a->first, a->count, a->dtype, LOOK_SUMS);
 }
 
 static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
@@ -336,21 +280,13 @@ static qd_status do_reduce(qd_interpreter *it, const qd_action *a, int index)
     QD_TRY(qd_bound_at(it->bound, a->buffer, a->first, a->dtype, &data));
     if (a->group < 0 || !it->bound->groups[a->group])
         return QD_FAIL(QD_SYSTEM, "step program: action %d reduces over a group of one rank", index);
-    if (it->in->look && !it->program->buffers[a->buffer].sharded) /* shards were checked before their reduce_scatter */
-        QD_TRY(look_before(it, a, data));
+    QD_TRY(qd_contribution_reduced(it->bound, it->in, a, index, data));
     return qd_comm_all_reduce(it->bound->groups[a->group], data, data, a->count, a->dtype, QD_SUM, work_of(it, a, index));
 }
 
 static qd_status do_reduce_scatter(qd_interpreter *it, const qd_action *a, int index)
 {
-    const qd_storage *s = &it->program->storage;
-    for (int i = a->param; i < a->param + a->params && it->in->look; i++) {
-        void *data;
-        if (it->program->ledger->params[i].tied_to >= 0 || s->trained[i] == 0)
-            continue;
-        QD_TRY(qd_bound_at(it->bound, a->buffer, s->offset[i], a->dtype, &data));
-        QD_TRY(look_at(it, data, s->offset[i], s->count[i], a->dtype, LOOK_GRADIENT));
-    }
+    QD_TRY(qd_contribution_scattered(it->bound, it->in, a, index));
     return qd_shard_reduce_scatter(it->bound, a, work_of(it, a, index));
 }
 
@@ -399,8 +335,8 @@ static qd_status do_add(qd_interpreter *it, const qd_action *a, int index)
 /* Sums of squares of the rows that this rank owns. */
 static qd_status do_squares(qd_interpreter *it, const qd_action *a, int index)
 {
-    (void)index;
     const qd_program *p = it->program;
+    qd_contribution_kept(it->bound, it->in, a, index);
     const qd_module *module = &p->ledger->modules[a->module];
     double *out = (double *)qd_bound_kind(it->bound, QD_BUFFER_SQUARES);
     const char *grad = qd_bound_kind(it->bound, QD_BUFFER_GRAD);
@@ -487,11 +423,12 @@ static qd_update_context update_context(const qd_interpreter *it)
                                .expert_mean = m->moe.experts > 0 ? assignments / m->moe.experts : 0.0};
 }
 
-/* Updates do not run while a step is repeated to locate non-finite numbers. In training the kernels
- * themselves skip the update, on all ranks, when the factor is not finite. */
+/* Updates do not run while a step is repeated to locate non-finite numbers, and when it runs for
+ * the first of two times to compare gradients. In training the kernels themselves skip the update,
+ * on all ranks, when the factor is not finite. */
 static bool updates(const qd_interpreter *it)
 {
-    return !it->in->look;
+    return !it->in->look && !(it->in->check && !it->in->check->second);
 }
 
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)

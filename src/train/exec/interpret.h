@@ -25,6 +25,14 @@ typedef struct qd_nonfinite_finding {
     int gradient; /* first parameter whose gradient is not finite on this rank, before the sum over ranks; -1: none */
 } qd_nonfinite_finding;
 
+/* Hashes of what a rank contributes to sums (faults/contribution.h), of a step that is executed
+ * twice: by action. */
+typedef struct qd_gradient_check {
+    uint64_t *hashes;
+    bool second; /* the first time nothing is updated */
+    int first;   /* the first action whose hash differs the second time; -1: none */
+} qd_gradient_check;
+
 /* What a step may have, to be applied; 0: anything. */
 typedef struct qd_step_limits {
     double norm, loss;
@@ -43,6 +51,7 @@ typedef struct qd_step_input {
     qd_step_profile *profile; /* NULL: none */
     double *cpu_seconds;        /* NULL, or (actions): CPU time of the calling thread in the actions of modules */
     qd_nonfinite_finding *look; /* NULL, or filled in; then nothing is updated */
+    qd_gradient_check *check;   /* NULL, or filled in */
 } qd_step_input;
 
 typedef struct qd_step_output {
@@ -58,6 +67,7 @@ typedef struct qd_step_output {
     bool skipped;          /* the loss or a gradient was not finite, or above a limit: weights and optimizer state are unchanged */
     bool spike;            /* it was above a limit */
     char not_finite[160];  /* a description; "": everything is finite */
+    char different[160];   /* ranks whose gradients differed when they were computed twice; "": none, or computed once */
 } qd_step_output;
 
 /* load_input.c: what LOAD copies to the device. Elements of the buffer for whole sequences, from

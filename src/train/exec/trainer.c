@@ -7,7 +7,8 @@
 #include "comm/device.h"
 #include "spec/config/fit.h"
 #include "spec/layout/pieces.h"
-#include "train/exec/nonfinite.h"
+#include "train/exec/faults/gradients.h"
+#include "train/exec/faults/nonfinite.h"
 #include "train/exec/initial.h"
 #include "train/exec/tuning.h"
 
@@ -369,8 +370,11 @@ qd_status qd_trainer_step(qd_trainer *t, qd_step_output *output)
         .profile = t->profile,
         .cpu_seconds = t->cpu_seconds,
     };
-    QD_TRY(qd_interpret(t->interpreter, &input, output));
-    const bool not_finite = output->skipped && !output->spike;
+    if (t->config.check_gradients > 0 && input.step % t->config.check_gradients == 0)
+        QD_TRY(qd_gradients_twice(t->interpreter, t->program, t->world, &input, output));
+    else
+        QD_TRY(qd_interpret(t->interpreter, &input, output));
+    const bool not_finite = output->skipped && !output->spike && output->different[0] == '\0';
     if (not_finite)
         QD_TRY(qd_nonfinite_explain(t, t->interpreter, t->world, &input, output));
     if (not_finite && !t->config.skip_nonfinite)

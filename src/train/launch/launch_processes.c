@@ -388,9 +388,10 @@ static qd_status open_crew(crew *c)
 {
     qd_comm_config config = qd_comm_config_default();
     config.deadline_seconds = c->run->config.deadline;
-    c->children = calloc((size_t)c->size, sizeof *c->children);
+    c->children = calloc((size_t)c->run->config.world, sizeof *c->children);
     if (!c->children)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", c->size);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", c->run->config.world);
+    c->size = c->run->config.world;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, c->report) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot make a socket for the ranks' reports: %s", strerror(errno));
     QD_TRY(qd_local_world_create(c->size, &config, &c->world));
@@ -399,7 +400,7 @@ static qd_status open_crew(crew *c)
 
 qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped)
 {
-    crew c = {.run = run, .size = run->config.world, .report = {-1, -1}, .config = -1, .signals = -1};
+    crew c = {.run = run, .report = {-1, -1}, .config = -1, .signals = -1};
     sigaction(SIGCHLD, NULL, &c.child_before);
     sigprocmask(SIG_BLOCK, NULL, &c.mask_before);
     qd_status status = open_crew(&c);

@@ -288,6 +288,17 @@ static qd_status compare_replicas(qd_rank_run *s)
     return status;
 }
 
+/* Gradients differed when they were computed twice. The update contains them: no checkpoint is
+ * written, and all ranks end. */
+static qd_status tell_different(qd_rank_run *s, int64_t step, const qd_step_output *output)
+{
+    s->agreed = true;
+    if (qd_comm_rank(s->world) == 0)
+        return QD_FAIL(QD_DIFFERENT, "step %lld: %s: a processor or memory of that machine is faulty", (long long)step, output->different);
+    qd_error_clear();
+    return QD_DIFFERENT;
+}
+
 /* Collective. Only one save is in progress; the last one of a run, and one without memory for a
  * copy, is waited for. */
 static qd_status save(qd_rank_run *s)
@@ -588,6 +599,8 @@ qd_status qd_rank_run_step(qd_rank_run *s)
         qd_trainer_set_trace(s->trainer, NULL);
     qd_trainer_set_limits(s->trainer, qd_spikes_limits(&s->spikes));
     QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
+    if (output.different[0] != '\0')
+        return tell_different(s, step, &output);
     double seconds = qd_clock_now() - from;
     bool went_back = false;
     qd_patience_add(&s->patience, seconds);

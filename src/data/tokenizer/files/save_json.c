@@ -165,6 +165,8 @@ static qd_status put_model(saver *save)
     const qd_tokenizer *tokenizer = save->tokenizer;
     const qd_vocab *vocab = &tokenizer->vocab;
     qd_json_writer *writer = &save->writer;
+    qd_merge *merges;
+    QD_TRY(qd_vocab_sorted_merges(vocab, &merges));
     qd_json_object_begin(writer, "model");
     qd_json_put_string(writer, "type", "BPE");
     qd_json_put_null(writer, "dropout");
@@ -179,8 +181,6 @@ static qd_status put_model(saver *save)
         if (qd_vocab_kind(vocab, id) != QD_TOKEN_NONE)
             qd_json_put_int(writer, token_text(save, id), id);
     qd_json_end(writer);
-    qd_merge *merges;
-    QD_TRY(qd_vocab_sorted_merges(vocab, &merges));
     qd_json_list_begin(writer, "merges");
     for (uint32_t i = 0; i < vocab->merge_count; i++) {
         qd_json_list_begin(writer, NULL);
@@ -237,7 +237,7 @@ qd_status qd_tokenizer_save_text(const qd_tokenizer *tokenizer, qd_strbuf *out)
     put_pre_tokenizer(&save);
     put_post_processor(&save);
     put_byte_level(&save, "decoder", true, true);
-    qd_status status = put_model(&save);
+    qd_status status = put_model(&save); /* on failure it has written nothing */
     qd_json_end(writer);
     qd_json_newline(writer);
     if (status == QD_OK && (out->failed || save.text.failed))

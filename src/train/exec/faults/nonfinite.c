@@ -1,6 +1,6 @@
 /* Each rank checks its weights and its contributions to the sums; the ranks then agree on the
  * likeliest cause. */
-#include "train/exec/nonfinite.h"
+#include "train/exec/faults/nonfinite.h"
 
 #include <math.h>
 #include <stdio.h>
