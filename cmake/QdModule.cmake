@@ -39,6 +39,9 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(QD_ISA_LIST avx512 avx2 generic)
   set(QD_ISA_FLAGS_avx512 -march=skylake-avx512 -mprefer-vector-width=512)
   set(QD_ISA_FLAGS_avx2 -march=haswell)
+  # AVX-512's vectors in pairs of registers, for tests; of some files only (src/device/cpu).
+  set(QD_ISA_EMULATIONS emulated)
+  set(QD_ISA_FLAGS_emulated -march=haswell -Wno-psabi)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(QD_ISA_LIST neon) # present on every arm64 machine
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # otherwise gcc hoists loads and spills accumulators of a tile
@@ -48,13 +51,17 @@ else()
   set(QD_ISA_LIST generic)
 endif()
 
-# qd_isa_module(NAME [SOURCES …] …): like qd_module, for *_isa.c files, once per instruction set.
+# qd_isa_module(NAME [SOURCES …] [ISAS …] …): like qd_module, for *_isa.c files, once per instruction
+# set: QD_ISA_LIST or those named.
 function(qd_isa_module name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;DEFINITIONS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBRARIES;DEFINITIONS;ISAS" ${ARGN})
+  if(NOT DEFINED ARG_ISAS)
+    set(ARG_ISAS ${QD_ISA_LIST})
+  endif()
   if(NOT ARG_SOURCES)
     return()
   endif()
-  foreach(isa ${QD_ISA_LIST})
+  foreach(isa ${ARG_ISAS})
     qd_module(${name}-${isa} SOURCES ${ARG_SOURCES} LIBRARIES ${ARG_LIBRARIES}
               DEFINITIONS QD_ISA=${isa} QD_ISA_${isa}=1 ${ARG_DEFINITIONS}
               OPTIONS ${QD_ISA_FLAGS_${isa}} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)

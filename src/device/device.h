@@ -27,7 +27,7 @@ typedef struct qd_event qd_event;
 typedef struct qd_device_config {
     int threads;     /* compute threads of this rank, >= 1, including the caller */
     int pin_first;   /* first core to pin compute threads to; -1: do not pin */
-    const char *isa; /* CPU: "amx", "amx_emulated", "avx512bf16", "avx512", "avx2", "neon", "generic"; NULL: the best one */
+    const char *isa; /* CPU: as run.kernels: "amx", "avx512bf16", "avx2", "neon" …; NULL: the best one */
     int ordinal;     /* which accelerator */
     bool share;      /* ordinals wrap around at the number of devices, so that ranks share them */
     bool deterministic; /* use only kernels that are bit-identical on every run; the CPU's always are */
@@ -36,7 +36,7 @@ qd_device_config qd_device_config_default(void);
 
 typedef struct qd_device_caps {
     const char *name;        /* "cpu" */
-    const char *isa;         /* "amx", "amx_emulated", "avx512bf16", "avx512", "avx2", "neon", "generic", "sm_90" */
+    const char *isa;         /* as run.kernels: "amx", "avx512bf16", "avx2", "neon" …, "sm_90" */
     const char *blas;        /* GEMM implementation: "packed kernels", "cuBLAS 13.0" */
     int threads;
     int64_t workspace_bytes; /* held for kernels for the lifetime of the device */

@@ -210,7 +210,7 @@ typedef struct pair_isa {
     const char *name;
     float (*model)(const uint16_t *a, const uint16_t *b, int64_t k);
 } pair_isa;
-static const pair_isa pair_isas[] = {{"avx512bf16", dot_model}, {"amx", amx_model}, {"amx_emulated", amx_model}};
+static const pair_isa pair_isas[] = {{"avx512bf16", dot_model}, {"amx", amx_model}, {"amx_emulated", amx_model}, {"avx512bf16_emulated", dot_model}};
 
 /* Runs check for each of them that the processor has. */
 static void for_pair_isas(void (*check)(const pair_isa *isa, qd_device *device))

@@ -81,7 +81,7 @@ qd_device *ops_device(const char *isa, int threads);
 
 /* The instruction sets that the CPU device has kernels for, and a device for one of them, kept
  * likewise; NULL: this machine does not support it. */
-enum { OPS_CPU_ISAS = 7 };
+enum { OPS_CPU_ISAS = 8 };
 extern const char *const ops_cpu_isas[OPS_CPU_ISAS];
 qd_device *ops_cpu(const char *isa);
 

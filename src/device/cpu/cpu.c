@@ -55,8 +55,8 @@ static bool machine_has(qd_cpu_isa isa)
 #if defined(__x86_64__)
     if (isa == QD_CPU_amx)
         return machine_has(QD_CPU_avx512) && machine_has_amx();
-    if (isa == QD_CPU_amx_emulated)
-        return machine_has(QD_CPU_avx512);
+    if (isa == QD_CPU_amx_emulated || isa == QD_CPU_avx512bf16_emulated)
+        return machine_has(QD_CPU_avx2);
     if (isa == QD_CPU_avx512bf16)
         return __builtin_cpu_supports("avx512bf16") && machine_has(QD_CPU_avx512);
     if (isa == QD_CPU_avx512)
@@ -73,14 +73,14 @@ static bool machine_has(qd_cpu_isa isa)
 
 /* Whether an instruction set is chosen without being named. Zen 4 starts as many dot products of
  * bf16 pairs per cycle as multiply-adds, which doubles the rate (measured). On processors of other
- * vendors the gain has not been measured: run.kernels=avx512bf16 tries it. The emulation of AMX is
+ * vendors the gain has not been measured: run.kernels=avx512bf16 tries it. Emulations are
  * slow. The choice decides bits, so it follows the processor and not a measurement. */
 static bool machine_gains(qd_cpu_isa isa)
 {
 #if defined(__x86_64__)
     if (isa == QD_CPU_avx512bf16)
         return __builtin_cpu_is("amd");
-    if (isa == QD_CPU_amx_emulated)
+    if (isa == QD_CPU_amx_emulated || isa == QD_CPU_avx512bf16_emulated)
         return false;
 #endif
     (void)isa;
@@ -285,7 +285,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
         return QD_FAIL(QD_NO_MEMORY, "cpu device: no memory for its description");
     cpu->isa = isa;
 #if defined(__x86_64__)
-    cpu->dots = isa <= QD_CPU_avx512bf16;
+    cpu->dots = isa <= QD_CPU_avx512bf16_emulated && isa != QD_CPU_avx512;
 #endif
     cpu->stream.device = &cpu->base;
     cpu->base.ops = &ops;

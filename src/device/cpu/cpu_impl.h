@@ -12,11 +12,13 @@
 #include "device/arguments_impl.h"
 #include "device/device_impl.h"
 
-/* Best first. The build compiles every *_isa.c for each of these, except the first three: those are
- * avx512 whose GEMMs of bf16 operands multiply pairs (qd_cpu.dots), with AMX tiles, an emulation of
- * these, or dot products. */
+/* Best first. The build compiles every *_isa.c for avx512, avx2 and generic. amx and avx512bf16 are
+ * avx512 whose GEMMs of bf16 operands multiply pairs (qd_cpu.dots), with AMX tiles or dot products.
+ * Their emulations are for tests, on any machine with AVX2: GEMMs and attention compute what those
+ * of amx and avx512bf16 do, with vectors of the same length in two registers; the other kernels are
+ * those of avx2. */
 #if defined(__x86_64__)
-#define QD_CPU_ISA_LIST(X) X(amx) X(amx_emulated) X(avx512bf16) X(avx512) X(avx2) X(generic)
+#define QD_CPU_ISA_LIST(X) X(amx) X(avx512bf16) X(avx512) X(amx_emulated) X(avx512bf16_emulated) X(avx2) X(generic)
 #elif defined(__aarch64__)
 #define QD_CPU_ISA_LIST(X) X(neon)
 #else
@@ -59,16 +61,22 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
  * qd_cpu_norm_for(cpu). */
 #define QD_CPU_TABLE_EXTERN(type, name, isa) extern const type name##_##isa;
 #if defined(__x86_64__)
-#define QD_CPU_TABLE(type, name)                                                                            \
+#define QD_CPU_TABLE_OF(type, name, emulation)                                                              \
     QD_CPU_TABLE_EXTERN(type, name, avx512)                                                                 \
     QD_CPU_TABLE_EXTERN(type, name, avx2)                                                                   \
     QD_CPU_TABLE_EXTERN(type, name, generic)                                                                \
     static inline const type *name##_for(const qd_cpu *cpu)                                                 \
     {                                                                                                       \
-        return cpu->isa <= QD_CPU_avx512 ? &name##_avx512                                                   \
+        return cpu->isa <= QD_CPU_avx512  ? &name##_avx512                                                  \
+               : cpu->isa < QD_CPU_avx2   ? &name##_##emulation                                             \
                : cpu->isa == QD_CPU_avx2 ? &name##_avx2                                                     \
                                          : &name##_generic;                                                 \
     }
+#define QD_CPU_TABLE(type, name) QD_CPU_TABLE_OF(type, name, avx2)
+/* Of kernels that are compiled for emulations too. */
+#define QD_CPU_TABLE_EMULATED(type, name)                                                                   \
+    QD_CPU_TABLE_EXTERN(type, name, emulated)                                                               \
+    QD_CPU_TABLE_OF(type, name, emulated)
 #else
 #if defined(__aarch64__)
 #define QD_CPU_ONLY_ISA(name) name##_neon
@@ -82,6 +90,7 @@ static inline void *qd_cpu_workspace(const qd_cpu *cpu, int thread)
         (void)cpu;                                                                                          \
         return &QD_CPU_ONLY_ISA(name);                                                                      \
     }
+#define QD_CPU_TABLE_EMULATED(type, name) QD_CPU_TABLE(type, name)
 #endif
 
 /* Inside a *_isa.c: QD_ISA_NAME(qd_cpu_norm) is qd_cpu_norm_avx512 and so on. */

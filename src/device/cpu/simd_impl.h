@@ -15,10 +15,11 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
-#define QD_VF 16
+#if defined(__AVX512F__) || defined(QD_ISA_emulated)
+#define QD_VF 16 /* emulated: AVX-512's vectors, which the compiler cuts into those of AVX2 */
 #elif defined(__AVX2__)
 #define QD_VF 8
+#define QD_AVX2 1 /* vectors are those of AVX2 */
 #else
 #define QD_VF 4
 #endif
@@ -37,7 +38,9 @@ QD_INLINE vf vf_set(float x)
 }
 
 /* Keeps v in a register: the compiler cannot fold its load into the instructions that use it. */
-#if defined(__x86_64__)
+#if defined(QD_ISA_emulated) /* a vector is two registers */
+#define QD_IN_REGISTER(v) (void)(v)
+#elif defined(__x86_64__)
 #define QD_IN_REGISTER(v) __asm__("" : "+v"(v))
 #elif defined(__aarch64__)
 #define QD_IN_REGISTER(v) __asm__("" : "+w"(v))
@@ -97,7 +100,7 @@ QD_INLINE vf_factor vf_factor_of(float x)
  * between registers. */
 QD_INLINE vf vf_add_product(vf sum, vf_factor x, vf y)
 {
-#if defined(__x86_64__) && defined(__FMA__)
+#if defined(__x86_64__) && defined(__FMA__) && !defined(QD_ISA_emulated)
     __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(y));
     return sum;
 #elif defined(__aarch64__)
@@ -150,7 +153,7 @@ QD_INLINE void vf_store_n(float *p, vf v, int n)
 /* Non-temporal store to an aligned vector, for data that will not stay in the caches: the cache
  * line is not read first. Not under sanitizers, which would not see it, and not with shorter
  * vectors, which do not fill a cache line. */
-#if defined(__x86_64__) && QD_VF == 16 && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#if defined(__AVX512F__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 QD_INLINE void stream_store(float *to, vf lanes)
 {
     __asm__ volatile("vmovntps %1, %0" : "=m"(*(vf *)to) : "v"(lanes));
@@ -182,7 +185,7 @@ QD_INLINE vf vf_max(vf a, vf b)
 {
 #if defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
+#elif defined(QD_AVX2)
     return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return vf_select(a > b, a, b);
@@ -193,7 +196,7 @@ QD_INLINE vf vf_min(vf a, vf b)
 {
 #if defined(__AVX512F__)
     return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
+#elif defined(QD_AVX2)
     return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
     return vf_select(a < b, a, b);
@@ -234,7 +237,7 @@ QD_INLINE vf vf_from_bf16(vh h)
 {
 #if defined(__AVX512F__)
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)h), 16);
-#elif defined(__AVX2__)
+#elif defined(QD_AVX2)
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)h), 16);
 #else
     return (vf)(__builtin_convertvector(h, vu) << 16);
@@ -261,7 +264,7 @@ QD_INLINE vf vf_join(vh half, vh rest)
 {
 #if defined(__AVX512F__)
     return (vf)((vi)vf_from_bf16(half) + (vi)_mm512_cvtepi16_epi32((__m256i)rest));
-#elif defined(__AVX2__)
+#elif defined(QD_AVX2)
     return (vf)((vi)vf_from_bf16(half) + (vi)_mm256_cvtepi16_epi32((__m128i)rest));
 #else
     vi wide = (vi)(__builtin_convertvector(rest, vu) << 16);

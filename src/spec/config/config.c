@@ -218,7 +218,7 @@ static const qd_option options_table[] = {
      "dir"},
     {"run.overwrite", QD_OPTION_BOOL, "false", 0, 0, NULL, "replace an existing run in run.dir", "overwrite"},
     {"run.device", QD_OPTION_ENUM, "cpu", 0, 0, "cpu|cuda", "device that computes the model", "device"},
-    {"run.kernels", QD_OPTION_ENUM, "auto", 0, 0, "auto|amx|amx_emulated|avx512bf16|avx512|avx2|neon|generic",
+    {"run.kernels", QD_OPTION_ENUM, "auto", 0, 0, "auto|amx|avx512bf16|avx512|amx_emulated|avx512bf16_emulated|avx2|neon|generic",
      "cpu: instruction set of the kernels; results are bit-identical within one, not between two; auto: the fastest that the machine has",
      NULL},
     {"run.gpu", QD_OPTION_INT, "-1", -1, 1024, NULL,

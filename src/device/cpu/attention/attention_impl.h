@@ -82,6 +82,6 @@ typedef struct qd_cpu_attention {
     /* delta = rowsum(d_o * o) of all heads, for one row of (batch, seq). */
     void (*backward_delta)(const qd_attention_args *a, int64_t batch, int64_t t);
 } qd_cpu_attention;
-QD_CPU_TABLE(qd_cpu_attention, qd_cpu_attention)
+QD_CPU_TABLE_EMULATED(qd_cpu_attention, qd_cpu_attention)
 
 #endif

@@ -1,17 +1,21 @@
-/* AMX: a block of 32 x 32 sums in four tile registers, by instructions and emulated. Included by
- * *_isa.c files that are compiled for AVX-512.
+/* AMX: a block of 32 x 32 sums in four tile registers: by instructions, or emulated. Included by
+ * *_isa.c files that are compiled for AVX-512 or its emulation.
  *
  * A tile holds 16 rows of 64 bytes. TDPBF16PS multiplies a tile of a (16 rows, 16 pairs of k) by a
  * tile of b (16 pairs of k, 16 columns of pairs), and adds to a tile of fp32 sums:
  *   c[m][n] += (sum over k of a[m][2k] b[k][2n]) + (sum over k of a[m][2k+1] b[k][2n+1])
  * Both inner sums start at 0 and are fused multiply-adds in ascending k. All operations round to
  * nearest even, and subnormal operands and results are 0, whatever MXCSR says. The emulation
- * computes exactly this (Intel's manual, volume 2, TDPBF16PS) with AVX-512, so that tests cover
+ * computes exactly this (Intel's manual, volume 2, TDPBF16PS) in multiply-adds, so that tests cover
  * packing, edges and blocking on machines without AMX. */
 #ifndef QD_DEVICE_CPU_GEMM_AMX_IMPL_H
 #define QD_DEVICE_CPU_GEMM_AMX_IMPL_H
 
+#ifdef QD_ISA_emulated
+#include "device/cpu/gemm/dots_emulated_impl.h"
+#else
 #include "device/cpu/gemm/amx_registers_impl.h"
+#endif
 
 enum {
     AMX_LINES = 32,             /* rows and columns of a block: two tiles each way */
@@ -29,8 +33,7 @@ typedef struct amx_block {
     int64_t ldc;
 } amx_block;
 
-typedef void amx_multiply(const amx_block *t);
-
+#ifndef QD_ISA_emulated
 /* tmm0 .. 3: sums; 4, 5: rows of a; 6, 7: columns of b. Four loads of 8 cycles for four TDPBF16PS
  * of 16: loading is not the limit as long as the operands are in the L2 cache. */
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void amx_multiply_tiles(const amx_block *t)
@@ -60,9 +63,7 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void amx_multiply_tiles(const
     AMX_STORE(2, t->c + 16 * t->ldc, 4 * t->ldc);
     AMX_STORE(3, t->c + 16 * t->ldc + 16, 4 * t->ldc);
 }
-
-enum { FLUSH_SUBNORMALS = 0x8040 }; /* FTZ and DAZ of MXCSR */
-
+#else
 enum { EMULATED_ROWS = 4 }; /* rows whose sums are in registers at once */
 
 /* sum[r][v] += the product of one tile, for rows r of a and vectors v of columns. */
@@ -99,13 +100,12 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void amx_emulate(const amx_bl
     }
 }
 
-/* The emulation needs other rounding of subnormals than the code around it. */
-static void amx_multiply_emulated(const amx_block *t)
+static void amx_multiply_tiles(const amx_block *t)
 {
-    const unsigned saved = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr(saved | FLUSH_SUBNORMALS);
+    const unsigned saved = flush_subnormals();
     amx_emulate(t);
-    __builtin_ia32_ldmxcsr(saved);
+    restore_subnormals(saved);
 }
+#endif
 
 #endif

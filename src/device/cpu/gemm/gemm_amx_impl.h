@@ -1,4 +1,5 @@
-/* GEMM of bf16 operands with AMX tiles. Included by gemm_isa.c for AVX-512; shares its packing.
+/* GEMM of bf16 operands with AMX tiles. Included by gemm_isa.c for AVX-512 and its
+ * emulation; shares its packing.
  *
  * Panels of b are (k, 32) pairs, as for dot products. Panels of a are 32 rows: in place if a is not
  * transposed and k is whole tiles, else packed as (tiles of k, 32, 16) pairs. The last tile of k is
@@ -97,7 +98,7 @@ static void amx_copy_edge(char *edge, const char *panel, int64_t row, int64_t ro
         memcpy(edge + i * bytes, panel + i * row, (size_t)bytes);
 }
 
-static void amx_multiply_with(const qd_gemm_block *g, amx_multiply *micro)
+static void amx_multiply(const qd_gemm_block *g)
 {
     const qd_matmul_args *args = g->args;
     const bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
@@ -138,7 +139,7 @@ static void amx_multiply_with(const qd_gemm_block *g, amx_multiply *micro)
             t.ldc = in_place ? ldc : AMX_LINES;
             if (o + 1 == passing)
                 t.fetched = 0;
-            micro(&t);
+            amx_multiply_tiles(&t);
             if (!in_place)
                 amx_finish(g, side, i * AMX_LINES, j * AMX_LINES, rows, cols, to, ldc, add);
         }
@@ -147,25 +148,23 @@ static void amx_multiply_with(const qd_gemm_block *g, amx_multiply *micro)
         round_sums(args, g->m, g->n, g->sums, g->ld_sums, g->rows, g->cols);
 }
 
-static void amx_multiply_gemm(const qd_gemm_block *g)
-{
-    amx_begin();
-    amx_multiply_with(g, amx_multiply_tiles);
-    amx_end();
-}
-
-static void amx_emulate_gemm(const qd_gemm_block *g)
-{
-    amx_multiply_with(g, amx_multiply_emulated);
-}
-
 /* Twice the chunks of the other tiles: a core computes eight times as fast, and its operands must
  * come from its own L2 cache. */
 #define AMX_TABLE                                                                                           \
     .mr = AMX_LINES, .nr = AMX_LINES, .row_step = AMX_LINES, .tile_steps = AMX_STEPS, .chunk_floats = 192 << 10, \
     .own_floats = 224 << 10, .offset_a = amx_offset, .offset_b = amx_offset, .pack_a = amx_pack_a, .pack_b = amx_pack_b
 
+#ifdef QD_ISA_emulated
+const qd_cpu_gemm qd_cpu_gemm_amx_emulated = {AMX_TABLE, .multiply = amx_multiply};
+#else
+static void amx_multiply_gemm(const qd_gemm_block *g)
+{
+    amx_begin();
+    amx_multiply(g);
+    amx_end();
+}
+
 const qd_cpu_gemm qd_cpu_gemm_amx = {AMX_TABLE, .multiply = amx_multiply_gemm};
-const qd_cpu_gemm qd_cpu_gemm_amx_emulated = {AMX_TABLE, .multiply = amx_emulate_gemm};
+#endif
 
 #endif

@@ -271,9 +271,14 @@ typedef struct tile {
     int64_t ldc;
 } tile;
 
-#if defined(__x86_64__) && QD_VF == 16
+#if defined(__AVX512F__)
 #include "device/cpu/gemm/tile_avx512_impl.h"
 #else
+#ifdef QD_ISA_emulated
+#include "device/cpu/gemm/dots_emulated_impl.h"
+#else
+#define add_dot vf_add_product /* not used: the device has no dot products */
+#endif
 /* Cache lines per piece of the next panel that a tile of kc steps prefetches: one every four steps
  * of a row of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)
@@ -285,8 +290,8 @@ QD_INLINE int64_t lines_fetched(int64_t kc)
  * addressing modes of one instruction. */
 enum { BASES = (MR + 2) / 3 };
 
-/* sum (MR, NV) += column of a (MR) x row of b (NR) */
-QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t row, int64_t at, const float *restrict b)
+/* sum (MR, NV) += column of a (MR) x row of b (NR), of floats or of pairs */
+QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t row, int64_t at, const float *restrict b, bool pairs)
 {
     vf line[NV];
 #pragma GCC unroll 4
@@ -299,12 +304,12 @@ QD_INLINE void micro_step(vf sum[MR][NV], const char *const base[BASES], int64_t
         vf_factor x = vf_factor_of(value);
 #pragma GCC unroll 4
         for (int j = 0; j < NV; j++)
-            sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
+            sum[i][j] = pairs ? add_dot(sum[i][j], x, line[j]) : vf_add_product(sum[i][j], x, line[j]);
     }
 }
 
 /* c (MR, NR) = a · b [+ bias] [+ c]. row, a_step: bytes between a panel's rows and steps. */
-QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step)
+QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step, bool pairs)
 {
     vf sum[MR][NV];
 #pragma GCC unroll 16
@@ -334,14 +339,14 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step)
             __builtin_prefetch(next, 0, 2);
 #pragma GCC unroll 4
             for (int q = 0; q < 4; q++)
-                micro_step(sum, base, row, q * a_step, b + q * NR);
+                micro_step(sum, base, row, q * a_step, b + q * NR, pairs);
 #pragma GCC unroll 8
             for (int i = 0; i < BASES; i++)
                 base[i] += 4 * a_step;
         }
     }
     for (; p < kc; p++, b += NR) {
-        micro_step(sum, base, row, 0, b);
+        micro_step(sum, base, row, 0, b, pairs);
 #pragma GCC unroll 8
         for (int i = 0; i < BASES; i++)
             base[i] += a_step;
@@ -365,13 +370,40 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step)
 
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_rows(const tile *t)
 {
-    micro_tile_as(t, t->a_row, 4);
+    micro_tile_as(t, t->a_row, 4, false);
 }
 
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void micro_tile_columns(const tile *t)
 {
-    micro_tile_as(t, 4, MR * 4);
+    micro_tile_as(t, 4, MR * 4, false);
 }
+
+#ifdef QD_ISA_emulated
+#define QD_TILE_PAIRS 1
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void pairs_by_rows(const tile *t)
+{
+    micro_tile_as(t, t->a_row, 4, true);
+}
+
+static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void pairs_by_columns(const tile *t)
+{
+    micro_tile_as(t, 4, MR * 4, true);
+}
+
+static void micro_tile_pair_rows(const tile *t)
+{
+    const unsigned saved = flush_subnormals();
+    pairs_by_rows(t);
+    restore_subnormals(saved);
+}
+
+static void micro_tile_pair_columns(const tile *t)
+{
+    const unsigned saved = flush_subnormals();
+    pairs_by_columns(t);
+    restore_subnormals(saved);
+}
+#endif
 #endif
 #ifndef QD_TILE_PAIRS /* the device chooses pairs only where this instruction set has dot products */
 #define micro_tile_pair_rows micro_tile_rows
@@ -528,6 +560,6 @@ const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
     .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply, .multiply_row = multiply_row,
 };
 
-#if defined(__x86_64__) && QD_VF == 16
+#if defined(__AVX512F__) || defined(QD_ISA_emulated)
 #include "device/cpu/gemm/gemm_amx_impl.h"
 #endif

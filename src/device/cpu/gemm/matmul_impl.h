@@ -64,7 +64,7 @@ typedef struct qd_cpu_gemm {
      * k): c [+]= a · b, without packing. NULL: not for this tile. */
     void (*multiply_row)(const qd_matmul_args *args, bool pairs, int64_t begin, int64_t end);
 } qd_cpu_gemm;
-QD_CPU_TABLE(qd_cpu_gemm, qd_cpu_gemm)
+QD_CPU_TABLE_EMULATED(qd_cpu_gemm, qd_cpu_gemm)
 #if defined(__x86_64__)
 extern const qd_cpu_gemm qd_cpu_gemm_amx, qd_cpu_gemm_amx_emulated; /* of pairs only */
 #endif

@@ -12,8 +12,12 @@ QD_INLINE vf add_step(vf sum, float x, vf y, slot kind)
         uint32_t bits;
         memcpy(&bits, &x, sizeof bits);
         const vf pair = (vf)((vu){0} + bits);
+#ifdef QD_ISA_emulated
+        return add_dot(sum, pair, y);
+#else
         __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(pair), "v"(y));
         return sum;
+#endif
     }
 #endif
     (void)kind;
@@ -53,6 +57,26 @@ QD_INLINE vf row_sums(const float *line, const void *b, int64_t at, int64_t stri
     return sum;
 }
 
+#ifdef QD_ISA_emulated
+static __attribute__((noinline)) vf emulated_row_sums(const float *line, const void *b, int64_t at, int64_t stride, int here,
+                                                      int64_t kc, int64_t left)
+{
+    return row_sums(line, b, at, stride, here, kc, left, PAIRS);
+}
+#endif
+
+static vf pair_row_sums(const float *line, const void *b, int64_t at, int64_t stride, int here, int64_t kc, int64_t left)
+{
+#ifdef QD_ISA_emulated
+    const unsigned saved = flush_subnormals();
+    const vf sum = emulated_row_sums(line, b, at, stride, here, kc, left);
+    restore_subnormals(saved);
+    return sum;
+#else
+    return row_sums(line, b, at, stride, here, kc, left, PAIRS);
+#endif
+}
+
 /* Steps [k, k + kc) of the row, as 32 bits each. */
 static void row_line(const qd_matmul_args *a, bool pairs, int64_t k, int64_t kc, float *line)
 {
@@ -78,7 +102,7 @@ static void multiply_row(const qd_matmul_args *a, bool pairs, int64_t begin, int
         for (int64_t n = begin; n < end; n += QD_VF) {
             const int here = (int)smaller(end - n, QD_VF);
             const int64_t at = n * a->ldb + first, left = a->k - first;
-            vf sum = kind == PAIRS     ? row_sums(line, a->b, at, a->ldb, here, kc, left, PAIRS)
+            vf sum = kind == PAIRS    ? pair_row_sums(line, a->b, at, a->ldb, here, kc, left)
                      : kind == FLOATS ? row_sums(line, a->b, at, a->ldb, here, kc, left, FLOATS)
                                       : row_sums(line, a->b, at, a->ldb, here, kc, left, WIDENED);
             if (k == 0 && a->bias)
