@@ -334,8 +334,62 @@ static void a_row_alone_is_bit_identical(void **state)
 {
     (void)state;
     check_a_row_alone(NULL);
-    if (ops_cpu("amx_emulated"))
-        check_a_row_alone("amx_emulated");
+    for (int s = 0; s < OPS_CPU_ISAS; s++)
+        if (strstr(ops_cpu_isas[s], "emulated") && ops_cpu(ops_cpu_isas[s]))
+            check_a_row_alone(ops_cpu_isas[s]);
+}
+
+/* From four threads on, operands that need packing are packed ahead of the tiles that read them. */
+static void check_threads(const char *isa, int threads, int64_t m, int64_t n, int64_t k, qd_dtype dtype, qd_dtype c_dtype, bool trans_a)
+{
+    qd_device_config config = qd_device_config_default();
+    qd_device *devices[2];
+    config.isa = isa;
+    for (int d = 0; d < 2; d++) {
+        config.threads = d ? threads : 1;
+        ops_assert_ok(qd_device_create("cpu", &config, &devices[d]));
+    }
+    const int64_t pad = 3, lda = (trans_a ? m : k) + pad, ldb = n + pad, ldc = n + pad;
+    const size_t size = dtype == QD_F32 ? 4 : 2, c_size = c_dtype == QD_F32 ? 4 : 2;
+    char *a = malloc((size_t)((trans_a ? k : m) * lda) * size), *b = malloc((size_t)(k * ldb) * size), *c[2];
+    assert_true(a && b);
+    uint32_t random = 1;
+    for (int64_t i = 0; i < (trans_a ? k : m) * lda + k * ldb; i++) {
+        const int64_t at = i - (trans_a ? k : m) * lda;
+        random = random * 1664525u + 1013904223u;
+        const float x = (float)(int32_t)random * 0x1p-31f;
+        const uint16_t half = qd_f32_to_bf16(x);
+        memcpy(at < 0 ? a + (size_t)i * size : b + (size_t)at * size, dtype == QD_F32 ? (const void *)&x : &half, size);
+    }
+    for (int d = 0; d < 2; d++) {
+        c[d] = calloc((size_t)(m * ldc), c_size);
+        assert_non_null(c[d]);
+        qd_matmul_args args = {.a = a, .b = b, .c = c[d], .m = m, .n = n, .k = k, .lda = lda, .ldb = ldb, .ldc = ldc, .trans_a = trans_a,
+                               .accumulate = true, .a_dtype = dtype, .b_dtype = dtype, .c_dtype = c_dtype};
+        for (int twice = 0; twice < 2; twice++) /* the second time, slots have contents */
+            ops_assert_ok(qd_device_kernels(devices[d])->matmul(qd_device_compute_stream(devices[d]), &args));
+        qd_device_destroy(devices[d]);
+    }
+    if (memcmp(c[0], c[1], (size_t)(m * ldc) * c_size) != 0)
+        fail_msg("%s: %lldx%lldx%lld differs between 1 and %d threads", isa ? isa : "best", (long long)m, (long long)n, (long long)k, threads);
+    free(a);
+    free(b);
+    free(c[0]);
+    free(c[1]);
+}
+
+static void threads_change_no_bit(void **state)
+{
+    (void)state;
+    for (int s = 0; s < OPS_CPU_ISAS; s++) {
+        if (!ops_cpu(ops_cpu_isas[s]))
+            continue;
+        check_threads(ops_cpu_isas[s], 5, 131, 85, 1700, QD_F32, QD_F32, true);
+        check_threads(ops_cpu_isas[s], 5, 131, 85, 3501, QD_BF16, QD_F32, true);
+        check_threads(ops_cpu_isas[s], 4, 67, 205, 4101, QD_BF16, QD_BF16, true);
+        check_threads(ops_cpu_isas[s], 4, 67, 205, 4101, QD_BF16, QD_BF16, false);
+    }
+    check_threads(NULL, 4, 1100, 800, 3000, QD_F32, QD_F32, true); /* two slots */
 }
 
 static void refuses_bad_arguments(void **state)
@@ -400,6 +454,6 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
                                       cmocka_unit_test(pairs_round_as_documented), cmocka_unit_test(pairs_flush_subnormals),
-                                      cmocka_unit_test(a_row_alone_is_bit_identical)};
+                                      cmocka_unit_test(a_row_alone_is_bit_identical), cmocka_unit_test(threads_change_no_bit)};
     return ops_main(argc, argv, &op, 1, more, 5);
 }

@@ -3,15 +3,13 @@
  * An item is a chunk of one operand's lines (rows of op(a) or columns of op(b)) in one block of k.
  * A thread packs the chunk into its own cache and multiplies it by the lines of the other operand,
  * which all items share. All threads together pack the shared operand beforehand, unless it can be
- * read in place. So nothing is packed twice.
+ * read in place. Where there are fewer chunks than threads, several threads pack a chunk for
+ * different lines of the other operand; many threads avoid this if all fits (matmul_ahead.c).
  *
  * Chunks shrink towards the end, so that the threads finish together. */
-#include "device/cpu/gemm/matmul_impl.h"
+#include "device/cpu/gemm/matmul_work_impl.h"
 
 #include "base/fp8.h"
-
-#include <sched.h>
-#include <stdatomic.h>
 
 enum {
     LEAST = 48,               /* fewest lines of a chunk */
@@ -22,7 +20,6 @@ enum {
     PACK_STEPS = 32,          /* … so many steps of k: long contiguous reads */
     SUMS_LINES = 4096,        /* most lines of the shared operand where sums are kept outside c */
     SMALL = 1 << 18,          /* GEMMs with fewer multiply-adds take less time than waking the threads */
-    SPINS = 64,               /* between yields to other threads */
 };
 
 typedef struct job {
@@ -40,26 +37,6 @@ typedef struct job {
     _Atomic int32_t done[CHUNKS]; /* blocks of k added to c so far, for each (chunk, part) */
 } job;
 
-static int64_t count_parts(int64_t size, int64_t part)
-{
-    return (size + part - 1) / part;
-}
-
-static int64_t smaller(int64_t x, int64_t y)
-{
-    return x < y ? x : y;
-}
-
-static int64_t larger(int64_t x, int64_t y)
-{
-    return x > y ? x : y;
-}
-
-static int64_t round_up(int64_t size, int64_t step)
-{
-    return count_parts(size, step) * step;
-}
-
 /* Lines of an operand are split at multiples of this. */
 static int64_t step_of(const job *j, bool a)
 {
@@ -69,23 +46,6 @@ static int64_t step_of(const job *j, bool a)
 static int64_t lines_of(const qd_gemm_block *g, bool a)
 {
     return a ? g->rows : g->cols;
-}
-
-/* Narrows the block to lines [begin, begin + size) of op(a) or op(b), except for the packed
- * operand. */
-static void narrow(qd_gemm_block *g, bool a, int64_t begin, int64_t size)
-{
-    if (a) {
-        g->m += begin;
-        g->rows = size;
-        if (g->sums)
-            g->sums += begin * g->ld_sums;
-    } else {
-        g->n += begin;
-        g->cols = size;
-        if (g->sums)
-            g->sums += begin;
-    }
 }
 
 /* Packs lines [begin, begin + size) of the block's operand, steps [from, until) of k. */
@@ -138,15 +98,6 @@ static qd_gemm_block item_block(const job *j, int64_t index)
     return g;
 }
 
-/* Blocks of k are added to c in ascending order. Items are taken in that order too, so the thread
- * that has the earlier block is already working on it. */
-static void wait_for_block(job *j, int64_t which, int64_t block)
-{
-    for (int spin = 1; atomic_load_explicit(&j->done[which], memory_order_acquire) < block; spin++)
-        if (spin % SPINS == 0)
-            sched_yield();
-}
-
 static int64_t take_item(job *j)
 {
     return atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
@@ -176,7 +127,8 @@ static void run_items(void *context, int64_t begin, int64_t end, int thread)
                 g.a = j->packs_shared ? (const void *)(shared + j->gemm->offset_a(g.m - j->block.m, g.kc)) : in_place;
                 g.b = own;
             }
-            wait_for_block(j, item % per_block, item / per_block);
+            /* Blocks of k are added to c in ascending order, and items are taken in that order. */
+            wait_for(&j->done[item % per_block], (int32_t)(item / per_block));
             j->gemm->multiply(&g);
         }
         atomic_store_explicit(&j->done[item % per_block], (int32_t)(item / per_block + 1), memory_order_release);
@@ -262,6 +214,8 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
         qd_pool_for(cpu->pool, parts, (double)a->n * (double)a->k < SMALL ? parts : 1, run_row, &row);
         return;
     }
+    if (!direct && qd_gemm_run_ahead(cpu, gemm, a, pairs))
+        return;
     job j = {.cpu = cpu, .gemm = gemm, .block = {.args = a, .pairs = pairs, .direct = direct}};
     qd_gemm_block *g = &j.block;
     const int64_t threads = qd_pool_threads(cpu->pool), steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);
