@@ -295,6 +295,30 @@ qd_status qd_thread_move(int turn)
     return QD_OK;
 }
 
+qd_status qd_thread_cores(qd_cores_set *cores)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return QD_FAIL(QD_SYSTEM, "cannot find the cores of a thread: %s", strerror(errno));
+    *cores = (qd_cores_set){0};
+    for (int core = 0; core < CPU_SETSIZE && core < QD_TOPOLOGY_CORES; core++)
+        if (CPU_ISSET(core, &set))
+            cores->bits[core / 64] |= (uint64_t)1 << core % 64;
+    return QD_OK;
+}
+
+qd_status qd_thread_bind(const qd_cores_set *cores)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int core = 0; core < CPU_SETSIZE && core < QD_TOPOLOGY_CORES; core++)
+        if (cores->bits[core / 64] >> core % 64 & 1)
+            CPU_SET(core, &set);
+    if (sched_setaffinity(0, sizeof set, &set) != 0)
+        return QD_FAIL(QD_SYSTEM, "cannot restrict a thread to %d cores: %s", qd_cores_set_count(cores), strerror(errno));
+    return QD_OK;
+}
+
 void qd_cond_init(pthread_cond_t *condition)
 {
     pthread_condattr_t attributes;

@@ -3,6 +3,8 @@
 #ifndef QD_BASE_THREAD_H
 #define QD_BASE_THREAD_H
 
+#include "base/topology.h"
+
 #include <pthread.h>
 #include <quadrille/status.h>
 #include <stdint.h>
@@ -31,6 +33,11 @@ int qd_cores_allowed(void); /* available to this process */
 /* Pins the calling thread to one of the cores available to this process: the turn-th, from 0,
  * wrapping around. */
 qd_status qd_thread_move(int turn);
+
+/* The cores that the calling thread may use; and restricts it, and threads that it starts, to some of
+ * them. */
+qd_status qd_thread_cores(qd_cores_set *cores);
+qd_status qd_thread_bind(const qd_cores_set *cores);
 
 /* `threads` >= 1 includes the calling thread; pin_first >= 0 pins thread i to core pin_first +
  * i. */

@@ -41,9 +41,24 @@ static int threads_per_rank(const qd_config *config, int local_ranks)
 {
     if (config->threads > 0)
         return config->threads;
-    int share = qd_cores() / local_ranks, allowed = qd_cores_allowed();
-    share = share < allowed ? share : allowed; /* mpirun and srun may have bound this rank to fewer cores */
+    /* mpirun and srun may have bound each rank to cores of its own; local ranks share theirs. */
+    const bool bound = strcmp(config->backend, "mpi") == 0;
+    int share = (bound ? qd_cores() : qd_cores_allowed()) / local_ranks, allowed = qd_cores_allowed();
+    share = share < allowed ? share : allowed;
     return share > 1 ? share : 1;
+}
+
+/* Keeps the threads and buffers of this rank on one NUMA node, where the machine has several and
+ * nothing else has bound the rank. */
+static qd_status stay_on_node(const qd_comm_where *where)
+{
+    qd_topology topology;
+    qd_cores_set allowed, mine;
+    if (where->local_ranks < 2 || qd_cores_allowed() < qd_cores())
+        return QD_OK;
+    qd_topology_read(QD_TOPOLOGY_FOLDER, &topology);
+    QD_TRY(qd_thread_cores(&allowed));
+    return qd_topology_place(&topology, &allowed, where->local_rank, where->local_ranks, &mine) ? qd_thread_bind(&mine) : QD_OK;
 }
 
 static bool in_host(const qd_trainer *t, qd_buffer_kind kind)
@@ -286,6 +301,8 @@ static qd_status build(qd_trainer *t, bool drawn)
     int rank = qd_comm_rank(t->world);
     qd_comm_where where = qd_comm_locate(t->world);
     device.threads = threads_per_rank(&t->config, where.local_ranks);
+    if (strcmp(t->config.device, "cpu") == 0)
+        QD_TRY(stay_on_node(&where));
     device.ordinal = t->config.gpu >= 0 ? t->config.gpu : where.local_rank;
     device.share = t->config.gpu < 0;
     device.deterministic = t->config.deterministic;

@@ -1,0 +1,130 @@
+/* NUMA nodes from folders as the kernel writes them, and which ranks run on which. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "base/thread.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A machine whose node i has the cores lists[i]; NULL: there is no such node. */
+static qd_topology machine(const char *const *lists, int count)
+{
+    char folder[] = "/tmp/quadrille-nodes-XXXXXX", path[128];
+    qd_topology t;
+    assert_non_null(mkdtemp(folder));
+    for (int turn = 0; turn < 2; turn++) {
+        for (int n = 0; n < count; n++) {
+            if (!lists[n])
+                continue;
+            snprintf(path, sizeof path, "%s/node%d", folder, n);
+            if (turn == 0)
+                assert_int_equal(mkdir(path, 0700), 0);
+            char list[160];
+            snprintf(list, sizeof list, "%s/cpulist", path);
+            if (turn == 0) {
+                FILE *f = fopen(list, "w");
+                assert_non_null(f);
+                fprintf(f, "%s\n", lists[n]);
+                fclose(f);
+            } else {
+                unlink(list);
+                rmdir(path);
+            }
+        }
+        if (turn == 0)
+            qd_topology_read(folder, &t);
+    }
+    rmdir(folder);
+    return t;
+}
+
+static qd_cores_set cores(int first, int last)
+{
+    qd_cores_set set = {0};
+    for (int i = first; i <= last; i++)
+        set.bits[i / 64] |= (uint64_t)1 << i % 64;
+    return set;
+}
+
+static void assert_placed(const qd_topology *t, const qd_cores_set *allowed, int rank, int ranks, qd_cores_set expected)
+{
+    qd_cores_set got;
+    assert_true(qd_topology_place(t, allowed, rank, ranks, &got));
+    assert_memory_equal(&got, &expected, sizeof got);
+}
+
+static void two_sockets(void **state)
+{
+    (void)state;
+    /* hardware threads 8 .. 15 are on the cores of 0 .. 7; node 1 has memory only */
+    const qd_topology t = machine((const char *const[]){"0-3,8-11", "", "4-7,12-15"}, 3);
+    const qd_cores_set all = cores(0, 15);
+    qd_cores_set first = cores(0, 3), second = cores(4, 7);
+    first.bits[0] |= cores(8, 11).bits[0];
+    second.bits[0] |= cores(12, 15).bits[0];
+    assert_int_equal(t.nodes, 2);
+    for (int ranks = 2; ranks <= 16; ranks += 2)
+        for (int rank = 0; rank < ranks; rank++)
+            assert_placed(&t, &all, rank, ranks, rank < ranks / 2 ? first : second);
+    /* only some of the cores */
+    const qd_cores_set some = cores(2, 5);
+    assert_placed(&t, &some, 0, 2, cores(2, 3));
+    assert_placed(&t, &some, 3, 4, cores(4, 5));
+}
+
+static void uneven_nodes(void **state)
+{
+    (void)state;
+    const qd_topology t = machine((const char *const[]){"0-63", NULL, "64-95"}, 3);
+    const qd_cores_set all = cores(0, 95);
+    assert_placed(&t, &all, 1, 3, cores(0, 63));
+    assert_placed(&t, &all, 2, 3, cores(64, 95));
+    qd_cores_set none;
+    for (int rank = 0; rank < 2; rank++) /* the second rank would have 32 cores of 96 */
+        assert_false(qd_topology_place(&t, &all, rank, 2, &none));
+}
+
+static void nothing_to_choose(void **state)
+{
+    (void)state;
+    qd_cores_set got;
+    const qd_cores_set all = cores(0, 7), one = cores(0, 2);
+    const qd_topology single = machine((const char *const[]){"0-7"}, 1), two = machine((const char *const[]){"0-3", "4-7"}, 2);
+    assert_false(qd_topology_place(&single, &all, 0, 4, &got));
+    assert_false(qd_topology_place(&two, &all, 0, 1, &got));  /* a rank needs both */
+    assert_false(qd_topology_place(&two, &one, 0, 2, &got));  /* all allowed cores are on one node */
+    assert_false(qd_topology_place(&two, &all, 0, 16, &got)); /* more ranks than cores */
+    qd_topology missing;
+    qd_topology_read("/nonexistent", &missing);
+    assert_int_equal(missing.nodes, 0);
+    assert_false(qd_topology_place(&missing, &all, 0, 2, &got));
+}
+
+static void binding(void **state)
+{
+    (void)state;
+    qd_cores_set before, after;
+    assert_int_equal(qd_thread_cores(&before), QD_OK);
+    assert_int_equal(qd_cores_set_count(&before), qd_cores_allowed());
+    qd_cores_set one = {0};
+    for (int i = 0; i < QD_TOPOLOGY_CORES / 64 && qd_cores_set_count(&one) == 0; i++)
+        one.bits[i] = before.bits[i] & -before.bits[i];
+    assert_int_equal(qd_thread_bind(&one), QD_OK);
+    assert_int_equal(qd_thread_cores(&after), QD_OK);
+    assert_memory_equal(&after, &one, sizeof after);
+    assert_int_equal(qd_thread_bind(&before), QD_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(two_sockets), cmocka_unit_test(uneven_nodes), cmocka_unit_test(nothing_to_choose),
+                                       cmocka_unit_test(binding)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
