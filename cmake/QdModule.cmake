@@ -41,7 +41,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(QD_ISA_FLAGS_avx2 -march=haswell)
   # AVX-512's vectors in pairs of registers, for tests; of some files only (src/device/cpu).
   set(QD_ISA_EMULATIONS emulated)
-  set(QD_ISA_FLAGS_emulated -march=haswell -Wno-psabi)
+  set(QD_ISA_FLAGS_emulated -march=haswell -Wno-psabi -O1 -fexpensive-optimizations) # -O3 takes half a minute a file
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(QD_ISA_LIST neon) # present on every arm64 machine
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # otherwise gcc hoists loads and spills accumulators of a tile
@@ -64,7 +64,7 @@ function(qd_isa_module name)
   foreach(isa ${ARG_ISAS})
     qd_module(${name}-${isa} SOURCES ${ARG_SOURCES} LIBRARIES ${ARG_LIBRARIES}
               DEFINITIONS QD_ISA=${isa} QD_ISA_${isa}=1 ${ARG_DEFINITIONS}
-              OPTIONS ${QD_ISA_FLAGS_${isa}} -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+              OPTIONS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math ${QD_ISA_FLAGS_${isa}})
   endforeach()
 endfunction()
 

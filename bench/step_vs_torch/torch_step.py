@@ -6,6 +6,8 @@ DistributedDataParallel or, with --sharded, FSDP2 (fully_shard of each block and
 model follows the PyTorch documentation's advice for speed: fused attention, fused AdamW, one
 backward pass. Every rank prints one JSON object: seconds of each timed step, the loss of the last
 step, and this process's resident bytes before the model was created and at the peak while training.
+With --text it trains on random windows of a file's bytes instead of random tokens, and prints the
+losses of all steps (losses.py).
 """
 import argparse
 import json
@@ -77,9 +79,9 @@ class Model(nn.Module):
         angle = torch.arange(seq)[:, None] * (m["rope_base"] or 1e4) ** (-torch.arange(half) / half)
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
-        for p in self.parameters():
-            if p.dim() > 1:
-                nn.init.normal_(p, std=0.02)
+        for name, p in self.named_parameters():
+            if p.dim() > 1: # projections back to the residual are smaller, as in GPT-2
+                nn.init.normal_(p, std=0.02 / (2 * m["layers"])**0.5 if name.endswith(("out.weight", "down.weight")) else 0.02)
 
     def forward(self, tokens, targets):
         x = self.tokens(tokens)
@@ -126,10 +128,12 @@ def main():
     a.add_argument("--port", type=int, default=29555)
     a.add_argument("--compile", action="store_true")
     a.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast")
+    a.add_argument("--seed", type=int, default=1)
+    a.add_argument("--text", help="file to train on, one byte per token")
     a.add_argument("--sharded", action="store_true", help="FSDP2 instead of DistributedDataParallel")
     o = a.parse_args()
     torch.set_num_threads(o.threads)
-    torch.manual_seed(1)
+    torch.manual_seed(o.seed)
     m = next(x for x in json.load(open(o.models)) if x["name"] == o.model)
     if o.vocab:
         m["vocab"] = o.vocab
@@ -145,10 +149,14 @@ def main():
     rest = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-3,
                                   betas=(0.9, 0.95), fused=True)
-    seconds = []
+    seconds, losses = [], []
+    corpus = torch.frombuffer(bytearray(open(o.text, "rb").read()), dtype=torch.uint8).long() if o.text else None
     forget_peak()
     for step in range(o.warm_up + o.steps):
-        text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
+        if corpus is None:
+            text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
+        else:
+            text = torch.stack([corpus[at:at + o.seq + 1] for at in torch.randint(0, len(corpus) - o.seq, (o.batch,)).tolist()])
         begin = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=o.precision == "bf16"):
             loss = model(text[:, :-1], text[:, 1:])
@@ -156,10 +164,12 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if corpus is not None:
+            losses.append(loss.item())
         if step >= o.warm_up:
             seconds.append(time.perf_counter() - begin)
     print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
-                      "peak_bytes": resident("VmHWM")}))
+                      "peak_bytes": resident("VmHWM"), **({"losses": losses} if losses else {})}))
     if o.ranks > 1:
         torch.distributed.destroy_process_group()
 

@@ -455,5 +455,5 @@ int main(int argc, char **argv)
     const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
                                       cmocka_unit_test(pairs_round_as_documented), cmocka_unit_test(pairs_flush_subnormals),
                                       cmocka_unit_test(a_row_alone_is_bit_identical), cmocka_unit_test(threads_change_no_bit)};
-    return ops_main(argc, argv, &op, 1, more, 5);
+    return ops_main(argc, argv, &op, 1, more, sizeof more / sizeof *more);
 }

@@ -47,7 +47,7 @@ static work make_work(qd_stream *stream, const qd_attention_args *a, const qd_ro
     const qd_cpu *cpu = qd_cpu_of(stream);
     return (work){
         .cpu = cpu,
-        .kernel = qd_cpu_attention_for(cpu),
+        .kernel = qd_cpu_attention_of(cpu, a->dtype, a->head_dim, qd_attention_v_dim(a->head_dim, a->v_dim)),
         .tile_rows = rows,
         .tiles = (a->seq + rows - 1) / rows,
         .job = {.q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
@@ -193,7 +193,7 @@ static qd_status make_part_work(const char *kernel, qd_stream *stream, const qd_
     const qd_cpu *cpu = qd_cpu_of(stream);
     *w = (work){
         .cpu = cpu,
-        .kernel = qd_cpu_attention_for(cpu),
+        .kernel = qd_cpu_attention_of(cpu, a->dtype, a->head_dim, qd_attention_v_dim(a->head_dim, a->v_dim)),
         .tile_rows = rows,
         .with_dq = true,
         .job = {.q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,

@@ -84,4 +84,30 @@ typedef struct qd_cpu_attention {
 } qd_cpu_attention;
 QD_CPU_TABLE_EMULATED(qd_cpu_attention, qd_cpu_attention)
 
+/* Heads that AMX tiles compute, if q, k, v and d_o are bf16. Others are computed in fp32. */
+static inline bool qd_cpu_attention_has_tiles(int head_dim, int v_dim)
+{
+    return head_dim % 32 == 0 && v_dim % 32 == 0;
+}
+
+#if defined(__x86_64__)
+extern const qd_cpu_attention qd_cpu_attention_amx, qd_cpu_attention_amx_emulated;
+#endif
+
+static inline const qd_cpu_attention *qd_cpu_attention_of(const qd_cpu *cpu, qd_dtype dtype, int head_dim, int v_dim)
+{
+#if defined(__x86_64__)
+    const bool tiles = dtype == QD_BF16 && qd_cpu_attention_has_tiles(head_dim, v_dim);
+    if (tiles && cpu->isa == QD_CPU_amx)
+        return &qd_cpu_attention_amx;
+    if (tiles && cpu->isa == QD_CPU_amx_emulated)
+        return &qd_cpu_attention_amx_emulated;
+#else
+    (void)dtype;
+    (void)head_dim;
+    (void)v_dim;
+#endif
+    return qd_cpu_attention_for(cpu);
+}
+
 #endif

@@ -7,6 +7,12 @@
 
 #include <math.h>
 
+#if defined(__AVX512F__)
+#define QD_ATTENTION_TILES qd_cpu_attention_amx
+#elif defined(QD_ISA_emulated)
+#define QD_ATTENTION_TILES qd_cpu_attention_amx_emulated
+#endif
+
 /* The running result of an item's rows, and the factor by which the current block of keys shrinks
  * it. */
 typedef struct running {
@@ -338,12 +344,40 @@ static void cap_gradients(float *dp, const float *s, int vectors, float cap, flo
     }
 }
 
-/* s = probabilities, dp = s * (d_o · v^T - delta): the gradient of the scores, without `scale`.
- * Zero where masked, up to the last group of MR keys that the row group attends to. */
+/* One row of a pair, at `vectors` of keys: s, which holds scores, becomes probabilities, and dp, which
+ * holds d_o · v^T, becomes s * (dp - delta): the gradient of the scores, without `scale`. Zero where
+ * masked. Rows of its group attend to the first `seen` keys at most. */
+QD_INLINE void row_gradients(const job *a, const pair *b, int r, float *s, float *dp, int vectors, int64_t seen)
+{
+    const int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row + r;
+    const float cap = a->softcap * LOG2_E;
+    int64_t low = r < b->q.rows ? first_key(a, b->batch, &b->q, r) - b->k.position : seen;
+    int64_t high = smaller(b->q.position + r + 1 - b->k.position, seen);
+    if (low < high && cap > 0)
+        cap_scores(s, 1, vectors, cap);
+    if (low >= high) {
+        memset(s, 0, (size_t)vectors * sizeof(vf));
+        memset(dp, 0, (size_t)vectors * sizeof(vf));
+        return;
+    }
+    if (low > 0 || high < vectors * QD_VF)
+        mask_row(s, vectors, low, high, -INFINITY);
+    float shift = a->lse[at] * LOG2_E, delta = a->delta[at];
+    if (cap > 0) {
+        cap_gradients(dp, s, vectors, cap, delta);
+        delta = 0;
+    }
+    for (int v = 0; v < vectors; v++) {
+        vf p = exp2_negative(vf_load(s + v * QD_VF) - shift);
+        vf_store(s + v * QD_VF, p);
+        vf_store(dp + v * QD_VF, p * (vf_load(dp + v * QD_VF) - delta));
+    }
+}
+
+/* The probabilities and score gradients of a pair, up to the last group of MR keys that the row group
+ * attends to. */
 static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
 {
-    int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row;
-    const float cap = a->softcap * LOG2_E;
     /* One GEMM after the other: the operands of both do not fit in the L1 cache together. */
     for (int g = 0; g < b->q.rows; g += MR)
         product_set(w->s + g * BLOCK, BLOCK, w->q + g * w->ld, w->ld, w->k_t, BLOCK, a->head_dim, pair_vectors(b, g));
@@ -353,28 +387,7 @@ static void score_gradients(const job *a, const buffers *w, const pair *b, fetch
         product_set(w->dp + g * BLOCK, BLOCK, w->d_o + g * w->v_ld, w->v_ld, w->v_t, BLOCK, a->v_dim, vectors);
         for (int r = g; seen > 0 && r < g + MR; r++) {
             fetch_some(f);
-            float *s = w->s + r * BLOCK, *dp = w->dp + r * BLOCK;
-            int64_t low = r < b->q.rows ? first_key(a, b->batch, &b->q, r) - b->k.position : seen;
-            int64_t high = smaller(b->q.position + r + 1 - b->k.position, seen);
-            if (low < high && cap > 0)
-                cap_scores(s, 1, vectors, cap);
-            if (low >= high) {
-                memset(s, 0, (size_t)vectors * sizeof(vf));
-                memset(dp, 0, (size_t)vectors * sizeof(vf));
-                continue;
-            }
-            if (low > 0 || high < vectors * QD_VF)
-                mask_row(s, vectors, low, high, -INFINITY);
-            float shift = a->lse[at + r] * LOG2_E, delta = a->delta[at + r];
-            if (cap > 0) {
-                cap_gradients(dp, s, vectors, cap, delta);
-                delta = 0;
-            }
-            for (int v = 0; v < vectors; v++) {
-                vf p = exp2_negative(vf_load(s + v * QD_VF) - shift);
-                vf_store(s + v * QD_VF, p);
-                vf_store(dp + v * QD_VF, p * (vf_load(dp + v * QD_VF) - delta));
-            }
+            row_gradients(a, b, r, w->s + r * BLOCK, w->dp + r * BLOCK, vectors, seen);
         }
     }
 }
@@ -405,6 +418,17 @@ static void query_gradients(const buffers *w, const pair *b, bool add)
     }
 }
 
+static void block_gradients(const job *a, const buffers *w, const pair *b, fetches *f, bool with_keys, bool with_dq, bool add_dq)
+{
+    score_gradients(a, w, b, f);
+    if (with_keys) {
+        add_key_gradient(b, w->dv, w->s, w->d_o, w->v_vectors); /* again one GEMM after the other */
+        add_key_gradient(b, w->dk, w->dp, w->q, w->vectors);
+    }
+    if (with_dq)
+        query_gradients(w, b, add_dq);
+}
+
 /* to (rows, head_dim; row stride `stride`) += factor * from (rows, ld) */
 static void add_rows(float *to, int64_t stride, const float *from, int64_t ld, int rows, int head_dim, float factor)
 {
@@ -427,6 +451,19 @@ static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, i
     else
         unpack_rows(to, at, stride, from, ld, rows, dim, factor, a->out_dtype, streams_rows(a, to, stride, dim, cols));
 }
+
+#ifdef QD_ATTENTION_TILES
+#include "device/cpu/attention/attention_amx_impl.h"
+#endif
+
+/* With which instructions a pass computes. The factors are those that dq and dk still lack. */
+typedef struct means {
+    void (*pack_queries)(const job *a, const buffers *w, const pair *b);
+    void (*pack_keys)(const job *a, const buffers *w, const pair *b, int kv);
+    /* Adds a pair's part to dk and dv, if wanted, and sets w->o to its dq or adds to it. */
+    void (*gradients)(const job *a, const buffers *w, const pair *b, fetches *f, bool with_keys, bool with_dq, bool add_dq);
+    float dq_factor, dk_factor;
+} means;
 
 /* The queries of a key head. kept: each tile of each query head has a slot in the workspace for its
  * packed queries, the gradient of its results and its dq, which are then read and written once.
@@ -464,7 +501,8 @@ static buffers place_of(const buffers *w, int place)
 
 /* The queries of one run of query head h (relative to the key head) that attend to keys of block
  * b->k, tile by tile. The slots start at `first`. */
-static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_run *run, queries *all, int h, int first)
+static void run_backward(const job *a, const means *by, const buffers *w, pair *b, const qd_row_run *run, queries *all, int h,
+                         int first)
 {
     for (int64_t from = larger(b->k.position - run->position, 0) / BLOCK * BLOCK; from < run->count; from += BLOCK) {
         b->q = (tile){run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
@@ -475,23 +513,18 @@ static void run_backward(const job *a, const buffers *w, pair *b, const qd_row_r
         int place = first + (int)(from / BLOCK);
         buffers at = all->kept ? place_of(w, place) : *w;
         if (!all->kept)
-            pack_queries(a, &at, b);
-        score_gradients(a, &at, b, &all->ahead);
-        add_key_gradient(b, at.dv, at.s, at.d_o, at.v_vectors); /* again one GEMM after the other */
-        add_key_gradient(b, at.dk, at.dp, at.q, at.vectors);
-        if (all->kept) {
-            query_gradients(&at, b, all->begun[place]);
+            by->pack_queries(a, &at, b);
+        by->gradients(a, &at, b, &all->ahead, true, all->kept || all->dq, all->kept && all->begun[place]);
+        if (all->kept)
             all->begun[place] = true;
-        } else if (all->dq) {
-            query_gradients(&at, b, false);
+        else if (all->dq)
             add_rows(all->dq + h * a->head_dim + b->q.row * all->dq_stride, all->dq_stride, at.o, w->ld, b->q.rows,
-                     a->head_dim, 1);
-        }
+                     a->head_dim, by->dq_factor);
     }
 }
 
 /* Packs the tiles of all slots or, with `end`, stores their dq. */
-static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, const queries *all, bool end)
+static void visit_places(const job *a, const means *by, const buffers *w, int64_t batch, int kv, const queries *all, bool end)
 {
     int group = a->heads / a->kv_heads, place = 0;
     for (int h = 0; h < group; h++) {
@@ -502,12 +535,13 @@ static void visit_places(const job *a, const buffers *w, int64_t batch, int kv, 
                 tile q = {run->row + from, run->position + from, (int)smaller(BLOCK, run->count - from)};
                 pair b = {.batch = batch, .head = kv * group + h, .q = q};
                 if (!end) {
-                    pack_queries(a, &at, &b);
+                    by->pack_queries(a, &at, &b);
                     continue;
                 }
                 if (!all->begun[place])
                     memset(at.o, 0, (size_t)(BLOCK * w->ld) * sizeof(float));
-                put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + q.row, b.head, a->head_dim, at.o, w->ld, q.rows, 1);
+                put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + q.row, b.head, a->head_dim, at.o, w->ld, q.rows,
+                              by->dq_factor);
             }
         }
     }
@@ -530,8 +564,8 @@ static void expect_keys(const job *a, const qd_cpu_attention_keys *ahead, int ti
     f->each = f->rows / (group * a->q_seq * (tiles + 1) / 2) + 1; /* a row attends to about half of the key blocks */
 }
 
-static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
-                     void *workspace)
+static void backward_by(const job *a, const means *by, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead,
+                        bool with_dq, void *workspace)
 {
     buffers w = carve(a, workspace);
     const int64_t batch = now->batch;
@@ -542,7 +576,7 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
                            group * tiles * place_floats(&w) <= QD_ATTENTION_KEPT_FLOATS};
     bool direct = a->out_dtype == QD_F32; /* if not kept, dq is accumulated in place */
     if (all.kept) {
-        visit_places(a, &w, batch, kv, &all, false);
+        visit_places(a, by, &w, batch, kv, &all, false);
     } else if (with_dq) {
         all.dq = direct ? (float *)a->dq + batch * a->q_seq * a->dq_stride + kv * group * hd : w.kept;
         all.dq_stride = direct ? a->dq_stride : (int64_t)group * hd;
@@ -556,21 +590,21 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
             pair b = {.batch = batch, .k = block_at(&a->k_runs[k_run], from)};
             if (a->accumulate && !qd_cpu_attention_meets(a, &(qd_row_run){b.k.row, b.k.position, b.k.keys}))
                 continue;
-            pack_keys(a, &w, &b, kv);
+            by->pack_keys(a, &w, &b, kv);
             memset(w.dk, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
             memset(w.dv, 0, (size_t)(BLOCK * w.v_ld) * sizeof(float));
             for (int h = 0, place = 0; h < group; h++) {
                 b.head = kv * group + h;
                 for (int q_run = 0; q_run < a->q_run_count; place += tiles_of(&a->q_runs[q_run++]))
-                    run_backward(a, &w, &b, &a->q_runs[q_run], &all, h, place);
+                    run_backward(a, by, &w, &b, &a->q_runs[q_run], &all, h, place);
             }
             int64_t row = batch * a->k_seq + b.k.row;
-            put_gradients(a, a->dk, a->dk_stride, row, kv, hd, w.dk, w.ld, b.k.keys, LN_2);
+            put_gradients(a, a->dk, a->dk_stride, row, kv, hd, w.dk, w.ld, b.k.keys, by->dk_factor);
             put_gradients(a, a->dv, a->dv_stride, row, kv, a->v_dim, w.dv, w.v_ld, b.k.keys, 1);
         }
     }
     if (all.kept)
-        visit_places(a, &w, batch, kv, &all, true);
+        visit_places(a, by, &w, batch, kv, &all, true);
     for (int64_t t = 0; all.dq && !direct && t < a->q_seq; t++)
         for (int i = 0; i < group * hd; i++)
             store_as(a->dq, (batch * a->q_seq + t) * a->dq_stride + kv * group * hd + i, all.dq[t * all.dq_stride + i],
@@ -578,9 +612,8 @@ static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cp
     stream_fence();
 }
 
-static void backward_dq(const job *a, const item *now, const item *ahead, void *workspace)
+static void backward_dq_by(const job *a, const means *by, const item *now, void *workspace)
 {
-    (void)ahead;
     buffers w = carve(a, workspace);
     const tile *at = &now->tile;
     const int64_t batch = now->batch;
@@ -588,20 +621,40 @@ static void backward_dq(const job *a, const item *now, const item *ahead, void *
     pair b = {.batch = batch, .head = head, .q = *at};
     fetches none = {0};
     int64_t least = first_key_of(a, batch, at);
-    pack_queries(a, &w, &b);
+    by->pack_queries(a, &w, &b);
     memset(w.o, 0, (size_t)(BLOCK * w.ld) * sizeof(float));
     for (int run = 0; run < a->k_run_count; run++) {
         const qd_row_run *k_run = &a->k_runs[run];
         for (int64_t from = larger(least - k_run->position, 0) / BLOCK * BLOCK;
              from < k_run->count && k_run->position + from < at->position + at->rows; from += BLOCK) {
             b.k = block_at(k_run, from);
-            pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
-            score_gradients(a, &w, &b, &none);
-            query_gradients(&w, &b, true);
+            by->pack_keys(a, &w, &b, head / (a->heads / a->kv_heads));
+            by->gradients(a, &w, &b, &none, false, true, true);
         }
     }
-    put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, a->head_dim, w.o, w.ld, at->rows, 1);
+    put_gradients(a, a->dq, a->dq_stride, batch * a->q_seq + at->row, head, a->head_dim, w.o, w.ld, at->rows, by->dq_factor);
     stream_fence();
+}
+
+/* Keys are packed with `scale`, and queries with scale * log2 e. */
+static means vectors_of(const job *a)
+{
+    (void)a;
+    return (means){pack_queries, pack_keys, block_gradients, 1.0f, LN_2};
+}
+
+static void backward(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
+                     void *workspace)
+{
+    const means by = vectors_of(a);
+    backward_by(a, &by, now, ahead, with_dq, workspace);
+}
+
+static void backward_dq(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    const means by = vectors_of(a);
+    (void)ahead;
+    backward_dq_by(a, &by, now, workspace);
 }
 
 const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {
@@ -610,3 +663,35 @@ const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {
     .backward_dq = backward_dq,
     .backward_delta = backward_delta,
 };
+
+#ifdef QD_ATTENTION_TILES
+static means tiles_of_amx(const job *a)
+{
+    return (means){pack_query_tiles, pack_key_tiles, pair_gradients, a->scale, a->scale};
+}
+
+static void backward_amx(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
+                         void *workspace)
+{
+    const means by = tiles_of_amx(a);
+    amx_begin();
+    backward_by(a, &by, now, ahead, with_dq, workspace);
+    amx_end();
+}
+
+static void backward_dq_amx(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    const means by = tiles_of_amx(a);
+    (void)ahead;
+    amx_begin();
+    backward_dq_by(a, &by, now, workspace);
+    amx_end();
+}
+
+const qd_cpu_attention QD_ATTENTION_TILES = {
+    .forward = forward_amx,
+    .backward = backward_amx,
+    .backward_dq = backward_dq_amx,
+    .backward_delta = backward_delta,
+};
+#endif

@@ -23,12 +23,13 @@ enum {
     AMX_WIDTH = AMX_LINES * 4,  /* bytes of a step of b */
 };
 
-/* c (32, 32; row stride ldc floats) = a · b over `tiles` times 16 pairs of k. b is (k, 32) pairs.
+/* c (32, 32; row stride ldc floats) = a · b [+ c, if `add`] over `tiles` times 16 pairs of k. b is (k, 32) pairs.
  * Rows of a are a_row bytes apart, the next 16 pairs of a row a_step bytes. Every tile prefetches
  * `fetched` cache lines from `next` on. */
 typedef struct amx_block {
     const char *a, *b, *next;
     int64_t a_row, a_step, tiles, fetched;
+    bool add;
     float *c;
     int64_t ldc;
 } amx_block;
@@ -39,10 +40,17 @@ typedef struct amx_block {
 static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void amx_multiply_tiles(const amx_block *t)
 {
     const char *a = t->a, *below = t->a + 16 * t->a_row, *b = t->b, *next = t->next;
-    AMX_ZERO(0);
-    AMX_ZERO(1);
-    AMX_ZERO(2);
-    AMX_ZERO(3);
+    if (t->add) {
+        AMX_LOAD(0, t->c, 4 * t->ldc);
+        AMX_LOAD(1, t->c + 16, 4 * t->ldc);
+        AMX_LOAD(2, t->c + 16 * t->ldc, 4 * t->ldc);
+        AMX_LOAD(3, t->c + 16 * t->ldc + 16, 4 * t->ldc);
+    } else {
+        AMX_ZERO(0);
+        AMX_ZERO(1);
+        AMX_ZERO(2);
+        AMX_ZERO(3);
+    }
     for (int64_t i = 0; i < t->tiles; i++) {
         AMX_LOAD(6, b, AMX_WIDTH);
         AMX_LOAD(4, a, t->a_row);
@@ -76,10 +84,10 @@ QD_INLINE void amx_emulate_tile(vf sum[EMULATED_ROWS][2], const char *a, int64_t
             const vu pairs = (vu)vf_load_bits(b + k * AMX_WIDTH + v * 64);
 #pragma GCC unroll 4
             for (int r = 0; r < EMULATED_ROWS; r++) {
-                uint32_t pair;
-                memcpy(&pair, a + r * a_row + 4 * k, sizeof pair);
-                even[r][v] = vf_add_product(even[r][v], (vf)((vu){0} + (pair << 16)), (vf)(pairs << 16));
-                odd[r][v] = vf_add_product(odd[r][v], (vf)((vu){0} + (pair & 0xffff0000u)), (vf)(pairs & 0xffff0000u));
+                uint32_t bits;
+                memcpy(&bits, a + r * a_row + 4 * k, sizeof bits);
+                even[r][v] = vf_add_product(even[r][v], (vf)((vu){0} + (bits << 16)), (vf)(pairs << 16));
+                odd[r][v] = vf_add_product(odd[r][v], (vf)((vu){0} + (bits & 0xffff0000u)), (vf)(pairs & 0xffff0000u));
             }
         }
     }
@@ -92,12 +100,23 @@ static __attribute__((noinline)) QD_UNSEEN_BY_TSAN void amx_emulate(const amx_bl
 {
     for (int i = 0; i < AMX_LINES; i += EMULATED_ROWS) {
         vf sum[EMULATED_ROWS][2] = {{{0}}};
+        for (int r = 0; r < EMULATED_ROWS && t->add; r++)
+            for (int v = 0; v < 2; v++)
+                sum[r][v] = vf_load(t->c + (i + r) * t->ldc + v * QD_VF);
         for (int64_t k = 0; k < t->tiles; k++)
             amx_emulate_tile(sum, t->a + i * t->a_row + k * t->a_step, t->a_row, t->b + k * AMX_STEPS * AMX_WIDTH);
         for (int r = 0; r < EMULATED_ROWS; r++)
             for (int v = 0; v < 2; v++)
                 vf_store(t->c + (i + r) * t->ldc + v * QD_VF, sum[r][v]);
     }
+}
+
+QD_INLINE void amx_begin(void)
+{
+}
+
+QD_INLINE void amx_end(void)
+{
 }
 
 static void amx_multiply_tiles(const amx_block *t)

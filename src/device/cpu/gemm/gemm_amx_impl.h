@@ -154,9 +154,6 @@ static void amx_multiply(const qd_gemm_block *g)
     .mr = AMX_LINES, .nr = AMX_LINES, .row_step = AMX_LINES, .tile_steps = AMX_STEPS, .chunk_floats = 192 << 10, \
     .own_floats = 224 << 10, .offset_a = amx_offset, .offset_b = amx_offset, .pack_a = amx_pack_a, .pack_b = amx_pack_b
 
-#ifdef QD_ISA_emulated
-const qd_cpu_gemm qd_cpu_gemm_amx_emulated = {AMX_TABLE, .multiply = amx_multiply};
-#else
 static void amx_multiply_gemm(const qd_gemm_block *g)
 {
     amx_begin();
@@ -164,6 +161,9 @@ static void amx_multiply_gemm(const qd_gemm_block *g)
     amx_end();
 }
 
+#ifdef QD_ISA_emulated
+const qd_cpu_gemm qd_cpu_gemm_amx_emulated = {AMX_TABLE, .multiply = amx_multiply_gemm};
+#else
 const qd_cpu_gemm qd_cpu_gemm_amx = {AMX_TABLE, .multiply = amx_multiply_gemm};
 #endif
 
