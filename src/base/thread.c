@@ -295,13 +295,21 @@ qd_status qd_thread_move(int turn)
     return QD_OK;
 }
 
+int qd_cores_set_count(const qd_cores_set *set)
+{
+    int count = 0;
+    for (int i = 0; i < QD_CORES_MOST / 64; i++)
+        count += __builtin_popcountll(set->bits[i]);
+    return count;
+}
+
 qd_status qd_thread_cores(qd_cores_set *cores)
 {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof set, &set) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot find the cores of a thread: %s", strerror(errno));
     *cores = (qd_cores_set){0};
-    for (int core = 0; core < CPU_SETSIZE && core < QD_TOPOLOGY_CORES; core++)
+    for (int core = 0; core < CPU_SETSIZE && core < QD_CORES_MOST; core++)
         if (CPU_ISSET(core, &set))
             cores->bits[core / 64] |= (uint64_t)1 << core % 64;
     return QD_OK;
@@ -311,7 +319,7 @@ qd_status qd_thread_bind(const qd_cores_set *cores)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
-    for (int core = 0; core < CPU_SETSIZE && core < QD_TOPOLOGY_CORES; core++)
+    for (int core = 0; core < CPU_SETSIZE && core < QD_CORES_MOST; core++)
         if (cores->bits[core / 64] >> core % 64 & 1)
             CPU_SET(core, &set);
     if (sched_setaffinity(0, sizeof set, &set) != 0)

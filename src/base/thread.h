@@ -3,8 +3,6 @@
 #ifndef QD_BASE_THREAD_H
 #define QD_BASE_THREAD_H
 
-#include "base/topology.h"
-
 #include <pthread.h>
 #include <quadrille/status.h>
 #include <stdint.h>
@@ -34,8 +32,16 @@ int qd_cores_allowed(void); /* available to this process */
  * wrapping around. */
 qd_status qd_thread_move(int turn);
 
-/* The cores that the calling thread may use; and restricts it, and threads that it starts, to some of
- * them. */
+/* A set of cores, by number. */
+enum { QD_CORES_MOST = 1024 };
+typedef struct qd_cores_set {
+    uint64_t bits[QD_CORES_MOST / 64];
+} qd_cores_set;
+
+int qd_cores_set_count(const qd_cores_set *set);
+
+/* The cores that the calling thread may use; and restricts it, and threads that it starts, to some
+ * of them. */
 qd_status qd_thread_cores(qd_cores_set *cores);
 qd_status qd_thread_bind(const qd_cores_set *cores);
 

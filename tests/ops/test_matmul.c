@@ -210,7 +210,8 @@ typedef struct pair_isa {
     const char *name;
     float (*model)(const uint16_t *a, const uint16_t *b, int64_t k);
 } pair_isa;
-static const pair_isa pair_isas[] = {{"avx512bf16", dot_model}, {"amx", amx_model}, {"amx_emulated", amx_model}, {"avx512bf16_emulated", dot_model}};
+static const pair_isa pair_isas[] = {{"avx512bf16", dot_model}, {"amx", amx_model}, {"amx_emulated", amx_model},
+                                     {"avx512bf16_emulated", dot_model}};
 
 /* Runs check for each of them that the processor has. */
 static void for_pair_isas(void (*check)(const pair_isa *isa, qd_device *device))
@@ -371,7 +372,8 @@ static void check_threads(const char *isa, int threads, int64_t m, int64_t n, in
         qd_device_destroy(devices[d]);
     }
     if (memcmp(c[0], c[1], (size_t)(m * ldc) * c_size) != 0)
-        fail_msg("%s: %lldx%lldx%lld differs between 1 and %d threads", isa ? isa : "best", (long long)m, (long long)n, (long long)k, threads);
+        fail_msg("%s: %lldx%lldx%lld differs between 1 and %d threads", isa ? isa : "best", (long long)m, (long long)n, (long long)k,
+                 threads);
     free(a);
     free(b);
     free(c[0]);

@@ -16,8 +16,10 @@ enum { GUARD = 256, SAMPLES = QD_TEST_SANITIZED ? 1 : 10, THREAD_MOST = 3 };
 /* "best": the CPU device without a name, which chooses the best instruction set; that choice is
  * tested with one case per kernel, the cases themselves run on the same kernels by name. "cuda":
  * the first GPU, in deterministic mode. */
-static const char *const isas[] = {"best", "amx", "avx512bf16", "avx512", "amx_emulated", "avx512bf16_emulated", "avx2", "neon", "generic", "cuda"};
-const char *const ops_cpu_isas[OPS_CPU_ISAS] = {"amx", "avx512bf16", "avx512", "amx_emulated", "avx512bf16_emulated", "avx2", "neon", "generic"};
+static const char *const isas[] = {
+    "best", "amx", "avx512bf16", "avx512", "amx_emulated", "avx512bf16_emulated", "avx2", "neon", "generic", "cuda"};
+const char *const ops_cpu_isas[OPS_CPU_ISAS] = {
+    "amx", "avx512bf16", "avx512", "amx_emulated", "avx512bf16_emulated", "avx2", "neon", "generic"};
 enum { ISA_COUNT = sizeof isas / sizeof *isas };
 static qd_device *kept[ISA_COUNT][THREAD_MOST + 1];
 

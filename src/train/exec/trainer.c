@@ -11,6 +11,7 @@
 #include "train/exec/faults/nonfinite.h"
 #include "train/exec/initial.h"
 #include "train/exec/tuning.h"
+#include "train/ranks/topology.h"
 
 #include <quadrille/machine.h>
 #include <stdlib.h>

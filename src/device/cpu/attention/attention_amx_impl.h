@@ -9,7 +9,7 @@
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_AMX_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_AMX_IMPL_H
 
-#include "device/cpu/gemm/amx_impl.h"
+#include "device/cpu/amx_impl.h"
 
 enum { GROUPS = BLOCK / AMX_LINES, PAIR_ROWS = BLOCK / 2 };
 _Static_assert(BLOCK % AMX_LINES == 0 && FORWARD % BLOCK == 0 && AMX_LINES % QD_VF == 0, "blocks are whole tiles");
@@ -81,8 +81,8 @@ static int key_groups(int64_t t, const key_block *k)
     return (int)((smaller(larger(t + AMX_LINES - k->position, 0), k->keys) + AMX_LINES - 1) / AMX_LINES);
 }
 
-/* s (BLOCK, BLOCK) = rows · keys, both of `dim` columns, for the keys that each group of rows attends
- * to. */
+/* s (BLOCK, BLOCK) = rows · keys, both of `dim` columns, for the keys that each group of rows
+ * attends to. */
 static void score_tiles(float *s, const uint16_t *rows, const float *keys, int dim, const int groups[GROUPS])
 {
     for (int g = 0; g < GROUPS; g++)

@@ -344,9 +344,9 @@ static void cap_gradients(float *dp, const float *s, int vectors, float cap, flo
     }
 }
 
-/* One row of a pair, at `vectors` of keys: s, which holds scores, becomes probabilities, and dp, which
- * holds d_o · v^T, becomes s * (dp - delta): the gradient of the scores, without `scale`. Zero where
- * masked. Rows of its group attend to the first `seen` keys at most. */
+/* One row of a pair, at `vectors` of keys: s, which holds scores, becomes probabilities, and dp,
+ * which holds d_o · v^T, becomes s * (dp - delta): the gradient of the scores, without `scale`.
+ * Zero where masked. Rows of its group attend to the first `seen` keys at most. */
 QD_INLINE void row_gradients(const job *a, const pair *b, int r, float *s, float *dp, int vectors, int64_t seen)
 {
     const int64_t at = (b->batch * a->heads + b->head) * a->q_seq + b->q.row + r;
@@ -374,8 +374,8 @@ QD_INLINE void row_gradients(const job *a, const pair *b, int r, float *s, float
     }
 }
 
-/* The probabilities and score gradients of a pair, up to the last group of MR keys that the row group
- * attends to. */
+/* The probabilities and score gradients of a pair, up to the last group of MR keys that the row
+ * group attends to. */
 static void score_gradients(const job *a, const buffers *w, const pair *b, fetches *f)
 {
     /* One GEMM after the other: the operands of both do not fit in the L1 cache together. */

@@ -4,7 +4,7 @@
 #include "device/cpu/simd_impl.h"
 
 #if defined(__x86_64__) && QD_VF == 16
-#include "device/cpu/gemm/amx_registers_impl.h"
+#include "device/cpu/amx_registers_impl.h"
 #endif
 
 /* Enough to hide the latency, few enough to fit in registers. */

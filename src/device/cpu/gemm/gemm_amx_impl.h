@@ -8,7 +8,7 @@
 #ifndef QD_DEVICE_CPU_GEMM_GEMM_AMX_IMPL_H
 #define QD_DEVICE_CPU_GEMM_GEMM_AMX_IMPL_H
 
-#include "device/cpu/gemm/amx_impl.h"
+#include "device/cpu/amx_impl.h"
 
 enum { AMX_PANEL_STEP = AMX_LINES * AMX_STEPS }; /* pairs of a panel for one tile of k */
 

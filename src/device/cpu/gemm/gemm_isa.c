@@ -275,7 +275,7 @@ typedef struct tile {
 #include "device/cpu/gemm/tile_avx512_impl.h"
 #else
 #ifdef QD_ISA_emulated
-#include "device/cpu/gemm/dots_emulated_impl.h"
+#include "device/cpu/dots_emulated_impl.h"
 #else
 #define add_dot vf_add_product /* not used: the device has no dot products */
 #endif

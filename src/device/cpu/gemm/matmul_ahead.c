@@ -1,12 +1,12 @@
 /* A GEMM on many threads whose operands both need packing, as those of weight gradients.
  *
- * The threads take items from one queue: pieces of the operands to pack, and tiles of c to multiply.
- * The pieces of each block of k are spread among the tiles of the block before it, so some threads
- * read memory while the others compute, nothing is packed twice, and no thread waits at a barrier.
- * The packed blocks of k take turns in two or three slots of the workspace. An item waits for
- * earlier items only: a piece for the tiles that have read its slot, a tile for its block's pieces
- * and for itself in the block before. So blocks of k are added to c in ascending order, as
- * everywhere. */
+ * The threads take items from one queue: pieces of the operands to pack, and tiles of c to
+ * multiply. The pieces of each block of k are spread among the tiles of the block before it, so
+ * some threads read memory while the others compute, nothing is packed twice, and no thread waits
+ * at a barrier. The packed blocks of k take turns in two or three slots of the workspace. An item
+ * waits for earlier items only: a piece for the tiles that have read its slot, a tile for its
+ * block's pieces and for itself in the block before. So blocks of k are added to c in ascending
+ * order, as everywhere. */
 #include "device/cpu/gemm/matmul_work_impl.h"
 
 enum {
@@ -96,9 +96,9 @@ static void multiply_tile(job *j, int64_t block, int64_t tile)
     atomic_fetch_add_explicit(&j->multiplied[block], 1, memory_order_release);
 }
 
-/* The queue: the pieces of block 0, then for each block its tiles and, spread among them, the pieces
- * of the next block. With two slots those begin behind the tiles that the threads take first, since
- * they wait for the previous block's last tiles. */
+/* The queue: the pieces of block 0, then for each block its tiles and, spread among them, the
+ * pieces of the next block. With two slots those begin behind the tiles that the threads take
+ * first, since they wait for the previous block's last tiles. */
 static void run_item(job *j, int64_t item)
 {
     if (item < j->packs) {

@@ -1,7 +1,7 @@
 /* AMX tile registers: configuration, and the instructions on them. Included by *_isa.c files that
  * are compiled for AVX-512. */
-#ifndef QD_DEVICE_CPU_GEMM_AMX_REGISTERS_IMPL_H
-#define QD_DEVICE_CPU_GEMM_AMX_REGISTERS_IMPL_H
+#ifndef QD_DEVICE_CPU_AMX_REGISTERS_IMPL_H
+#define QD_DEVICE_CPU_AMX_REGISTERS_IMPL_H
 
 #include "device/cpu/simd_impl.h"
 

@@ -1,12 +1,12 @@
 /* VDPBF16PS in multiply-adds, for tests on machines without it. Included by gemm_isa.c, in front of
  * the register tile. */
-#ifndef QD_DEVICE_CPU_GEMM_DOTS_EMULATED_IMPL_H
-#define QD_DEVICE_CPU_GEMM_DOTS_EMULATED_IMPL_H
+#ifndef QD_DEVICE_CPU_DOTS_EMULATED_IMPL_H
+#define QD_DEVICE_CPU_DOTS_EMULATED_IMPL_H
 
 #include "device/cpu/simd_impl.h"
 
-/* The instruction takes subnormal numbers for 0, unlike the code around it. The code between the two
- * calls must be a function that is not inlined. */
+/* The instruction takes subnormal numbers for 0, unlike the code around it. The code between the
+ * two calls must be a function that is not inlined. */
 QD_INLINE unsigned flush_subnormals(void)
 {
     const unsigned saved = __builtin_ia32_stmxcsr(), flags = 0x8040; /* FTZ, DAZ */

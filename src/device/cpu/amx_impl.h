@@ -8,13 +8,13 @@
  * nearest even, and subnormal operands and results are 0, whatever MXCSR says. The emulation
  * computes exactly this (Intel's manual, volume 2, TDPBF16PS) in multiply-adds, so that tests cover
  * packing, edges and blocking on machines without AMX. */
-#ifndef QD_DEVICE_CPU_GEMM_AMX_IMPL_H
-#define QD_DEVICE_CPU_GEMM_AMX_IMPL_H
+#ifndef QD_DEVICE_CPU_AMX_IMPL_H
+#define QD_DEVICE_CPU_AMX_IMPL_H
 
 #ifdef QD_ISA_emulated
-#include "device/cpu/gemm/dots_emulated_impl.h"
+#include "device/cpu/dots_emulated_impl.h"
 #else
-#include "device/cpu/gemm/amx_registers_impl.h"
+#include "device/cpu/amx_registers_impl.h"
 #endif
 
 enum {
@@ -23,9 +23,9 @@ enum {
     AMX_WIDTH = AMX_LINES * 4,  /* bytes of a step of b */
 };
 
-/* c (32, 32; row stride ldc floats) = a · b [+ c, if `add`] over `tiles` times 16 pairs of k. b is (k, 32) pairs.
- * Rows of a are a_row bytes apart, the next 16 pairs of a row a_step bytes. Every tile prefetches
- * `fetched` cache lines from `next` on. */
+/* c (32, 32; row stride ldc floats) = a · b [+ c, if `add`] over `tiles` times 16 pairs of k. b is
+ * (k, 32) pairs. Rows of a are a_row bytes apart, the next 16 pairs of a row a_step bytes. Every
+ * tile prefetches `fetched` cache lines from `next` on. */
 typedef struct amx_block {
     const char *a, *b, *next;
     int64_t a_row, a_step, tiles, fetched;

@@ -1,5 +1,5 @@
 /* Reads NUMA nodes from sysfs, and divides ranks among them in proportion to their cores. */
-#include "base/topology.h"
+#include "train/ranks/topology.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static void read_list(const char *text, qd_cores_set *set)
         long first = strtol(text, &end, 10), last = first;
         if (*end == '-')
             last = strtol(end + 1, &end, 10);
-        for (long core = first; core <= last && core < QD_TOPOLOGY_CORES; core++)
+        for (long core = first; core <= last && core < QD_CORES_MOST; core++)
             set->bits[core / 64] |= (uint64_t)1 << core % 64;
         text = *end == ',' ? end + 1 : end;
     }
@@ -36,20 +36,12 @@ void qd_topology_read(const char *folder, qd_topology *topology)
     }
 }
 
-int qd_cores_set_count(const qd_cores_set *set)
-{
-    int count = 0;
-    for (int i = 0; i < QD_TOPOLOGY_CORES / 64; i++)
-        count += __builtin_popcountll(set->bits[i]);
-    return count;
-}
-
 bool qd_topology_place(const qd_topology *topology, const qd_cores_set *allowed, int rank, int ranks, qd_cores_set *cores)
 {
     qd_cores_set of[QD_TOPOLOGY_NODES];
     int nodes = 0, all = 0, count[QD_TOPOLOGY_NODES];
     for (int n = 0; n < topology->nodes; n++) {
-        for (int i = 0; i < QD_TOPOLOGY_CORES / 64; i++)
+        for (int i = 0; i < QD_CORES_MOST / 64; i++)
             of[nodes].bits[i] = topology->cores[n].bits[i] & allowed->bits[i];
         count[nodes] = qd_cores_set_count(&of[nodes]);
         all += count[nodes];

@@ -6,7 +6,7 @@
 
 #include <cmocka.h>
 
-#include "base/thread.h"
+#include "train/ranks/topology.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,7 +114,7 @@ static void binding(void **state)
     assert_int_equal(qd_thread_cores(&before), QD_OK);
     assert_int_equal(qd_cores_set_count(&before), qd_cores_allowed());
     qd_cores_set one = {0};
-    for (int i = 0; i < QD_TOPOLOGY_CORES / 64 && qd_cores_set_count(&one) == 0; i++)
+    for (int i = 0; i < QD_CORES_MOST / 64 && qd_cores_set_count(&one) == 0; i++)
         one.bits[i] = before.bits[i] & -before.bits[i];
     assert_int_equal(qd_thread_bind(&one), QD_OK);
     assert_int_equal(qd_thread_cores(&after), QD_OK);
