@@ -120,6 +120,10 @@ qd_status qd_fp8_cast_check(const qd_fp8_cast_args *a)
     QD_TRY(qd_check_float("fp8_cast", "x", a->dtype));
     if (!qd_dtype_is_fp8(a->to_dtype))
         return QD_FAIL(QD_UNSUPPORTED, "fp8_cast: %s is not a type of fp8", qd_dtype_name(a->to_dtype));
+    if (a->result_transposed && (!a->of || !a->of->dy || !a->result_amax))
+        return QD_FAIL(QD_USAGE, "fp8_cast: the result of an activation is cast along with the gradient of its input, with its amax");
+    if (a->sums)
+        QD_TRY(qd_check_float("fp8_cast", "sums", a->sums_dtype));
     return QD_OK;
 }
 

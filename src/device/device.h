@@ -177,6 +177,7 @@ typedef struct qd_norm_forward_args {
     const void *x, *add, *gamma, *beta;
     void *sum, *y;
     float *mean, *rstd; /* (rows) */
+    float *amax;        /* the largest magnitude of y, as in qd_amax_args; may be NULL */
     int64_t rows, cols;
     float eps;
     bool rms, plus_one;
@@ -191,6 +192,7 @@ typedef struct qd_norm_backward_args {
     const void *dy, *x, *gamma, *add;
     const float *mean, *rstd;
     void *dx, *dgamma, *dbeta, *add_grad, *dx_grad;
+    float *amax; /* the largest magnitude of dx; may be NULL */
     int64_t rows, cols;
     bool rms, plus_one, accumulate;
     qd_dtype dtype, param_dtype, grad_dtype;

@@ -143,19 +143,3 @@ qd_status qd_run_bias_grad(const qd_op_call *c)
         .dtype = call_dtype(c, QD_BIAS_GRAD_DY), .grad_dtype = call_dtype(c, QD_BIAS_GRAD_GRAD),
     });
 }
-
-qd_status qd_run_amax(const qd_op_call *c)
-{
-    return c->frame->kernels->amax(c->frame->stream, &(qd_amax_args){.x = c->at[QD_AMAX_X], .amax = c->at[QD_AMAX_AMAX],
-                                                                     .n = c->op->m * c->op->n, .dtype = call_dtype(c, QD_AMAX_X)});
-}
-
-/* codes (m, n), and (n, m) transposed, of x (m, n) */
-qd_status qd_run_cast(const qd_op_call *c)
-{
-    return c->frame->kernels->fp8_cast(c->frame->stream, &(qd_fp8_cast_args){
-        .x = c->at[QD_CAST_X], .amax = c->at[QD_CAST_AMAX], .to = c->at[QD_CAST_Y], .transposed = c->at[QD_CAST_YT],
-        .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_CAST_X),
-        .to_dtype = call_dtype(c, c->op->slot[QD_CAST_Y] >= 0 ? QD_CAST_Y : QD_CAST_YT),
-    });
-}

@@ -127,6 +127,10 @@ qd_status qd_run_linear(const qd_op_call *c); /* also its fused forms and gradie
 qd_status qd_run_bias_grad(const qd_op_call *c);
 qd_status qd_run_amax(const qd_op_call *c);
 qd_status qd_run_cast(const qd_op_call *c);
+qd_status qd_run_activation_amax(const qd_op_call *c);
+qd_status qd_run_activation_cast(const qd_op_call *c);
+qd_status qd_run_activation_grad_amax(const qd_op_call *c);
+qd_status qd_run_activation_grad_cast(const qd_op_call *c);
 qd_status qd_run_adapt(const qd_op_call *c); /* also its gradients */
 qd_status qd_run_rope(const qd_op_call *c);
 qd_status qd_run_rope_inverse(const qd_op_call *c);

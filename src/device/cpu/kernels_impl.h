@@ -68,15 +68,20 @@ QD_CPU_TABLE(qd_cpu_grouped_bias_ops, qd_cpu_grouped_bias_ops)
 #define QD_CPU_FP8_COLUMNS 32
 typedef struct qd_cpu_amax_job {
     const qd_amax_args *args;
+    const qd_cpu *cpu;
     _Atomic uint32_t bits; /* of the largest magnitude so far */
 } qd_cpu_amax_job;
+typedef struct qd_cpu_cast_job {
+    const qd_fp8_cast_args *args;
+    const qd_cpu *cpu;
+} qd_cpu_cast_job;
 typedef struct qd_cpu_fp8_job {
     const qd_matmul_args *args;
     const qd_cpu *cpu;
 } qd_cpu_fp8_job;
 typedef struct qd_cpu_fp8_ops {
-    qd_pool_body amax;     /* elements; context: qd_cpu_amax_job */
-    qd_pool_body cast;     /* rows */
+    qd_pool_body amax;     /* elements, or rows of an activation; context: qd_cpu_amax_job */
+    qd_pool_body cast;     /* rows; context: qd_cpu_cast_job */
     qd_pool_body multiply; /* blocks of columns; context: qd_cpu_fp8_job */
 } qd_cpu_fp8_ops;
 QD_CPU_TABLE(qd_cpu_fp8_ops, qd_cpu_fp8_ops)

@@ -189,6 +189,24 @@ template <typename V> static __device__ __forceinline__ V warp_sum(V x)
     return x;
 }
 
+/* Raises *amax to the largest magnitude of a row, or of several: a non-negative number, or a NaN,
+ * whose bits are ordered as integers. Most rows do not raise it and only read it. */
+static __device__ __forceinline__ void raise_amax(float *amax, float most)
+{
+    const unsigned bits = __reduce_max_sync(ALL_LANES, __float_as_uint(most));
+    if (threadIdx.x % 32 == 0 && bits > *(volatile unsigned *)amax)
+        atomicMax((unsigned *)amax, bits);
+}
+
+/* The larger magnitude of `most` and of the stored vector v, as numbers whose bits are compared. */
+template <typename T, int V> static __device__ __forceinline__ float larger_magnitude(float most, const float (&v)[V])
+{
+#pragma unroll
+    for (int i = 0; i < V; i++)
+        most = __uint_as_float(max(__float_as_uint(most), __float_as_uint(rounded<T>(v[i])) & 0x7fffffffu));
+    return most;
+}
+
 /* Inclusive prefix sum over the lanes. */
 template <typename V> static __device__ __forceinline__ V warp_sum_so_far(V x)
 {

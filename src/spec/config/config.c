@@ -118,7 +118,7 @@ static const qd_option options_table[] = {
      NULL},
     {"train.swiglu", QD_OPTION_ENUM, "auto", 0, 0, "auto|keep|again",
      "SwiGLU results: keep them for the backward pass, or recompute them along with their gradients, which takes less memory and moves "
-     "more bytes; auto: again in routed experts and on GPUs",
+     "more bytes; auto: again in routed experts, on GPUs and in fp8, where it also applies to GELU and moves no more",
      NULL},
     {"train.recompute", QD_OPTION_ENUM, "none", 0, 0, "none|selective|full",
      "what blocks recompute in the backward pass instead of keeping it: nothing, memory-bound ops, or everything except their input", NULL},

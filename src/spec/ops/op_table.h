@@ -14,23 +14,32 @@
 #define QD_OP_TABLE(OP)                                                                                                       \
     OP(EMBED, "embed", r(INPUT), r(TOKEN_TABLE), r(POSITION_TABLE, optional), w(Y))                                           \
     OP(EMBED_GRAD, "embed.grad", r(INPUT), r(DY), a(TOKEN_GRAD), a(POSITION_GRAD, optional))                                  \
-    /* sum = x + add, y = norm(sum); without add, y = norm(x) */ \
+    /* sum = x + add, y = norm(sum); without add, y = norm(x). amax: the largest magnitude of y, or \
+     * of dx */ \
     OP(NORM, "norm", r(X), r(ADD, optional), r(GAMMA, optional), r(BETA, optional), w(SUM, optional), w(Y),             \
-       w(MEAN, optional), w(RSTD))                                                                                            \
+       w(MEAN, optional), w(RSTD), w(AMAX, optional))                                                                         \
     /* dx += add; add_sums and dx_sums are sums over rows of add and of dx, for the bias \
      * gradients of the layers on either side */ \
     OP(NORM_GRAD, "norm.grad", r(DY), r(X), r(GAMMA, optional), r(ADD, optional), r(MEAN, optional), r(RSTD), w(DX),          \
-       g(GAMMA_GRAD, optional), g(BETA_GRAD, optional), g(ADD_SUMS, optional), g(DX_SUMS, optional))                          \
+       g(GAMMA_GRAD, optional), g(BETA_GRAD, optional), g(ADD_SUMS, optional), g(DX_SUMS, optional), w(AMAX, optional))       \
     OP(LINEAR, "linear", r(X), r(WEIGHT), r(BIAS, optional), w(Y))            /* y = x·Wᵀ + b */                              \
     OP(LINEAR_ADD, "linear.add", r(X), r(WEIGHT), r(BIAS, optional), r(ADD), w(Y)) /* y = x·Wᵀ + b + add */                   \
     OP(LINEAR_GELU, "linear.gelu", r(X), r(WEIGHT), r(BIAS, optional), w(SUM), w(Y)) /* y = gelu(sum), sum = x·Wᵀ + b */      \
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
-    /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt is \
-     * stored by columns */ \
+    /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt and dxt \
+     * are stored by columns. sums: of the rows of x, the gradient of a bias */ \
     OP(AMAX, "amax", r(X), w(AMAX))                                                                                           \
-    OP(CAST, "cast", r(X), r(AMAX), w(Y, optional), w(YT, optional))                                                          \
+    OP(CAST, "cast", r(X), r(AMAX), w(Y, optional), w(YT, optional), g(SUMS, optional))                                       \
+    /* the same of the result of an activation, which is not stored */ \
+    OP(ACTIVATION_AMAX, "activation.amax", r(X), w(AMAX))                                                                     \
+    OP(ACTIVATION_CAST, "activation.cast", r(X), r(AMAX), w(Y, optional), w(YT, optional))                                    \
+    /* and of the gradient of its input. yt: the result again, whose amax is that of the forward \
+     * pass */ \
+    OP(ACTIVATION_GRAD_AMAX, "activation.grad.amax", r(X), r(DY), w(AMAX))                                                    \
+    OP(ACTIVATION_GRAD_CAST, "activation.grad.cast", r(X), r(DY), r(AMAX), r(Y_AMAX, optional), w(DX, optional),        \
+       w(DXT, optional), w(YT, optional), g(SUMS, optional))                                                                  \
     /* Low-rank adapters of a linear layer, by parts (qd_op.parts): part i of x is multiplied by \
      * matrix i of the weight and added to columns of `add`. In place, y is add. count: rows per \
      * expert, with matrices of each expert */ \

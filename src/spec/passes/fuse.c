@@ -206,9 +206,10 @@ static void remake_swiglu(qd_class_writer *w, int i)
 {
     qd_op *grad = &w->ops[i];
     bool routed = grad->kind == QD_OP_EXPERT_ACTIVATION_GRAD;
-    if (!routed && (grad->kind != QD_OP_ACTIVATION_GRAD || !qd_activation_is_swiglu(w->model->activation)))
+    bool fp8 = w->config->fp8.on && w->config->training; /* casts of both cost no more than one that keeps the result */
+    if (!routed && (grad->kind != QD_OP_ACTIVATION_GRAD || !(fp8 || qd_activation_is_swiglu(w->model->activation))))
         return;
-    if (!remakes(w, routed || (w->config->traits->remade_activation && !w->experts)))
+    if (!remakes(w, routed || fp8 || (w->config->traits->remade_activation && !w->experts)))
         return;
     int made = qd_class_next(w, grad->slot[QD_ACTIVATION_GRAD_X], QD_READS, 0);
     if (w->ops[made].kind != (routed ? QD_OP_EXPERT_ACTIVATION : QD_OP_ACTIVATION))

@@ -9,6 +9,10 @@
  * backward pass keeps the source anyway: then it casts it again, with the same scale, which takes
  * no memory. Otherwise the backward pass keeps the fp8 copy instead of the source.
  *
+ * Casts are bound by memory, so ops that produce values help them: norms and their gradients find
+ * the largest magnitude of what they write, activations and their gradients are cast without being
+ * stored, where only GEMMs read them, and a cast sums the rows of a gradient for the bias.
+ *
  * Scales are those of the rank's own part of a tensor. They are powers of two, so parts with
  * different scales are rounded alike (base/fp8.h), and nothing is exchanged. */
 #include "base/fp8.h"
@@ -126,15 +130,15 @@ static bool is_kept(const quantizing *q, int slot)
     return false;
 }
 
-/* The forms in which GEMMs from the current op on read the present value of a slot: [0] as it is,
- * [1] transposed; and the earliest phase of these readers. `backward`: those of the backward pass
- * count for a value of the forward pass. */
-static qd_phase find_forms(const quantizing *q, int slot, bool backward, bool forms[2])
+/* The forms in which GEMMs from op `from` on read the present value of a slot: [0] as it is, [1]
+ * transposed; and the earliest phase of these readers. `backward`: those of the backward pass count
+ * for a value of the forward pass. */
+static qd_phase find_forms(const quantizing *q, int slot, int from, bool backward, bool forms[2])
 {
     const qd_phase now = q->old.ops[q->at].phase;
     qd_phase earliest = now;
     forms[0] = forms[1] = false;
-    for (int i = q->at; i < q->old.count; i++) {
+    for (int i = from; i < q->old.count; i++) {
         const qd_op *op = &q->old.ops[i];
         bool counts = backward || now != QD_PHASE_FORWARD || op->phase == QD_PHASE_FORWARD;
         for (int r = 0; r < OPERANDS && is_quantized(q->w, op) && counts; r++) {
@@ -160,22 +164,155 @@ static int new_copy(quantizing *q, int slot, bool transposed, qd_dtype dtype)
     return q->copy[transposed][slot] = copy;
 }
 
+static int new_amax(quantizing *q, int slot)
+{
+    return q->amax[slot] = qd_class_f32(q->w, qd_class_name(q->w, "amax of ", slot, ""), 1, 1);
+}
+
+/* Whether a cast computes this bias gradient: it reads what a GEMM in fp8 reads, too, and nothing
+ * overwrites that. */
+static bool is_in_cast(const quantizing *q, const qd_op *op)
+{
+    if (op->kind != QD_OP_BIAS_GRAD || !q->w->config->traits->fused_bias_grad)
+        return false;
+    int writers = 0, readers = 0;
+    for (int i = 0; i < q->old.count; i++) {
+        const qd_op *other = &q->old.ops[i];
+        int dy = other->kind == QD_OP_LINEAR_DX ? QD_LINEAR_DX_DY : QD_LINEAR_DW_DY;
+        writers += (qd_op_access(other, op->slot[QD_BIAS_GRAD_DY]) & QD_WRITES) != 0;
+        readers += (other->kind == QD_OP_LINEAR_DX || other->kind == QD_OP_LINEAR_DW) && is_quantized(q->w, other) &&
+                   other->slot[dy] == op->slot[QD_BIAS_GRAD_DY];
+    }
+    return writers <= 1 && readers > 0;
+}
+
+/* The gradient of the bias that a cast of the slot sums; -1: none. */
+static int sums_of(const quantizing *q, int slot)
+{
+    for (int i = 0; i < q->old.count; i++)
+        if (q->old.ops[i].slot[QD_BIAS_GRAD_DY] == slot && is_in_cast(q, &q->old.ops[i]))
+            return q->old.ops[i].slot[QD_BIAS_GRAD_GRAD];
+    return -1;
+}
+
+/* Whether op i uses a slot as an operand of a GEMM in fp8, and in no other way. */
+static bool is_operand(const quantizing *q, int i, int slot)
+{
+    const qd_op *op = &q->old.ops[i];
+    for (int j = 0; j < QD_OP_SLOTS; j++)
+        if (op->slot[j] == slot && (!is_quantized(q->w, op) || (j != gemms[op->kind].operands[0].place &&
+                                                                j != gemms[op->kind].operands[1].place)))
+            return false;
+    return true;
+}
+
+/* Whether only GEMMs in fp8 read the result of the current op, besides a bias gradient that the
+ * cast computes; -1, no result: yes. */
+static bool is_for_gemms(const quantizing *q, int slot, bool sums)
+{
+    if (slot >= 0 && (q->w->slots[slot].kind != QD_SLOT_LOCAL || (sums_of(q, slot) >= 0 && !sums)))
+        return false;
+    for (int i = 0; i < q->old.count && slot >= 0; i++)
+        if (i != q->at && qd_op_access(&q->old.ops[i], slot) && !is_operand(q, i, slot) && !is_in_cast(q, &q->old.ops[i]))
+            return false;
+    return true;
+}
+
+/* The copies that later GEMMs need of a slot, and the phase that makes them. */
+typedef struct copies {
+    int of[2];
+    qd_phase phase;
+} copies;
+
+static copies new_copies(quantizing *q, int slot, int from, qd_dtype dtype)
+{
+    bool forms[2];
+    copies c = {{-1, -1}, find_forms(q, slot, from, !is_kept(q, slot), forms)};
+    for (int transposed = 0; transposed < 2; transposed++)
+        if (forms[transposed])
+            c.of[transposed] = new_copy(q, slot, transposed, dtype);
+    return c;
+}
+
 /* Writes the casts that the current op needs of a slot. */
 static void cast(quantizing *q, int slot, const gemm_operand *as)
 {
     qd_class_writer *w = q->w;
-    qd_dtype dtype = as->gradient ? w->config->fp8.grad : QD_F8E4M3;
-    bool forms[2];
-    w->phase = find_forms(q, slot, !is_kept(q, slot), forms);
-    if (q->amax[slot] < 0) {
-        int amax = qd_class_f32(w, qd_class_name(w, "amax of ", slot, ""), 1, 1);
-        qd_op *op = QD_CLASS_OP(w, AMAX, (X, slot), (AMAX, amax));
-        qd_class_measure(w, op);
-        q->amax[slot] = amax;
+    copies c = new_copies(q, slot, q->at, as->gradient ? w->config->fp8.grad : QD_F8E4M3);
+    w->phase = c.phase;
+    if (q->amax[slot] < 0)
+        qd_class_measure(w, QD_CLASS_OP(w, AMAX, (X, slot), (AMAX, new_amax(q, slot))));
+    qd_class_measure(w, QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, c.of[0]), (YT, c.of[1]),
+                                    (SUMS, as->gradient ? sums_of(q, slot) : -1)));
+}
+
+/* Sizes of an op that replaces another one. */
+static void measure_as(qd_class_writer *w, qd_op *op, const qd_op *like)
+{
+    op->m = like->m;
+    op->n = like->n;
+    qd_class_count_bytes(w, op);
+}
+
+/* An activation that only GEMMs in fp8 read is not stored. */
+static bool cast_activation(quantizing *q, const qd_op *op)
+{
+    qd_class_writer *w = q->w;
+    int x = op->slot[QD_ACTIVATION_X], y = op->slot[QD_ACTIVATION_Y];
+    if (op->kind != QD_OP_ACTIVATION || !is_for_gemms(q, y, false))
+        return false;
+    w->phase = op->phase;
+    measure_as(w, QD_CLASS_OP(w, ACTIVATION_AMAX, (X, x), (AMAX, new_amax(q, y))), op);
+    copies c = new_copies(q, y, q->at + 1, QD_F8E4M3);
+    measure_as(w, QD_CLASS_OP(w, ACTIVATION_CAST, (X, x), (AMAX, q->amax[y]), (Y, c.of[0]), (YT, c.of[1])), op);
+    return true;
+}
+
+/* The largest magnitude of the activation of a slot in the forward pass; -1: not known. */
+static int amax_of_result(const quantizing *q, int x)
+{
+    for (int i = 0; i < q->at; i++)
+        if (q->old.ops[i].kind == QD_OP_ACTIVATION && q->old.ops[i].slot[QD_ACTIVATION_X] == x)
+            return q->amax[q->old.ops[i].slot[QD_ACTIVATION_Y]];
+    return -1;
+}
+
+/* So is the gradient of its input, and the result that is recomputed along with it. */
+static bool cast_activation_grad(quantizing *q, const qd_op *op)
+{
+    qd_class_writer *w = q->w;
+    if (op->kind != QD_OP_ACTIVATION_GRAD && op->kind != QD_OP_ACTIVATION_GRAD_Y)
+        return false;
+    int x = op->slot[QD_ACTIVATION_GRAD_X], dy = op->slot[QD_ACTIVATION_GRAD_DY], dx = op->slot[QD_ACTIVATION_GRAD_DX];
+    int y = op->kind == QD_OP_ACTIVATION_GRAD_Y ? op->slot[QD_ACTIVATION_GRAD_Y_Y] : -1, again = -1, y_amax = -1;
+    if (!is_for_gemms(q, dx, !qd_activation_is_gated(w->model->activation)) || !is_for_gemms(q, y, false))
+        return false;
+    if (y >= 0) {
+        y_amax = amax_of_result(q, x);
+        bool forms[2];
+        find_forms(q, y, q->at + 1, true, forms);
+        if (y_amax < 0 || forms[0])
+            return false;
+        again = new_copy(q, y, true, QD_F8E4M3);
     }
-    int plain = forms[0] ? new_copy(q, slot, false, dtype) : -1, transposed = forms[1] ? new_copy(q, slot, true, dtype) : -1;
-    qd_op *op = QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, plain), (YT, transposed));
-    qd_class_measure(w, op);
+    w->phase = op->phase;
+    measure_as(w, QD_CLASS_OP(w, ACTIVATION_GRAD_AMAX, (X, x), (DY, dy), (AMAX, new_amax(q, dx))), op);
+    copies c = new_copies(q, dx, q->at + 1, w->config->fp8.grad);
+    measure_as(w, QD_CLASS_OP(w, ACTIVATION_GRAD_CAST, (X, x), (DY, dy), (AMAX, q->amax[dx]), (Y_AMAX, y_amax), (DX, c.of[0]),
+                              (DXT, c.of[1]), (YT, again), (SUMS, sums_of(q, dx))), op);
+    return true;
+}
+
+/* Norms find the largest magnitude of what GEMMs in fp8 read. */
+static void find_in_norm(quantizing *q, const qd_op *op)
+{
+    qd_op now = *op;
+    int result = op->kind == QD_OP_NORM ? QD_NORM_Y : QD_NORM_GRAD_DX;
+    bool forms[2];
+    find_forms(q, op->slot[result], q->at + 1, true, forms);
+    if (forms[0] || forms[1])
+        now.slot[op->kind == QD_OP_NORM ? QD_NORM_AMAX : QD_NORM_GRAD_AMAX] = (int16_t)new_amax(q, op->slot[result]);
+    qd_class_count_bytes(q->w, qd_class_keep(q->w, &now));
 }
 
 /* Copies of a value that an op overwrites hold no longer. */
@@ -216,10 +353,12 @@ void qd_pass_quantize(qd_class_writer *w)
     q.old = qd_class_restart(w);
     for (q.at = 0; q.at < q.old.count && !w->wrong; q.at++) {
         const qd_op *op = &q.old.ops[q.at];
+        forget_written(&q, op);
         if (is_quantized(w, op))
             quantize(&q, op);
-        else
+        else if (op->kind == QD_OP_NORM || op->kind == QD_OP_NORM_GRAD)
+            find_in_norm(&q, op);
+        else if (!is_in_cast(&q, op) && !cast_activation(&q, op) && !cast_activation_grad(&q, op))
             qd_class_keep(w, op);
-        forget_written(&q, op);
     }
 }

@@ -19,7 +19,8 @@ static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
     int64_t saved = 0, cost = 0;
-    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op) || op->kind == QD_OP_AMAX) /* never cheap */
+    bool largest = op->kind == QD_OP_AMAX || op->kind == QD_OP_ACTIVATION_AMAX; /* never cheap */
+    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op) || largest)
         return false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0)

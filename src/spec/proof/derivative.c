@@ -263,3 +263,23 @@ qd_status qd_derivation_pairs(derivation *d, bool sums)
     qd_known_set_value(d, sums ? SCORES : FACTORS, thing(sums ? PAIR_SCORES : PAIR_FACTORS));
     return QD_OK;
 }
+
+qd_status qd_derivation_bias_sums(const derivation *d, known g, proof_operand operand)
+{
+    uint64_t bias = qd_known_param(d, operand);
+    known own;
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias && qd_derivation_as_gradient(d, &g, d->facts[i].y, &own) &&
+            qd_derivation_has_all(d, &own, d->facts[i].y))
+            return QD_OK;
+    return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "the rows that are summed are not those of the gradient of this bias");
+}
+
+qd_status qd_derivation_bias_grad(const derivation *d, known g)
+{
+    uint64_t bias = qd_known_param(d, BIAS_GRAD);
+    for (int i = 0; i < d->fact_count; i++)
+        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias)
+            return qd_derivation_bias_sums(d, g, BIAS_GRAD);
+    return QD_OK;
+}

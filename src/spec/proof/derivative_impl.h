@@ -133,6 +133,10 @@ bool qd_derivation_has_all(const derivation *d, const known *g, uint64_t value);
 bool qd_derivation_as_gradient(const derivation *d, const known *g, uint64_t value, known *out);
 qd_status qd_derivation_join(const derivation *d, proof_operand operand, known from, uint64_t value, known *to);
 qd_status qd_derivation_whole(const derivation *d, proof_operand operand, uint64_t value);
+/* Bias gradients: the row sums of a gradient of what the bias was added to. */
+qd_status qd_derivation_bias_sums(const derivation *d, known g, proof_operand operand);
+/* BIAS_GRAD. Where partial sums are summed one rank adds the bias, and all have its gradient. */
+qd_status qd_derivation_bias_grad(const derivation *d, known g);
 qd_status qd_derivation_pairs(derivation *d, bool sums); /* PAIR_SUMS, or PAIR_LOSS */
 qd_status qd_derivation_is_value(const derivation *d, proof_operand operand, uint64_t value);
 qd_status qd_derivation_no_fact(const derivation *d);

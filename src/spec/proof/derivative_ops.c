@@ -84,30 +84,8 @@ static qd_status norm(derivation *d)
     qd_known_set_value(d, SUMS, x);
     qd_known_set_value(d, STATE, number(NORM_STATE, y, 1, 0));
     qd_known_set_value(d, STATE2, number(NORM_STATE, y, 2, 0));
+    qd_known_set_value(d, AMAX, number(LARGEST, y, false, 0));
     qd_known_set_value(d, Y, y);
-    return QD_OK;
-}
-
-/* Bias gradients that a norm gradient produces: the row sums of a gradient of what the bias was
- * added to. */
-static qd_status bias_sums(const derivation *d, known g, proof_operand operand)
-{
-    uint64_t bias = qd_known_param(d, operand);
-    known own;
-    for (int i = 0; i < d->fact_count; i++)
-        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias && qd_derivation_as_gradient(d, &g, d->facts[i].y, &own) &&
-            qd_derivation_has_all(d, &own, d->facts[i].y))
-            return QD_OK;
-    return bias == 0 ? QD_OK : qd_derivation_fail(d, operand, "the rows that are summed are not those of the gradient of this bias");
-}
-
-/* Where partial sums are summed one rank adds the bias, and all have its gradient. */
-static qd_status bias_grad(const derivation *d)
-{
-    uint64_t bias = qd_known_param(d, BIAS_GRAD);
-    for (int i = 0; i < d->fact_count; i++)
-        if (d->facts[i].kind == FACT_LINEAR && d->facts[i].bias == bias)
-            return bias_sums(d, qd_known_at(d, DY), BIAS_GRAD);
     return QD_OK;
 }
 
@@ -163,9 +141,10 @@ static qd_status norm_grad(derivation *d)
     known dx = qd_known_gradient(f->x, f->y);
     if (qd_proof_has(d->w, ADD)) {
         QD_TRY(qd_derivation_join(d, ADD, qd_known_at(d, ADD), f->x, &dx));
-        QD_TRY(bias_sums(d, qd_known_at(d, ADD), ADD_SUMS));
+        QD_TRY(qd_derivation_bias_sums(d, qd_known_at(d, ADD), ADD_SUMS));
     }
-    QD_TRY(bias_sums(d, dx, DX_SUMS));
+    QD_TRY(qd_derivation_bias_sums(d, dx, DX_SUMS));
+    qd_known_set_value(d, AMAX, number(LARGEST, dx.value, true, 0));
     qd_known_set(d, DX, dx);
     return QD_OK;
 }
@@ -627,9 +606,13 @@ qd_status qd_derivation_op(derivation *d)
     case QD_OP_EXPERTS_DW:
         return linear_dw(d);
     case QD_OP_BIAS_GRAD:
-        return bias_grad(d);
+        return qd_derivation_bias_grad(d, qd_known_at(d, DY));
     case QD_OP_AMAX:
     case QD_OP_CAST:
+    case QD_OP_ACTIVATION_AMAX:
+    case QD_OP_ACTIVATION_CAST:
+    case QD_OP_ACTIVATION_GRAD_AMAX:
+    case QD_OP_ACTIVATION_GRAD_CAST:
         return qd_derivation_fp8(d);
     case QD_OP_ROPE:
     case QD_OP_ROPE_INVERSE:
@@ -669,7 +652,7 @@ qd_status qd_derivation_op(derivation *d)
         return experts_bias(d);
     case QD_OP_EXPERTS_BIAS_GRAD:
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
-        return bias_grad(d);
+        return qd_derivation_bias_grad(d, qd_known_at(d, DY));
     case QD_OP_EXPERT_ACTIVATION:
         QD_TRY(qd_derivation_is_value(d, COUNTS, d->rows));
         return forward_unary(d, FACT_ACT, 0, X, Y);

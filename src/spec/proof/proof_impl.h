@@ -173,6 +173,7 @@ typedef enum proof_operand {
     BETA,
     STATE,
     STATE2,
+    AMAX,
     DX,
     DY,
     DX_AGAIN,
@@ -307,10 +308,13 @@ qd_status qd_proof_rule_linear(proof_walk *w);
 qd_status qd_proof_rule_linear_dx(proof_walk *w);
 qd_status qd_proof_rule_linear_dw(proof_walk *w);
 qd_status qd_proof_rule_bias_grad(proof_walk *w);
+/* BIAS_GRAD, if the op has it: the sums of the rows of `dy`. */
+qd_status qd_proof_bias_sums(proof_walk *w, proof_operand operand, const proof_value *dy);
 /* rules_fp8.c. The slot that an fp8 copy was cast from; other slots: themselves. */
 int qd_proof_source(const qd_module_class *ops, int slot);
 qd_status qd_proof_rule_amax(proof_walk *w);
 qd_status qd_proof_rule_cast(proof_walk *w);
+qd_status qd_proof_rule_activation_fp8(proof_walk *w);
 /* Operands in fp8 are those of GEMMs, in the form that they need. */
 qd_status qd_proof_formats(const proof_walk *w);
 /* Requires rows to be with their experts. Without expert parallelism rows sorted by expert are. */

@@ -189,6 +189,7 @@ qd_status qd_proof_rule_norm(proof_walk *w)
     QD_TRY(qd_proof_write(w, SUMS, &y));
     QD_TRY(qd_proof_write(w, STATE, &y));
     QD_TRY(qd_proof_write(w, STATE2, &y));
+    QD_TRY(qd_proof_write(w, AMAX, &y));
     return qd_proof_write(w, Y, &y);
 }
 
@@ -219,6 +220,7 @@ qd_status qd_proof_rule_norm_grad(proof_walk *w)
         QD_TRY(row_sums(w, DY, &dy, BETA_GRAD, norm_sum));
     if (qd_proof_has(w, DX_SUMS))
         QD_TRY(row_sums(w, DX, &dx, DX_SUMS, norm_sum));
+    QD_TRY(qd_proof_write(w, AMAX, &dx));
     return qd_proof_write(w, DX, &dx);
 }
 
@@ -335,8 +337,15 @@ qd_status qd_proof_rule_bias_grad(proof_walk *w)
 {
     proof_value dy;
     QD_TRY(qd_proof_read(w, DY, &dy));
-    QD_TRY(of_result(w, &dy));
-    return row_sums(w, DY, &dy, BIAS_GRAD, qd_proof_code_row_sum);
+    return qd_proof_bias_sums(w, DY, &dy);
+}
+
+qd_status qd_proof_bias_sums(proof_walk *w, proof_operand operand, const proof_value *dy)
+{
+    if (!qd_proof_has(w, BIAS_GRAD))
+        return QD_OK;
+    QD_TRY(of_result(w, dy));
+    return row_sums(w, operand, dy, BIAS_GRAD, qd_proof_code_row_sum);
 }
 
 qd_status qd_proof_rule_activation(proof_walk *w)

@@ -31,22 +31,54 @@ qd_status qd_proof_rule_amax(proof_walk *w)
     return qd_proof_write(w, STATE, &amax);
 }
 
+/* Writes a copy, whose scale follows from `amax`. */
+static qd_status write_copy(proof_walk *w, proof_operand amax, const proof_value *x, proof_operand operand, bool transposed)
+{
+    proof_value largest, copy = *x;
+    if (!qd_proof_has(w, operand))
+        return QD_OK;
+    const qd_slot *slot = &w->ops->slots[qd_proof_slot_of(w->op, operand)];
+    if (!qd_dtype_is_fp8(slot->dtype) || slot->transposed != transposed)
+        return qd_proof_fail(w, operand, 0, -1, "it is not a copy in fp8 of the form that this operand has");
+    if (!qd_proof_has(w, amax))
+        return qd_proof_fail(w, operand, 0, -1, "its largest magnitude is not known");
+    QD_TRY(qd_proof_read(w, amax, &largest));
+    copy.by = w->index;
+    return qd_proof_write(w, operand, &copy);
+}
+
 qd_status qd_proof_rule_cast(proof_walk *w)
 {
-    proof_value x, amax;
-    const proof_operand copies[] = {Y, SUMS};
+    proof_value x;
     QD_TRY(read_source(w, &x));
-    QD_TRY(qd_proof_read(w, STATE, &amax));
-    x.by = w->index;
-    for (int i = 0; i < 2; i++) {
-        if (!qd_proof_has(w, copies[i]))
-            continue;
-        const qd_slot *copy = &w->ops->slots[qd_proof_slot_of(w->op, copies[i])];
-        if (!qd_dtype_is_fp8(copy->dtype) || copy->transposed != (copies[i] == SUMS))
-            return qd_proof_fail(w, copies[i], 0, -1, "it is not a copy in fp8 of the form that this operand has");
-        QD_TRY(qd_proof_write(w, copies[i], &x));
+    QD_TRY(write_copy(w, STATE, &x, Y, false));
+    QD_TRY(write_copy(w, STATE, &x, SUMS, true));
+    return qd_proof_bias_sums(w, X, &x);
+}
+
+qd_status qd_proof_rule_activation_fp8(proof_walk *w)
+{
+    bool largest = w->op->kind == QD_OP_ACTIVATION_AMAX || w->op->kind == QD_OP_ACTIVATION_GRAD_AMAX;
+    proof_value x, dx;
+    QD_TRY(qd_proof_read(w, X, &x));
+    QD_TRY(qd_proof_no_sum(w, X, &x));
+    QD_TRY(qd_proof_is_gradient(w, X, &x, false));
+    dx = x;
+    if (qd_proof_has(w, DY)) {
+        QD_TRY(qd_proof_read(w, DY, &dx));
+        QD_TRY(qd_proof_is_gradient(w, DY, &dx, true));
+        QD_TRY(qd_proof_no_sum(w, DY, &dx));
+        QD_TRY(qd_proof_same_place(w, DY, &dx, X, &x));
     }
-    return QD_OK;
+    if (largest) {
+        proof_value amax = qd_proof_value_of(w, &dx.place[0], dx.gradient);
+        return qd_proof_write(w, STATE, &amax);
+    }
+    QD_TRY(write_copy(w, STATE, &dx, DX, false));
+    QD_TRY(write_copy(w, STATE, &dx, DX_AGAIN, true));
+    QD_TRY(write_copy(w, STATE, &x, Y, false));
+    QD_TRY(write_copy(w, dx.gradient ? STATE2 : STATE, &x, SUMS, true));
+    return qd_proof_bias_sums(w, DY, &dx);
 }
 
 /* Whether operands of a GEMM are transposed copies, where they are in fp8. */
@@ -65,7 +97,8 @@ qd_status qd_proof_formats(const proof_walk *w)
     int fp8 = 0, wide = 0;
     for (int j = 0; j < QD_OP_SLOTS; j++)
         fp8 += w->op->slot[j] >= 0 && qd_dtype_is_fp8(w->ops->slots[w->op->slot[j]].dtype);
-    if (fp8 == 0 || w->op->kind == QD_OP_CAST)
+    bool casts = w->op->kind == QD_OP_CAST || w->op->kind == QD_OP_ACTIVATION_CAST || w->op->kind == QD_OP_ACTIVATION_GRAD_CAST;
+    if (fp8 == 0 || casts)
         return QD_OK;
     if (!forms[w->op->kind].gemm || fp8 != 2)
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "it reads a value in fp8, which only a GEMM of two such values does");
@@ -80,17 +113,49 @@ qd_status qd_proof_formats(const proof_walk *w)
 }
 
 /* A copy in fp8 stands for its source, and its scale comes from the largest magnitude of that. */
+static qd_status copy_known(const derivation *d, proof_operand amax, known x, uint64_t param, proof_operand plain, proof_operand transposed)
+{
+    if (!qd_proof_has(d->w, plain) && !qd_proof_has(d->w, transposed))
+        return QD_OK;
+    QD_TRY(qd_derivation_is_value(d, amax, number(LARGEST, x.value, x.gradient, param)));
+    qd_known_set(d, plain, x);
+    qd_known_set(d, transposed, x);
+    return QD_OK;
+}
+
+/* Casts of activations: x becomes the result, or the gradient of the input. */
+static qd_status activation(derivation *d, known *x, known *result)
+{
+    const uint64_t sum = x->value, y = number(FACT_ACT, sum, 0, 0);
+    *result = (known){.value = y};
+    if (!qd_proof_has(d->w, DY)) {
+        *x = *result;
+        return d->w->op->kind == QD_OP_ACTIVATION_CAST ? qd_derivation_note(d, (fact){.kind = FACT_ACT, .key = sum, .x = sum, .y = y}) : QD_OK;
+    }
+    if (!qd_derivation_find(d, FACT_ACT, sum))
+        return qd_derivation_no_fact(d);
+    QD_TRY(qd_derivation_whole(d, DY, y));
+    *x = qd_known_gradient(sum, y);
+    return QD_OK;
+}
+
 qd_status qd_derivation_fp8(derivation *d)
 {
-    known x = qd_known_at(d, X);
-    bool param = d->w->ops->slots[qd_proof_slot_of(d->w->op, X)].kind == QD_SLOT_PARAM;
-    uint64_t largest = number(LARGEST, x.value, x.gradient, param ? qd_known_param(d, X) : 0);
-    if (d->w->op->kind == QD_OP_AMAX) {
-        qd_known_set_value(d, STATE, largest);
+    const qd_op_kind kind = d->w->op->kind;
+    known x = qd_known_at(d, X), result = {0};
+    bool is_param = d->w->ops->slots[qd_proof_slot_of(d->w->op, X)].kind == QD_SLOT_PARAM;
+    uint64_t param = is_param ? qd_known_param(d, X) : 0;
+    if (kind != QD_OP_AMAX && kind != QD_OP_CAST)
+        QD_TRY(activation(d, &x, &result));
+    if (kind == QD_OP_AMAX || kind == QD_OP_ACTIVATION_AMAX || kind == QD_OP_ACTIVATION_GRAD_AMAX) {
+        qd_known_set_value(d, STATE, number(LARGEST, x.value, x.gradient, param));
         return QD_OK;
     }
-    QD_TRY(qd_derivation_is_value(d, STATE, largest));
-    qd_known_set(d, Y, x);
-    qd_known_set(d, SUMS, x);
-    return QD_OK;
+    if (kind == QD_OP_ACTIVATION_GRAD_CAST) {
+        QD_TRY(copy_known(d, STATE, x, 0, DX, DX_AGAIN));
+        QD_TRY(copy_known(d, STATE2, result, 0, Y, SUMS));
+    } else {
+        QD_TRY(copy_known(d, STATE, x, param, Y, SUMS));
+    }
+    return qd_derivation_bias_grad(d, x);
 }

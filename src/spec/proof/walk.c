@@ -30,6 +30,11 @@ proof_rule qd_proof_rule_of(qd_op_kind kind)
         return qd_proof_rule_amax;
     case QD_OP_CAST:
         return qd_proof_rule_cast;
+    case QD_OP_ACTIVATION_AMAX:
+    case QD_OP_ACTIVATION_CAST:
+    case QD_OP_ACTIVATION_GRAD_AMAX:
+    case QD_OP_ACTIVATION_GRAD_CAST:
+        return qd_proof_rule_activation_fp8;
     case QD_OP_ADAPT:
         return qd_proof_rule_adapt;
     case QD_OP_ADAPT_DX:

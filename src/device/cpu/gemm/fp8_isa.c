@@ -15,41 +15,78 @@ enum {
 };
 _Static_assert((STEPS + ROWS) * WIDE * 4 <= QD_CPU_WORKSPACE_BYTES, "panel and sums fit into the workspace of a thread");
 
-static void amax(void *context, int64_t begin, int64_t end, int thread)
+/* A row of the result of an activation, or of the gradient of its input: computed in `space`, with
+ * the result at `result` unless that is NULL. */
+static const void *activation_row(const qd_activation_args *of, int64_t row, void *space, void *result)
 {
-    (void)thread;
-    qd_cpu_amax_job *job = context;
-    const qd_amax_args *a = job->args;
-    const void *x = qd_cpu_at(a->x, begin, a->dtype);
-    vu most = {0}; /* magnitudes compare as integers, NaNs above all numbers */
-    QD_FOR_VECTORS(i, n, end - begin, {
-        vu bits = (vu)vec_load(x, i, n, a->dtype) & 0x7fffffffu;
+    const qd_cpu_activation_ops *ops = &QD_ISA_NAME(qd_cpu_activation_ops);
+    qd_activation_args a = *of;
+    a.rows = 1;
+    a.x = qd_cpu_at(of->x, row * of->cols * (qd_activation_is_gated(of->kind) ? 2 : 1), of->dtype);
+    a.dy = of->dy ? qd_cpu_at(of->dy, row * of->cols, of->dtype) : NULL;
+    a.dx = space;
+    a.y = of->dy ? result : space;
+    if (a.y)
+        ops->forward(&a, 0, 1, 0);
+    if (of->dy)
+        ops->backward(&a, 0, 1, 0);
+    return space;
+}
+
+/* Magnitudes compare as integers, NaNs above all numbers. */
+static uint32_t largest(const void *x, int64_t count, qd_dtype dtype)
+{
+    vu most = {0};
+    QD_FOR_VECTORS(i, n, count, {
+        vu bits = (vu)vec_load(x, i, n, dtype) & 0x7fffffffu;
         most = (vu)vf_select((vi)bits > (vi)most, (vf)bits, (vf)most);
     });
     uint32_t bits = 0;
     for (int i = 0; i < QD_VF; i++)
         bits = most[i] > bits ? most[i] : bits;
+    return bits;
+}
+
+static void amax(void *context, int64_t begin, int64_t end, int thread)
+{
+    qd_cpu_amax_job *job = context;
+    const qd_amax_args *a = job->args;
+    uint32_t bits = a->of ? 0 : largest(qd_cpu_at(a->x, begin, a->dtype), end - begin, a->dtype);
+    for (int64_t row = begin; row < end && a->of; row++) {
+        uint32_t of_row = largest(activation_row(a->of, row, qd_cpu_workspace(job->cpu, thread), NULL), a->n / a->of->rows, a->of->dtype);
+        bits = of_row > bits ? of_row : bits;
+    }
     uint32_t seen = atomic_load_explicit(&job->bits, memory_order_relaxed);
     while (bits > seen && !atomic_compare_exchange_weak(&job->bits, &seen, bits))
         ;
 }
 
+/* Codes of row `row` of `rows`, which has `cols` values at x. */
+static void cast_row(const void *x, qd_dtype from, float factor, qd_dtype dtype, int64_t row, int64_t rows, int64_t cols, uint8_t *to,
+                     uint8_t *transposed)
+{
+    for (int64_t i = 0; i < cols; i++) {
+        float value = from == QD_F32 ? ((const float *)x)[i] : qd_bf16_to_f32(((const uint16_t *)x)[i]);
+        uint8_t code = qd_f32_to_fp8(value * factor, dtype);
+        if (to)
+            to[row * cols + i] = code;
+        if (transposed)
+            transposed[i * rows + row] = code;
+    }
+}
+
 static void cast(void *context, int64_t begin, int64_t end, int thread)
 {
-    (void)thread;
-    const qd_fp8_cast_args *a = context;
+    const qd_cpu_cast_job *job = context;
+    const qd_fp8_cast_args *a = job->args;
+    float *space = qd_cpu_workspace(job->cpu, thread), *result = a->result_transposed ? space + a->cols : NULL;
     const float factor = 1.0f / qd_fp8_scale(*a->amax, a->to_dtype);
-    uint8_t *to = a->to, *transposed = a->transposed;
+    const float result_factor = result ? 1.0f / qd_fp8_scale(*a->result_amax, QD_F8E4M3) : 0.0f;
     for (int64_t row = begin; row < end; row++) {
-        const void *x = qd_cpu_at(a->x, row * a->cols, a->dtype);
-        for (int64_t i = 0; i < a->cols; i++) {
-            float value = a->dtype == QD_F32 ? ((const float *)x)[i] : qd_bf16_to_f32(((const uint16_t *)x)[i]);
-            uint8_t code = qd_f32_to_fp8(value * factor, a->to_dtype);
-            if (to)
-                to[row * a->cols + i] = code;
-            if (transposed)
-                transposed[i * a->rows + row] = code;
-        }
+        const void *x = a->of ? activation_row(a->of, row, space, result) : qd_cpu_at(a->x, row * a->cols, a->dtype);
+        cast_row(x, a->of ? a->of->dtype : a->dtype, factor, a->to_dtype, row, a->rows, a->cols, a->to, a->transposed);
+        if (result)
+            cast_row(result, a->of->dtype, result_factor, QD_F8E4M3, row, a->rows, a->of->cols, NULL, a->result_transposed);
     }
 }
 

@@ -1,12 +1,17 @@
 /* LayerNorm and RMSNorm: checks, ranges of rows and sums of the parameter gradients. */
 #include "device/cpu/kernels_impl.h"
 
+static qd_status find_amax(qd_stream *stream, const void *x, int64_t n, qd_dtype dtype, float *amax)
+{
+    return !amax ? QD_OK : qd_cpu_amax(stream, &(qd_amax_args){.x = x, .amax = amax, .n = n, .dtype = dtype});
+}
+
 qd_status qd_cpu_norm_forward(qd_stream *stream, const qd_norm_forward_args *a)
 {
     QD_TRY(qd_check_float("norm_forward", "x", a->dtype));
     QD_TRY(qd_check_float("norm_forward", "gamma", a->param_dtype));
     qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->cols), qd_cpu_norm_ops_for(qd_cpu_of(stream))->forward, a);
-    return QD_OK;
+    return find_amax(stream, a->y, a->rows * a->cols, a->dtype, a->amax);
 }
 
 typedef struct norm_backward_job {
@@ -50,5 +55,6 @@ qd_status qd_cpu_norm_backward(qd_stream *stream, const qd_norm_backward_args *a
     }
     if (a->dbeta)
         reduce->put_grad(a->dbeta, a->grad_dtype, sum, a->cols, a->accumulate);
+    QD_TRY(find_amax(stream, a->dx, a->rows * a->cols, a->dtype, a->amax));
     return branch_grad(stream, a, a->dx, a->dx_grad);
 }

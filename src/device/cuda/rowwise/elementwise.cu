@@ -9,7 +9,6 @@ extern "C" {
 
 #include <math.h>
 #include <stdio.h>
-#include <type_traits>
 
 enum { THREADS = 256 };
 
@@ -111,100 +110,25 @@ extern "C" qd_status qd_cuda_copy_rows(qd_stream *stream, const qd_copy_rows_arg
     return QD_OK;
 }
 
-/* 0.5 * (1 + tanh u) is the logistic function of 2u, and 2u = x * (TWO_B + TWO_BK x^2)
- * with TWO_B = 2 sqrt(2/pi), TWO_BK = 0.044715 * TWO_B. */
-#define TWO_B 1.5957691216f
-#define TWO_BK 0.0713548163f
-
-/* 1 / (1 + e^-x), and its complement. The bound keeps the divisor finite; callers multiply by x,
- * which keeps non-finite values visible. */
-static __device__ __forceinline__ float logistic(float x, float &complement)
-{
-    float e = expf(fminf(80.0f, -x));
-    float s = __fdividef(1.0f, 1.0f + e);
-    complement = e * s;
-    return s;
-}
-
-/* x times the logistic function of alpha x. T: storage type of results. */
-template <typename T> static __device__ __forceinline__ float silu(float x, float &slope, float alpha)
-{
-    if constexpr (std::is_same_v<T, bf16>) {
-        return silu_for_bf16(x, slope, alpha);
-    } else {
-        float complement, s = logistic(alpha * x, complement);
-        slope = s + alpha * x * (s * complement);
-        return x * s;
-    }
-}
-
-/* Whether an activation is the factor of a second input, `up`. */
-template <int KIND> struct gated {
-    enum { value = KIND == QD_ACT_SWIGLU || KIND == QD_ACT_SWIGLU_CLAMPED || KIND == QD_ACT_GEGLU_TANH || KIND == QD_ACT_GEGLU };
-};
-
-/* The function of x, of the gate if there is one. T: storage type of results. */
-template <int KIND, typename T> static __device__ __forceinline__ float activate(const qd_activation_args &a, float x, float &slope)
-{
-    if constexpr (KIND == QD_ACT_GELU || KIND == QD_ACT_GEGLU) {
-        float p = normcdff(x);
-        slope = p + x * (0.398942280f * expf(-0.5f * (x * x)));
-        return x * p;
-    } else if constexpr (KIND == QD_ACT_GELU_TANH || KIND == QD_ACT_GEGLU_TANH) {
-        float squared = fminf(x * x, 1e6f), complement; /* bounded: a finite x must not give 0 times infinity */
-        float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
-        slope = s + x * (s * complement) * (TWO_B + 3.0f * TWO_BK * squared);
-        return x * s;
-    } else if constexpr (KIND == QD_ACT_SWIGLU_CLAMPED) {
-        return limit_gate(x, a.limit, slope, [&](float gate, float &d) { return silu<T>(gate, d, a.alpha); });
-    } else {
-        return silu<T>(x, slope, 1.0f);
-    }
-}
-
 /* Items are vectors of N outputs, numbered across rows. */
 template <int KIND, typename T, int N, bool BACKWARD> static __global__ void activation_kernel(qd_activation_args a)
 {
-    constexpr bool GATED = gated<KIND>::value;
     int64_t item = item_index(), per_row = a.cols / N, row = 0, col = item * N;
     if (item >= a.rows * per_row)
         return;
-    int64_t x_at = col, y_at = col;
-    if constexpr (GATED) {
+    if constexpr (gated<KIND>::value) {
         split_index(item, per_row, row, col);
         col *= N;
-        x_at = row * 2 * a.cols + col;
-        y_at = row * a.cols + col;
     }
-    float x[N], up[N], d[N], again[N], slope, up_slope = 1.0f; /* again: the recomputed forward result, if requested in the backward pass */
-    load<N>((const T *)a.x + x_at, x);
-    if constexpr (GATED)
-        load<N>((const T *)a.x + x_at + a.cols, up);
-    if constexpr (BACKWARD)
-        load<N>((const T *)a.dy + y_at, d);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        float value = activate<KIND, T>(a, x[i], slope);
-        if constexpr (KIND == QD_ACT_SWIGLU_CLAMPED)
-            up[i] = limit_up(up[i], a.limit, up_slope);
-        again[i] = GATED ? value * up[i] : value;
-        if constexpr (BACKWARD && GATED) {
-            x[i] = d[i] * up[i] * slope;
-            up[i] = d[i] * value * up_slope;
-        } else if constexpr (BACKWARD) {
-            x[i] = d[i] * slope;
-        } else {
-            x[i] = again[i];
-        }
-    }
-    if (BACKWARD && a.y)
-        store<N>((T *)a.y + y_at, again);
+    float x[N], up[N], y[N];
+    activation_values<KIND, T, N, BACKWARD>(a, row, col, x, up, y);
+    const int64_t y_at = row * a.cols + col, x_at = gated<KIND>::value ? y_at + row * a.cols : y_at;
+    if (!BACKWARD || a.y)
+        store<N>((T *)a.y + y_at, y);
     if constexpr (BACKWARD) {
         store<N>((T *)a.dx + x_at, x);
-        if constexpr (GATED)
+        if constexpr (gated<KIND>::value)
             store<N>((T *)a.dx + x_at + a.cols, up);
-    } else {
-        store<N>((T *)a.y + y_at, x);
     }
 }
 

@@ -15,9 +15,8 @@
 #include "device/cuda/math_impl.cuh"
 #include "device/cuda/sums_impl.h"
 
-enum { FORWARD_WARPS = 4, WIDE_THREADS = 512 }; /* rows per block; threads of a block that has one row */
+enum { FORWARD_WARPS = 4, WIDE_THREADS = 512, LOOP_THREADS = 256 }; /* rows per block; threads of a block that has one row */
 enum { BLOCK_THREADS = 256, GROUP_MOST = 512 }; /* backward: threads of a block with short rows, and maximum */
-enum { LOOP_THREADS = 256 };
 
 /* Elements in 16 bytes. */
 template <typename T> struct vector_size {
@@ -117,6 +116,7 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
     s.rstd = 1.0f / sqrtf(sum * share + a.eps);
     if (lane == 0)
         keep_statistics(a, row, s);
+    float most = 0.0f;
 #pragma unroll
     for (int p = 0; p < PIECES; p++) {
         if (column(p) >= cols)
@@ -131,7 +131,11 @@ static __global__ void __launch_bounds__(WIDE ? WIDE_THREADS : 32 * FORWARD_WARP
         for (int i = 0; i < V; i++)
             x[i] = fmaf((x[i] - s.mean) * s.rstd, gamma[i], beta[i]);
         store<V>((T *)a.y + at + column(p), x);
+        if (a.amax)
+            most = larger_magnitude<T>(most, x);
     }
+    if (a.amax)
+        raise_amax(a.amax, most);
 }
 
 /* Any row, one element per access. */
@@ -181,12 +185,22 @@ template <typename T, int PIECES, bool WIDE> static qd_status forward_rows(cudaS
     return a->rms ? with_add(constant<1>()) : with_add(constant<0>());
 }
 
-template <typename T> static qd_status forward_any(cudaStream_t stream, const qd_norm_forward_args *a)
+/* Kernels of whole vectors find the largest magnitude themselves. */
+static qd_status find_amax(qd_stream *stream, const void *x, int64_t n, qd_dtype dtype, float *amax)
 {
+    const qd_amax_args args = {x, amax, n, dtype, NULL};
+    return amax ? qd_cuda_amax(stream, &args) : QD_OK;
+}
+
+template <typename T> static qd_status forward_any(qd_stream *to, const qd_norm_forward_args *a)
+{
+    cudaStream_t stream = qd_cuda_launch_of(to).stream;
     enum { V = vector_size<T>::V, WIDE_PIECES = 8, THREADS = 32 * FORWARD_WARPS };
     const int64_t vectors = a->cols / V, wide = divide_up(divide_up(vectors, WIDE_PIECES), 32) * 32;
     if ((a->param_dtype == a->dtype || (!a->gamma && !a->beta)) && can_vector(a->cols, a->x, a->add, a->y, a->sum) &&
         is_aligned(a->gamma) && is_aligned(a->beta)) {
+        if (a->amax)
+            QD_CUDA_TRY(cudaMemsetAsync(a->amax, 0, sizeof *a->amax, stream));
         if (vectors <= 2 * 32)
             return forward_rows<T, 2, false>(stream, a, THREADS);
         if (vectors <= 4 * 32)
@@ -201,7 +215,7 @@ template <typename T> static qd_status forward_any(cudaStream_t stream, const qd
     return with_type(a->param_dtype, [&](auto param) -> qd_status {
         norm_forward_loop<T, decltype(param)><<<(unsigned)a->rows, LOOP_THREADS, 0, stream>>>(*a);
         QD_CUDA_LAUNCHED();
-        return QD_OK;
+        return find_amax(to, a->y, a->rows * a->cols, a->dtype, a->amax);
     });
 }
 
@@ -211,7 +225,7 @@ extern "C" qd_status qd_cuda_norm_forward(qd_stream *stream, const qd_norm_forwa
     QD_TRY(qd_check_float("norm_forward", "gamma", a->param_dtype));
     if (a->rows <= 0 || a->cols <= 0)
         return QD_OK;
-    return with_type(a->dtype, [&](auto type) -> qd_status { return forward_any<decltype(type)>(qd_cuda_launch_of(stream).stream, a); });
+    return with_type(a->dtype, [&](auto type) -> qd_status { return forward_any<decltype(type)>(stream, a); });
 }
 
 /* Sums over rows: parts (count, width) of fp32 in the workspace, then their sum. */
@@ -523,6 +537,7 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
         }
     };
     int parity = 0;
+    float most = 0.0f;
     if (way::AHEAD)
         fetch(row);
     for (int64_t base = blockIdx.x * stride * ROWS; base < a.rows; base += step, row += step) {
@@ -609,9 +624,13 @@ static __global__ void __launch_bounds__(GROUP_MOST, 1)
                         }
                 }
                 store<V>((T *)a.dx + at * a.cols + column(p), d);
+                if (a.amax)
+                    most = larger_magnitude<T>(most, d);
             }
         }
     }
+    if (a.amax)
+        raise_amax(a.amax, most);
     /* Adds the sums of the groups, in order. */
     float *to = parts + blockIdx.x * width;
     auto leave = [&](const float (&sums)[PIECES][V], bool wanted) {
@@ -691,6 +710,8 @@ static qd_status backward_rows(qd_stream *stream, const qd_norm_backward_args *a
                   most = divide_up(a->rows, groups * backward_way<PIECES, RMS, BRANCHES>::ROWS);
     const int64_t blocks = scratch < most ? scratch : most;
     QD_TRY(qd_cuda_workspace(stream, blocks * width * (int64_t)sizeof(float), &parts));
+    if (a->amax)
+        QD_CUDA_TRY(cudaMemsetAsync(a->amax, 0, sizeof *a->amax, l.stream));
     kernel<<<(unsigned)blocks, dim3(threads, groups), shared, l.stream>>>(*a, a->param_dtype == QD_BF16, (float *)parts, width);
     QD_CUDA_LAUNCHED();
     if (width == 0) /* frozen */
@@ -722,7 +743,7 @@ template <typename T, typename P> static qd_status backward_any(qd_stream *strea
         QD_TRY(sum_columns(stream, s, a->dtype, a->dgamma, a->dbeta, a->grad_dtype, a->accumulate));
     norm_backward_loop<T, P><<<(unsigned)a->rows, LOOP_THREADS, 0, qd_cuda_launch_of(stream).stream>>>(*a);
     QD_CUDA_LAUNCHED();
-    return QD_OK;
+    return find_amax(stream, a->dx, a->rows * a->cols, a->dtype, a->amax);
 }
 
 /* Whether vectors of n elements, 16 bytes or less, can be read from here. NULL: yes. */
