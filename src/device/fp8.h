@@ -19,9 +19,9 @@ typedef struct qd_amax_args {
 
 /* Codes of x (rows, cols), whose largest magnitude is *amax: `to` in its order, `transposed` as
  * (cols, rows); either may be NULL. The scale follows the codes (qd_fp8_scale_at). With `of`, x is
- * computed as in qd_amax_args; its gradient may also give the codes of the result of the activation,
- * in E4M3 and transposed, whose largest magnitude is *result_amax. sums (cols): the sums of x over
- * rows, accumulated into if accumulate, or NULL. */
+ * computed as in qd_amax_args; its gradient may also give the codes of the result of the
+ * activation, in E4M3 and transposed, whose largest magnitude is *result_amax. sums (cols): the
+ * sums of x over rows, accumulated into if accumulate, or NULL. */
 typedef struct qd_fp8_cast_args {
     const void *x;
     const float *amax;

@@ -47,7 +47,8 @@ static int64_t columns(const qd_activation_args *of)
 
 static qd_status find_amax(const qd_op_call *c, qd_activation_args of, float *amax)
 {
-    return c->frame->kernels->amax(c->frame->stream, &(qd_amax_args){.amax = amax, .n = of.rows * columns(&of), .dtype = of.dtype, .of = &of});
+    return c->frame->kernels->amax(c->frame->stream,
+                                   &(qd_amax_args){.amax = amax, .n = of.rows * columns(&of), .dtype = of.dtype, .of = &of});
 }
 
 qd_status qd_run_activation_amax(const qd_op_call *c)

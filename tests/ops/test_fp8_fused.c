@@ -156,8 +156,10 @@ static void activation(bench *b, qd_activation kind, qd_dtype grad, int64_t rows
 static void norm(bench *b, bool rms, bool add, int64_t rows, int64_t cols)
 {
     void *x = halves(b, rows * cols, 1.0), *more = add ? halves(b, rows * cols, 1.0) : NULL, *gamma = halves(b, cols, 1.0);
-    void *dy = halves(b, rows * cols, 1e-5), *y = buffer(b, rows * cols * 2), *sum = buffer(b, rows * cols * 2), *dx = buffer(b, rows * cols * 2);
-    float *mean = buffer(b, rows * 4), *rstd = buffer(b, rows * 4), *amax = buffer(b, 4), *expected = buffer(b, 4), *dgamma = buffer(b, cols * 4);
+    void *dy = halves(b, rows * cols, 1e-5), *y = buffer(b, rows * cols * 2), *sum = buffer(b, rows * cols * 2);
+    void *dx = buffer(b, rows * cols * 2);
+    float *mean = buffer(b, rows * 4), *rstd = buffer(b, rows * 4), *amax = buffer(b, 4), *expected = buffer(b, 4);
+    float *dgamma = buffer(b, cols * 4);
     ops_assert_ok(b->k->norm_forward(b->stream, &(qd_norm_forward_args){
         .x = x, .add = more, .gamma = gamma, .sum = sum, .y = y, .mean = mean, .rstd = rstd, .amax = amax, .rows = rows, .cols = cols,
         .eps = 1e-5f, .rms = rms, .dtype = QD_BF16, .param_dtype = QD_BF16}));
@@ -199,7 +201,8 @@ static void sums(bench *b, qd_dtype to, bool plain, bool accumulate, int64_t row
 
 static void on_device(bench *b)
 {
-    static const qd_activation kinds[] = {QD_ACT_GELU_TANH, QD_ACT_GELU, QD_ACT_SWIGLU, QD_ACT_GEGLU_TANH, QD_ACT_GEGLU, QD_ACT_SWIGLU_CLAMPED};
+    static const qd_activation kinds[] = {QD_ACT_GELU_TANH,  QD_ACT_GELU,  QD_ACT_SWIGLU,
+                                          QD_ACT_GEGLU_TANH, QD_ACT_GEGLU, QD_ACT_SWIGLU_CLAMPED};
     for (int i = 0; i < COUNT(kinds); i++) {
         activation(b, kinds[i], QD_F8E5M2, 144, 208);
         activation(b, kinds[i], QD_F8E4M3, 64, 16);

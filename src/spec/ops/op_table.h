@@ -14,8 +14,8 @@
 #define QD_OP_TABLE(OP)                                                                                                       \
     OP(EMBED, "embed", r(INPUT), r(TOKEN_TABLE), r(POSITION_TABLE, optional), w(Y))                                           \
     OP(EMBED_GRAD, "embed.grad", r(INPUT), r(DY), a(TOKEN_GRAD), a(POSITION_GRAD, optional))                                  \
-    /* sum = x + add, y = norm(sum); without add, y = norm(x). amax: the largest magnitude of y, or \
-     * of dx */ \
+    /* sum = x + add, y = norm(sum); without add, y = norm(x). amax: the largest magnitude of y, \
+     * or of dx */ \
     OP(NORM, "norm", r(X), r(ADD, optional), r(GAMMA, optional), r(BETA, optional), w(SUM, optional), w(Y),             \
        w(MEAN, optional), w(RSTD), w(AMAX, optional))                                                                         \
     /* dx += add; add_sums and dx_sums are sums over rows of add and of dx, for the bias \
@@ -28,8 +28,8 @@
     OP(LINEAR_DX, "linear.dx", r(DY), r(WEIGHT), w(DX))                                                                       \
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
-    /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt and dxt \
-     * are stored by columns. sums: of the rows of x, the gradient of a bias */ \
+    /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt and \
+     * dxt are stored by columns. sums: of the rows of x, the gradient of a bias */ \
     OP(AMAX, "amax", r(X), w(AMAX))                                                                                           \
     OP(CAST, "cast", r(X), r(AMAX), w(Y, optional), w(YT, optional), g(SUMS, optional))                                       \
     /* the same of the result of an activation, which is not stored */ \

@@ -130,7 +130,8 @@ static qd_status activation(derivation *d, known *x, known *result)
     *result = (known){.value = y};
     if (!qd_proof_has(d->w, DY)) {
         *x = *result;
-        return d->w->op->kind == QD_OP_ACTIVATION_CAST ? qd_derivation_note(d, (fact){.kind = FACT_ACT, .key = sum, .x = sum, .y = y}) : QD_OK;
+        const fact made = {.kind = FACT_ACT, .key = sum, .x = sum, .y = y};
+        return d->w->op->kind == QD_OP_ACTIVATION_CAST ? qd_derivation_note(d, made) : QD_OK;
     }
     if (!qd_derivation_find(d, FACT_ACT, sum))
         return qd_derivation_no_fact(d);

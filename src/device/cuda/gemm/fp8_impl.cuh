@@ -157,7 +157,8 @@ template <class S, bool E5M2> static __global__ void __launch_bounds__(THREADS) 
 
 /* A tile of TILE_ROWS x TILE_COLS of each output, with transposed copies; rows and cols are
  * multiples of CHUNK. */
-template <class S, bool E5M2, bool SUMS> static __global__ void __launch_bounds__(THREADS) tile_kernel(S source, outputs to, int64_t rows, int64_t cols)
+template <class S, bool E5M2, bool SUMS>
+static __global__ void __launch_bounds__(THREADS) tile_kernel(S source, outputs to, int64_t rows, int64_t cols)
 {
     __shared__ uint32_t tile[S::OUTPUTS][TILE_ROWS * WORDS];
     const int64_t first_row = (int64_t)blockIdx.y * TILE_ROWS, first_col = (int64_t)blockIdx.x * TILE_COLS;
@@ -263,13 +264,15 @@ template <class S> static qd_status find_largest(qd_stream *stream, S source, in
 }
 
 /* Writes the outputs that are wanted; cols: of one output. The sums become those of `a`. */
-template <class S, bool E5M2> static qd_status write_codes(qd_stream *stream, S source, outputs to, const qd_fp8_cast_args *a, int64_t cols)
+template <class S, bool E5M2>
+static qd_status write_codes(qd_stream *stream, S source, outputs to, const qd_fp8_cast_args *a, int64_t cols)
 {
     const qd_cuda_launch launch = qd_cuda_launch_of(stream);
     const dim3 grid((unsigned)divide_up(cols, TILE_COLS), (unsigned)divide_up(a->rows, TILE_ROWS));
     if constexpr (S::OUTPUTS == 1)
         if (!to.of[0].transposed && !a->sums) {
-            rows_kernel<S, E5M2><<<blocks_for(&launch, a->rows * cols / CHUNK), THREADS, 0, launch.stream>>>(source, to.of[0], a->rows, cols);
+            rows_kernel<S, E5M2><<<blocks_for(&launch, a->rows * cols / CHUNK), THREADS, 0, launch.stream>>>(source, to.of[0], a->rows,
+                                                                                                             cols);
             QD_CUDA_LAUNCHED();
             return QD_OK;
         }

@@ -1,5 +1,5 @@
-/* Activation functions and their gradients, shared by the activation kernels, casts of their results
- * to fp8, and GEMMs with fused SwiGLU. */
+/* Activation functions and their gradients, shared by the activation kernels, casts of their
+ * results to fp8, and GEMMs with fused SwiGLU. */
 #ifndef QD_DEVICE_CUDA_ROWWISE_ACTIVATION_IMPL_CUH
 #define QD_DEVICE_CUDA_ROWWISE_ACTIVATION_IMPL_CUH
 
@@ -87,12 +87,12 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
     }
 }
 
-/* The activation of N inputs at (row, col) of its result. Forward: y. Backward: also the gradients of
- * the inputs: x, and of a gated activation x for the gate and up for the other factor. Results
- * are in fp32. */
+/* The activation of N inputs at (row, col) of its result, in fp32. Forward: y. Backward: also the
+ * gradients of the inputs: x, and of a gated activation x for the gate and up for the other
+ * factor. */
 template <int KIND, typename T, int N, bool BACKWARD>
-static __device__ __forceinline__ void activation_values(const qd_activation_args &a, int64_t row, int64_t col, float (&x)[N], float (&up)[N],
-                                                         float (&y)[N])
+static __device__ __forceinline__ void activation_values(const qd_activation_args &a, int64_t row, int64_t col, float (&x)[N],
+                                                         float (&up)[N], float (&y)[N])
 {
     constexpr bool GATED = gated<KIND>::value;
     const int64_t y_at = row * a.cols + col, x_at = GATED ? y_at + row * a.cols : y_at;
