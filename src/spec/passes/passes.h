@@ -197,6 +197,7 @@ typedef struct qd_placing {
     struct qd_placed_slot {
         int now;         /* the slot with its value in the layout of the port (summed over tp; for experts: rows returned) */
         int gathered[2]; /* its rows gathered over tp, in the forward and in the backward pass; -1: not gathered */
+        bool collected;  /* rows of experts that are combined next */
         int attended[2]; /* log-sum-exps of an attention: qkv and result as the backward pass reads them (place_attention.c) */
     } *slot;             /* per slot of the old list */
     int slots;        /* number of slots of the old list */

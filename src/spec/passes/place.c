@@ -301,6 +301,9 @@ void qd_pass_place(qd_class_writer *w)
         if (w->slots[s].kind == QD_SLOT_IN || w->slots[s].kind == QD_SLOT_GRAD_OUT)
             give(&p, s, QD_LAYOUT_PORT, 0);
     }
+    for (int i = 0; i < w->op_count && !w->wrong; i++)
+        if (w->ops[i].kind == QD_OP_COMBINE)
+            p.slot[w->ops[i].slot[QD_COMBINE_ROWS]].collected = true;
     p.old = qd_class_restart(w);
     for (p.at = 0; p.at < p.old.count && !w->wrong; p.at++) {
         const qd_op *op = &p.old.ops[p.at];

@@ -271,15 +271,6 @@ void qd_place_send(qd_placing *p, const qd_op *op)
     qd_sequence_emit(s, SEND);
 }
 
-/* Whether a result is the last of the experts, whose rows are combined next. */
-static bool is_collected(const qd_placing *p, int slot)
-{
-    for (int i = p->at + 1; i < p->old.count; i++)
-        if (p->old.ops[i].kind == QD_OP_COMBINE && p->old.ops[i].slot[QD_COMBINE_ROWS] == slot)
-            return true;
-    return false;
-}
-
 /* Gradients of rows in extra rounds. Those of weights stay in their phase, so that the order of
  * their sums does not depend on what runs between the phases. */
 static void grad_rounds(qd_sequence *s, int d_weight, int dx)
@@ -309,7 +300,7 @@ void qd_place_rows(qd_placing *p, int result)
     qd_sequence *s = p->w->experts;
     int *slot = s->slot;
     bool forward = p->old.ops[p->at].phase == QD_PHASE_FORWARD;
-    if (!is_collected(p, result))
+    if (!p->slot[result].collected)
         return;
     slot[OUT] = result;
     qd_sequence_emit(s, forward ? FROM_EXPERTS : GRAD_FROM_EXPERTS);
