@@ -47,7 +47,9 @@ qd_config layout_config(const char *words)
     config.data = (qd_data_config){.path = no_text, .tokenizer = no_text, .special = "plain", .separator = no_text, .field = no_text,
                                    .chat_template = no_text, .cache = no_text};
     config.run_dir = no_text;
-    static _Thread_local char file[4096]; /* outlives the options; one per thread, as ranks may be threads */
+    static _Thread_local char file[4096], kernels[32]; /* outlive the options; one per thread, as ranks may be threads */
+    snprintf(kernels, sizeof kernels, "%s", config.kernels ? config.kernels : "");
+    config.kernels = config.kernels ? kernels : NULL;
     snprintf(file, sizeof file, "%s", config.pipeline.file);
     config.pipeline.file = file;
     config.device = chosen_device();
