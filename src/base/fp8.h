@@ -1,8 +1,8 @@
 /* The 8-bit floating-point formats of fp8 training and the scale of a tensor. E4M3 (1 sign, 4
  * exponent and 3 mantissa bits) reaches 448, E5M2 reaches 57344. A tensor is stored as codes and
- * one fp32 scale: value = code * scale.
+ * one fp32 scale, or one for each row or block: value = code * scale.
  *
- * Scales are powers of two, the smallest with which no value of the tensor exceeds the format. So
+ * Scales are powers of two, the smallest with which none of their values exceeds the format. So
  * scaling never rounds: ranks that choose different scales for parts of one tensor round its
  * values alike, except for those that are subnormal in the format. */
 #ifndef QD_BASE_FP8_H
@@ -11,6 +11,45 @@
 #include "base/half.h"
 
 #include <quadrille/types.h>
+
+/* What has a scale of its own among codes that are stored as (rows, k), along the dimension k that
+ * a GEMM sums over. */
+typedef enum qd_fp8_scaling {
+    QD_FP8_TENSOR,
+    QD_FP8_ROWS,
+    QD_FP8_VECTORS, /* 128 codes of a row */
+    QD_FP8_BLOCKS,  /* 128 codes of 128 rows */
+} qd_fp8_scaling;
+
+enum { QD_FP8_BLOCK = 128 };
+
+/* Codes of a row that share a scale, and rows. */
+static inline int64_t qd_fp8_scale_length(qd_fp8_scaling scaling, int64_t k)
+{
+    return scaling == QD_FP8_VECTORS || scaling == QD_FP8_BLOCKS ? QD_FP8_BLOCK : k;
+}
+static inline int64_t qd_fp8_scale_rows(qd_fp8_scaling scaling, int64_t rows)
+{
+    return scaling == QD_FP8_TENSOR ? rows : scaling == QD_FP8_BLOCKS ? QD_FP8_BLOCK : 1;
+}
+
+/* Index of the scale of row `row` and of the block'th block of k. Vectors: (blocks of k, rows).
+ * Blocks: (blocks of rows, blocks of k), rows of a multiple of 4. */
+static inline int64_t qd_fp8_scale_index(qd_fp8_scaling scaling, int64_t rows, int64_t k, int64_t row, int64_t block)
+{
+    const int64_t stride = ((k + QD_FP8_BLOCK - 1) / QD_FP8_BLOCK + 3) / 4 * 4;
+    switch (scaling) {
+    case QD_FP8_TENSOR: return 0;
+    case QD_FP8_ROWS: return row;
+    case QD_FP8_VECTORS: return block * rows + row;
+    case QD_FP8_BLOCKS: return row / QD_FP8_BLOCK * stride + block;
+    }
+    return 0;
+}
+static inline int64_t qd_fp8_scale_count(qd_fp8_scaling scaling, int64_t rows, int64_t k)
+{
+    return rows < 1 || k < 1 ? 1 : qd_fp8_scale_index(scaling, rows, k, rows - 1, (k - 1) / QD_FP8_BLOCK) + 1;
+}
 
 static inline bool qd_dtype_is_fp8(qd_dtype dtype)
 {
@@ -60,7 +99,7 @@ static inline float qd_fp8_scale(float amax, qd_dtype dtype)
     return qd_f32_from_bits((exponent > below ? exponent - below : 1u) << 23);
 }
 
-/* Codes of a tensor are followed by its scale, at this offset in bytes. */
+/* Codes of a tensor are followed by its scale, or scales, at this offset in bytes. */
 static inline int64_t qd_fp8_scale_at(int64_t elements)
 {
     return (elements + 15) / 16 * 16;
@@ -68,5 +107,9 @@ static inline int64_t qd_fp8_scale_at(int64_t elements)
 static inline int64_t qd_fp8_bytes(int64_t elements)
 {
     return qd_fp8_scale_at(elements) + 16;
+}
+static inline int64_t qd_fp8_scaled_bytes(qd_fp8_scaling scaling, int64_t rows, int64_t k)
+{
+    return qd_fp8_scale_at(rows * k) + (4 * qd_fp8_scale_count(scaling, rows, k) + 15) / 16 * 16;
 }
 #endif

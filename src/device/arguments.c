@@ -47,6 +47,9 @@ static qd_status check_fp8(const qd_matmul_args *a)
                        qd_dtype_name(a->a_dtype), qd_dtype_name(a->b_dtype));
     if (a->trans_a || !a->trans_b || !a->a_scale || !a->b_scale)
         return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands are stored (m, k) and (n, k) and have scales");
+    const bool in_blocks = a->a_scaling >= QD_FP8_VECTORS;
+    if (in_blocks != (a->b_scaling >= QD_FP8_VECTORS) || (!in_blocks && a->a_scaling != a->b_scaling))
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands with scales of different kinds");
     if (a->n % 16 != 0 || a->k % 16 != 0 || a->lda % 16 != 0 || a->ldb % 16 != 0)
         return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands need n, k and row strides that are multiples of 16; they are %lld, %lld, "
                        "%lld and %lld", (long long)a->n, (long long)a->k, (long long)a->lda, (long long)a->ldb);
@@ -124,6 +127,8 @@ qd_status qd_fp8_cast_check(const qd_fp8_cast_args *a)
         return QD_FAIL(QD_USAGE, "fp8_cast: the result of an activation is cast along with the gradient of its input, with its amax");
     if (a->sums)
         QD_TRY(qd_check_float("fp8_cast", "sums", a->sums_dtype));
+    if (a->scaling == QD_FP8_TENSOR ? !a->amax : a->amax || a->of)
+        return QD_FAIL(QD_USAGE, "fp8_cast: the scale of a tensor follows from its amax; those of rows and blocks are found by the cast");
     return QD_OK;
 }
 

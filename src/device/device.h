@@ -107,7 +107,8 @@ qd_status qd_fill_zero(qd_stream *stream, void *to, int64_t bytes);
  * op(a) is (m, k): a is stored as (m, k) with row stride lda, or as (k, m) if trans_a.
  * op(b) is (k, n): b is stored as (k, n) with row stride ldb, or as (n, k) if trans_b.
  * Accumulation is in fp32; a bf16 c is rounded once per call.
- * fp8: a and b are codes and are multiplied by *a_scale and *b_scale (device memory). a is stored
+ * fp8: a and b are codes and are multiplied by *a_scale and *b_scale (device memory), or by scales
+ * of their rows or blocks (base/fp8.h; both alike, vectors and blocks may be mixed). a is stored
  * (m, k) and b (n, k); n, k and the row strides are multiples of 16; only one of them is E5M2; bias
  * has c's type. fast: tensor cores may keep fewer than 24 bits of a sum.
  * Fused where the device's caps say so:
@@ -125,6 +126,7 @@ typedef struct qd_matmul_args {
     bool trans_a, trans_b, accumulate;
     qd_dtype a_dtype, b_dtype, c_dtype; /* QD_F32 or QD_BF16; a and b: also fp8, both of them */
     const float *a_scale, *b_scale;
+    qd_fp8_scaling a_scaling, b_scaling;
     bool fast;
     const void *residual;
     qd_matmul_gelu gelu;

@@ -17,10 +17,11 @@ static qd_dtype sums_dtype(const qd_op_call *c, int sums)
 /* codes (m, n), and (n, m) transposed, of x (m, n) */
 qd_status qd_run_cast(const qd_op_call *c)
 {
+    const int form = c->op->slot[QD_CAST_Y] >= 0 ? QD_CAST_Y : QD_CAST_YT;
     return c->frame->kernels->fp8_cast(c->frame->stream, &(qd_fp8_cast_args){
         .x = c->at[QD_CAST_X], .amax = c->at[QD_CAST_AMAX], .to = c->at[QD_CAST_Y], .transposed = c->at[QD_CAST_YT],
         .rows = c->op->m, .cols = c->op->n, .dtype = call_dtype(c, QD_CAST_X),
-        .to_dtype = call_dtype(c, c->op->slot[QD_CAST_Y] >= 0 ? QD_CAST_Y : QD_CAST_YT),
+        .to_dtype = call_dtype(c, form), .scaling = c->slots[c->op->slot[form]].scaling,
         .sums = c->at[QD_CAST_SUMS], .accumulate = c->accumulate, .sums_dtype = sums_dtype(c, QD_CAST_SUMS),
     });
 }

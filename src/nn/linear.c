@@ -94,6 +94,8 @@ static void with_scales(const qd_op_call *c, int a, int b, qd_matmul_args *args)
         return;
     args->a_scale = scale_of(c, a);
     args->b_scale = scale_of(c, b);
+    args->a_scaling = c->slots[c->op->slot[a]].scaling;
+    args->b_scaling = c->slots[c->op->slot[b]].scaling;
     args->trans_a = false;
     args->trans_b = true;
     args->lda = args->ldb = args->k;

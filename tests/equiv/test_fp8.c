@@ -43,6 +43,9 @@ static void same_bits(void **state)
     TRAINED_COMPARE(LLAMA FP8, swiglu, 4, 2, .seed = 1);
     TRAINED_COMPARE(GPT2 FP8 "model.dropout=0.1 fp8.grad=e4m3 ", one, 4, 2, .seed = 2);
     TRAINED_COMPARE(LLAMA FP8 "parallel.ranks=2 train.micro_batch=2 ", two, 4, 2, .seed = 3);
+    static const char *const recipes[] = {"train.recompute=full parallel.split_backward=true", "run.threads=3"};
+    TRAINED_COMPARE(GPT2 FP8 "train.micro_batch=4 fp8.recipe=row ", recipes, 3, 2, .seed = 4);
+    TRAINED_COMPARE(LLAMA FP8 "train.micro_batch=4 fp8.recipe=block fp8.grad=e4m3 ", recipes, 3, 2, .seed = 4);
 }
 
 /* The largest relative difference of losses. */
@@ -83,6 +86,8 @@ static void layouts(void **state)
         {OLMO2, {"parallel.ranks=2 parallel.tp=2", "parallel.ranks=2 parallel.tp=2 parallel.sp=false train.recompute=selective"}},
         {MOE, {"parallel.ranks=2 parallel.ep=2", "parallel.ranks=2 parallel.tp=2"}},
         {LATENT, {"parallel.ranks=2 parallel.tp=2"}},
+        {LLAMA "fp8.recipe=row ", {"parallel.ranks=2 parallel.tp=2", "parallel.ranks=2 parallel.cp=2 parallel.zero=3"}},
+        {LLAMA "fp8.recipe=block ", {"parallel.ranks=2 parallel.tp=2", "parallel.ranks=2 parallel.zero=3"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char words[1024];
@@ -102,16 +107,55 @@ static void layouts(void **state)
     }
 }
 
+static int pick(uint32_t *state, int count)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return (int)(*state >> 16) % count;
+}
+
+/* Random layouts of 1 to 8 ranks against one rank, for all recipes. QUADRILLE_LAYOUTS sets their
+ * number. */
+static void random_layouts(void **state)
+{
+    (void)state;
+    static const char *const recipes[] = {"fp8.recipe=tensor ", "fp8.recipe=row ", "fp8.recipe=block ", "fp8.recipe=tensor fp8.grad=e4m3 "};
+    static const char *const recompute[] = {"none", "selective", "full"};
+    const char *wanted = getenv("QUADRILLE_LAYOUTS");
+    const int count = wanted ? atoi(wanted) : sample_count(30, 4), steps = 3;
+    uint32_t seed = 26;
+    trained one[4] = {{.steps = 0}};
+    char words[1024];
+    for (int i = 0; i < count; i++) {
+        const int recipe = i % 4, tp = 1 << pick(&seed, 3), cp = 1 << pick(&seed, 2), pp = 1 + 2 * pick(&seed, 2);
+        const int dp = tp * cp * pp > 4 ? 1 : 1 << pick(&seed, 2), zero = pick(&seed, 4), micro = 1 << pick(&seed, 3);
+        if (one[recipe].steps == 0) {
+            snprintf(words, sizeof words, LLAMA FP8 "%s", recipes[recipe]);
+            one[recipe] = trained_run(words, steps, (qd_random_tokens){.seed = 6});
+        }
+        snprintf(words, sizeof words, LLAMA FP8 "%sparallel.ranks=%d parallel.tp=%d parallel.cp=%d parallel.pp=%d parallel.zero=%d "
+                 "train.micro_batch=%d train.recompute=%s parallel.sp=%s", recipes[recipe], tp * cp * pp * dp, tp, cp, pp, zero,
+                 8 / dp < micro ? 8 / dp : micro, recompute[pick(&seed, 3)], tp > 1 && pick(&seed, 2) ? "true" : "false");
+        prove(words);
+        trained many = trained_run(words, steps, (qd_random_tokens){.seed = 6});
+        if (!(apart(&many, &one[recipe]) < 1e-3))
+            fail_msg("%s: the losses are %.2g apart", words, apart(&many, &one[recipe]));
+        free(many.weights);
+    }
+    for (int i = 0; i < 4; i++)
+        free(one[i].weights);
+}
+
 /* The backward pass keeps fp8 copies where GEMMs alone read a value. */
 static void takes_less_memory(void **state)
 {
     (void)state;
-    static const char *const models[] = {LLAMA, GPT2, LLAMA "train.swiglu=again ", LLAMA "parallel.split_backward=true "};
+    static const char *const models[] = {LLAMA, GPT2, LLAMA "train.swiglu=again ", LLAMA "parallel.split_backward=true ",
+                                         LLAMA "fp8.recipe=block "};
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         char words[512];
         int64_t bytes[2];
         for (int fp8 = 0; fp8 < 2; fp8++) {
-            snprintf(words, sizeof words, "%s" FP8 "%s", models[i], fp8 ? "" : "train.precision=bf16");
+            snprintf(words, sizeof words, "%s" FP8 "%s", models[i], fp8 ? "" : "train.precision=bf16 fp8.recipe=tensor");
             qd_config config = layout_config(words);
             bytes[fp8] = trained_needs(&config).dynamic;
         }
@@ -139,13 +183,17 @@ static void resumes(void **state)
 {
     (void)state;
     static const char *const again[] = {"", "", ""};
-    const char *base = LLAMA FP8 "train.deterministic=true ";
-    double losses[9];
-    trained straight = trained_run(base, 9, (qd_random_tokens){.seed = 7});
-    trained_onward(base, again, 3, 3, (qd_random_tokens){.seed = 7}, losses);
-    for (int s = 0; s < 9; s++)
-        assert_true(losses[s] == straight.losses[s]);
-    free(straight.weights);
+    static const char *const recipes[] = {"fp8.recipe=tensor ", "fp8.recipe=row ", "fp8.recipe=block "};
+    for (int r = 0; r < 3; r++) {
+        char base[512];
+        double losses[9];
+        snprintf(base, sizeof base, LLAMA FP8 "train.deterministic=true %s", recipes[r]);
+        trained straight = trained_run(base, 9, (qd_random_tokens){.seed = 7});
+        trained_onward(base, again, 3, 3, (qd_random_tokens){.seed = 7}, losses);
+        for (int s = 0; s < 9; s++)
+            assert_true(losses[s] == straight.losses[s]);
+        free(straight.weights);
+    }
 }
 
 /* Changes an op of a block of a sound program; the proof must refuse it. */
@@ -184,6 +232,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits),   cmocka_unit_test(layouts),
+        cmocka_unit_test(random_layouts),
         cmocka_unit_test(kept_layers), cmocka_unit_test(takes_less_memory),
         cmocka_unit_test(refused_programs), cmocka_unit_test_setup_teardown(resumes, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);

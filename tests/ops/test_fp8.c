@@ -18,19 +18,26 @@ typedef struct cast_case {
     double size; /* of the values */
     qd_dtype dtype, to;
     bool plain, transposed;
+    qd_fp8_scaling scaling;
 } cast_case;
 
 static const cast_case cast_cases[] = {
-    {1, 16, 1, QD_BF16, QD_F8E4M3, true, true},         {16, 1, 1e-6, QD_BF16, QD_F8E5M2, true, true},
-    {48, 64, 300, QD_BF16, QD_F8E4M3, true, false},     {48, 80, 1e-9, QD_BF16, QD_F8E5M2, false, true},
-    {130, 176, 1e9, QD_F32, QD_F8E4M3, true, true},     {272, 528, 1, QD_BF16, QD_F8E4M3, true, true},
-    {272, 528, 1, QD_BF16, QD_F8E5M2, false, true},     {64, 96, 1e-30, QD_F32, QD_F8E4M3, true, true},
-    {1040, 528, 0.02, QD_BF16, QD_F8E4M3, true, true},  {528, 1040, 0.02, QD_BF16, QD_F8E4M3, false, true},
+    {1, 16, 1, QD_BF16, QD_F8E4M3, true, true, 0},         {16, 1, 1e-6, QD_BF16, QD_F8E5M2, true, true, 0},
+    {48, 64, 300, QD_BF16, QD_F8E4M3, true, false, 0},     {48, 80, 1e-9, QD_BF16, QD_F8E5M2, false, true, 0},
+    {130, 176, 1e9, QD_F32, QD_F8E4M3, true, true, 0},     {272, 528, 1, QD_BF16, QD_F8E4M3, true, true, 0},
+    {272, 528, 1, QD_BF16, QD_F8E5M2, false, true, 0},     {64, 96, 1e-30, QD_F32, QD_F8E4M3, true, true, 0},
+    {1040, 528, 0.02, QD_BF16, QD_F8E4M3, true, true, 0},  {528, 1040, 0.02, QD_BF16, QD_F8E4M3, false, true, 0},
+};
+static const cast_case scaled_cases[] = {
+    {16, 48, 1, QD_BF16, QD_F8E4M3, true, true, QD_FP8_ROWS},         {272, 528, 1e-6, QD_BF16, QD_F8E5M2, true, true, QD_FP8_ROWS},
+    {272, 528, 300, QD_BF16, QD_F8E4M3, false, true, QD_FP8_VECTORS}, {144, 256, 1, QD_BF16, QD_F8E5M2, true, true, QD_FP8_VECTORS},
+    /* four blocks along k, so that rows of scales have no gaps, which nothing writes */
+    {512, 512, 0.02, QD_BF16, QD_F8E4M3, true, true, QD_FP8_BLOCKS},  {400, 496, 0.02, QD_BF16, QD_F8E4M3, true, false, QD_FP8_BLOCKS},
 };
 static const cast_case cast_speed[] = {
-    {16384, 4096, 1, QD_BF16, QD_F8E4M3, true, false},
-    {16384, 4096, 1, QD_BF16, QD_F8E4M3, true, true},
-    {16384, 4096, 1, QD_BF16, QD_F8E5M2, false, true},
+    {16384, 4096, 1, QD_BF16, QD_F8E4M3, true, false, 0},
+    {16384, 4096, 1, QD_BF16, QD_F8E4M3, true, true, 0},
+    {16384, 4096, 1, QD_BF16, QD_F8E5M2, false, true, 0},
 };
 
 enum { X, AMAX, CODES, TRANSPOSED, CAST_TENSORS };
@@ -38,19 +45,30 @@ enum { X, AMAX, CODES, TRANSPOSED, CAST_TENSORS };
 static void cast_describe(const void *p, char *text, size_t size)
 {
     const cast_case *c = p;
-    snprintf(text, size, "%lld x %lld of size %g, %s -> %s%s%s", (long long)c->rows, (long long)c->cols, c->size,
-             qd_dtype_name(c->dtype), qd_dtype_name(c->to), c->plain ? ", plain" : "", c->transposed ? ", transposed" : "");
+    static const char *const scalings[] = {"", ", scales of rows", ", scales of vectors", ", scales of blocks"};
+    snprintf(text, size, "%lld x %lld of size %g, %s -> %s%s%s%s", (long long)c->rows, (long long)c->cols, c->size,
+             qd_dtype_name(c->dtype), qd_dtype_name(c->to), c->plain ? ", plain" : "", c->transposed ? ", transposed" : "",
+             scalings[c->scaling]);
 }
 
-/* Codes are compared as integers, four at a time; the scale, which follows them, too. */
+/* Codes of one form and its scales, in words of 4 bytes. */
+static int64_t words_of(const cast_case *c, bool transposed)
+{
+    const int64_t rows = transposed ? c->cols : c->rows, k = transposed ? c->rows : c->cols;
+    return qd_fp8_scale_at(rows * k) / 4 + qd_fp8_scale_count(c->scaling, rows, k);
+}
+
+/* Codes are compared as integers, four at a time; the scales, which follow them, too. */
 static int cast_tensors(const void *p, ops_tensor *t)
 {
     const cast_case *c = p;
-    int64_t words = qd_fp8_scale_at(c->rows * c->cols) / 4 + 1;
+    const int64_t words = words_of(c, false), transposed = words_of(c, true);
     t[X] = (ops_tensor){.name = "x", .role = OPS_IN, .dtype = c->dtype, .rows = c->rows, .cols = c->cols, .scale = c->size};
-    t[AMAX] = (ops_tensor){.name = "amax", .role = OPS_OUT, .dtype = QD_F32, .cols = 1, .tol = 1e-30};
+    t[AMAX] = (ops_tensor){.name = "amax", .role = c->scaling == QD_FP8_TENSOR ? OPS_OUT : OPS_ABSENT, .dtype = QD_F32, .cols = 1,
+                           .tol = 1e-30};
     t[CODES] = (ops_tensor){.name = "codes", .role = c->plain ? OPS_OUT : OPS_ABSENT, .dtype = QD_I32, .cols = words};
-    t[TRANSPOSED] = (ops_tensor){.name = "transposed", .role = c->transposed ? OPS_OUT : OPS_ABSENT, .dtype = QD_I32, .cols = words};
+    t[TRANSPOSED] = (ops_tensor){.name = "transposed", .role = c->transposed ? OPS_OUT : OPS_ABSENT, .dtype = QD_I32,
+                                 .cols = transposed};
     return CAST_TENSORS;
 }
 
@@ -62,6 +80,25 @@ static double largest(const double *x, int64_t count)
     return most;
 }
 
+/* The scales of all elements of x (rows, k), each that of all which share it. */
+static float *scales_of(const double *x, qd_fp8_scaling scaling, int64_t rows, int64_t k, qd_dtype to)
+{
+    const int64_t high = qd_fp8_scale_rows(scaling, rows), length = qd_fp8_scale_length(scaling, k);
+    float *scales = calloc((size_t)(rows * k), sizeof *scales);
+    assert_non_null(scales);
+    for (int64_t r0 = 0; r0 < rows; r0 += high)
+        for (int64_t i0 = 0; i0 < k; i0 += length) {
+            const int64_t r1 = r0 + high < rows ? r0 + high : rows, i1 = i0 + length < k ? i0 + length : k;
+            double most = 0.0;
+            for (int64_t r = r0; r < r1; r++)
+                most = fmax(most, largest(x + r * k + i0, i1 - i0));
+            for (int64_t r = r0; r < r1; r++)
+                for (int64_t i = i0; i < i1; i++)
+                    scales[r * k + i] = qd_fp8_scale((float)most, to);
+        }
+    return scales;
+}
+
 static void put_byte(uint32_t *words, int64_t at, uint8_t byte)
 {
     words[at / 4] |= (uint32_t)byte << at % 4 * 8;
@@ -70,30 +107,40 @@ static void put_byte(uint32_t *words, int64_t at, uint8_t byte)
 static void cast_reference(const void *p, double *const *v)
 {
     const cast_case *c = p;
-    const int64_t count = c->rows * c->cols, words = qd_fp8_scale_at(count) / 4 + 1;
-    const float amax = (float)largest(v[X], count), scale = qd_fp8_scale(amax, c->to);
-    uint32_t *packed = calloc((size_t)words, sizeof *packed);
-    assert_non_null(packed);
-    v[AMAX][0] = amax;
+    if (c->scaling == QD_FP8_TENSOR)
+        v[AMAX][0] = (float)largest(v[X], c->rows * c->cols);
     for (int copy = CODES; copy <= TRANSPOSED; copy++) {
         if (!(copy == CODES ? c->plain : c->transposed))
             continue;
-        memset(packed, 0, (size_t)words * sizeof *packed);
-        for (int64_t i = 0; i < count; i++)
-            put_byte(packed, copy == CODES ? i : i % c->cols * c->rows + i / c->cols, qd_f32_to_fp8((float)(v[X][i] / scale), c->to));
-        packed[words - 1] = qd_f32_bits(scale);
+        const int64_t rows = copy == CODES ? c->rows : c->cols, k = copy == CODES ? c->cols : c->rows;
+        const int64_t words = words_of(c, copy == TRANSPOSED), scales = qd_fp8_scale_at(rows * k) / 4;
+        uint32_t *packed = calloc((size_t)words, sizeof *packed);
+        double *x = calloc((size_t)(rows * k), sizeof *x);
+        assert_non_null(packed);
+        assert_non_null(x);
+        for (int64_t i = 0; i < rows * k; i++)
+            x[i] = v[X][copy == CODES ? i : i % k * rows + i / k];
+        float *scale = scales_of(x, c->scaling, rows, k, c->to);
+        for (int64_t i = 0; i < rows * k; i++) {
+            put_byte(packed, i, qd_f32_to_fp8((float)(x[i] / scale[i]), c->to));
+            packed[scales + qd_fp8_scale_index(c->scaling, rows, k, i / k, i % k / QD_FP8_BLOCK)] = qd_f32_bits(scale[i]);
+        }
         for (int64_t i = 0; i < words; i++)
             v[copy][i] = (int32_t)packed[i];
+        free(packed);
+        free(scale);
+        free(x);
     }
-    free(packed);
 }
 
 static qd_status cast_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const cast_case *c = p;
-    QD_TRY(k->amax(stream, &(qd_amax_args){.x = t[X], .amax = t[AMAX], .n = c->rows * c->cols, .dtype = c->dtype}));
+    if (c->scaling == QD_FP8_TENSOR)
+        QD_TRY(k->amax(stream, &(qd_amax_args){.x = t[X], .amax = t[AMAX], .n = c->rows * c->cols, .dtype = c->dtype}));
     return k->fp8_cast(stream, &(qd_fp8_cast_args){.x = t[X], .amax = t[AMAX], .to = t[CODES], .transposed = t[TRANSPOSED],
-                                                   .rows = c->rows, .cols = c->cols, .dtype = c->dtype, .to_dtype = c->to});
+                                                   .rows = c->rows, .cols = c->cols, .dtype = c->dtype, .to_dtype = c->to,
+                                                   .scaling = c->scaling});
 }
 
 static double cast_bytes(const void *p)
@@ -106,19 +153,28 @@ typedef struct gemm_case {
     int64_t m, n, k;
     qd_dtype a, b, c;
     bool bias, residual, accumulate, fast;
+    qd_fp8_scaling a_scaling, b_scaling;
 } gemm_case;
 
 static const gemm_case gemm_cases[] = {
-    {1, 16, 16, QD_F8E4M3, QD_F8E4M3, QD_F32, false, false, false, false},
-    {7, 48, 32, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, false, false, false},
-    {64, 64, 64, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, false, false},
-    {48, 80, 176, QD_F8E4M3, QD_F8E5M2, QD_F32, false, false, true, false},
-    {48, 80, 176, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, true, false},
-    {128, 256, 512, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, true, false, true},
-    {130, 96, 8448, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, true, false, false},
+    {1, 16, 16, QD_F8E4M3, QD_F8E4M3, QD_F32, false, false, false, false, 0, 0},
+    {7, 48, 32, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, false, false, false, 0, 0},
+    {64, 64, 64, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, false, false, 0, 0},
+    {48, 80, 176, QD_F8E4M3, QD_F8E5M2, QD_F32, false, false, true, false, 0, 0},
+    {48, 80, 176, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, true, false, 0, 0},
+    {128, 256, 512, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, true, false, true, 0, 0},
+    {130, 96, 8448, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, true, false, false, 0, 0},
+};
+/* The GEMMs of the recipes: forward, gradients of inputs and of weights. */
+static const gemm_case scaled_gemms[] = {
+    {48, 80, 176, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, false, false, true, QD_FP8_ROWS, QD_FP8_ROWS},
+    {256, 128, 512, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, true, false, QD_FP8_ROWS, QD_FP8_ROWS},
+    {256, 128, 512, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, false, false, true, QD_FP8_VECTORS, QD_FP8_BLOCKS},
+    {256, 384, 128, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, true, false, false, QD_FP8_VECTORS, QD_FP8_BLOCKS},
+    {128, 256, 384, QD_F8E4M3, QD_F8E4M3, QD_F32, false, false, true, false, QD_FP8_VECTORS, QD_FP8_VECTORS},
 };
 static const gemm_case gemm_speed[] = {
-    {2048, 2048, 2048, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, false, false, true},
+    {2048, 2048, 2048, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, false, false, true, 0, 0},
 };
 
 enum { A, B, BIAS, RESIDUAL, C, A_AMAX, B_AMAX, A_CODES, B_CODES, GEMM_TENSORS };
@@ -131,9 +187,9 @@ static void gemm_describe(const void *p, char *text, size_t size)
              c->accumulate ? ", accumulate" : "", c->fast ? ", fast" : "");
 }
 
-static ops_tensor codes_of(const char *name, int64_t count)
+static ops_tensor codes_of(const char *name, qd_fp8_scaling scaling, int64_t rows, int64_t k)
 {
-    return (ops_tensor){.name = name, .role = OPS_SCRATCH, .dtype = QD_I32, .cols = qd_fp8_bytes(count) / 4};
+    return (ops_tensor){.name = name, .role = OPS_SCRATCH, .dtype = QD_I32, .cols = qd_fp8_scaled_bytes(scaling, rows, k) / 4};
 }
 
 static int gemm_tensors(const void *p, ops_tensor *t)
@@ -148,26 +204,27 @@ static int gemm_tensors(const void *p, ops_tensor *t)
                         .tol = c->fast ? 1e-2 : tol};
     t[A_AMAX] = (ops_tensor){.name = "amax of a", .role = OPS_SCRATCH, .dtype = QD_F32, .cols = 1};
     t[B_AMAX] = (ops_tensor){.name = "amax of b", .role = OPS_SCRATCH, .dtype = QD_F32, .cols = 1};
-    t[A_CODES] = codes_of("codes of a", c->m * c->k);
-    t[B_CODES] = codes_of("codes of b", c->n * c->k);
+    t[A_CODES] = codes_of("codes of a", c->a_scaling, c->m, c->k);
+    t[B_CODES] = codes_of("codes of b", c->b_scaling, c->n, c->k);
     return GEMM_TENSORS;
 }
 
 /* The values that the codes of x stand for. */
-static double *rounded(const double *x, size_t count, qd_dtype dtype)
+static double *rounded(const double *x, qd_fp8_scaling scaling, int64_t rows, int64_t k, qd_dtype dtype)
 {
-    const float scale = qd_fp8_scale((float)largest(x, (int64_t)count), dtype);
-    double *values = calloc(count, sizeof *values);
+    double *values = calloc((size_t)(rows * k), sizeof *values);
+    float *scale = scales_of(x, scaling, rows, k, dtype);
     assert_non_null(values);
-    for (size_t i = 0; i < count; i++)
-        values[i] = qd_fp8_to_f32(qd_f32_to_fp8((float)x[i] / scale, dtype), dtype) * (double)scale;
+    for (int64_t i = 0; i < rows * k; i++)
+        values[i] = qd_fp8_to_f32(qd_f32_to_fp8((float)x[i] / scale[i], dtype), dtype) * (double)scale[i];
+    free(scale);
     return values;
 }
 
 static void gemm_reference(const void *p, double *const *v)
 {
     const gemm_case *c = p;
-    double *a = rounded(v[A], (size_t)(c->m * c->k), c->a), *b = rounded(v[B], (size_t)(c->n * c->k), c->b);
+    double *a = rounded(v[A], c->a_scaling, c->m, c->k, c->a), *b = rounded(v[B], c->b_scaling, c->n, c->k, c->b);
     for (int64_t i = 0; i < c->m; i++)
         for (int64_t j = 0; j < c->n; j++) {
             double sum = (c->bias ? v[BIAS][j] : 0.0) + (c->residual ? v[RESIDUAL][i * c->n + j] : 0.0) +
@@ -180,12 +237,14 @@ static void gemm_reference(const void *p, double *const *v)
     free(b);
 }
 
-static qd_status cast_to(const qd_kernels *k, qd_stream *stream, void *const *t, int x, int64_t rows, int64_t cols, qd_dtype to)
+static qd_status cast_to(const qd_kernels *k, qd_stream *stream, void *const *t, int x, int64_t rows, int64_t cols, qd_dtype to,
+                         qd_fp8_scaling scaling)
 {
     void *amax = t[x == A ? A_AMAX : B_AMAX], *codes = t[x == A ? A_CODES : B_CODES];
-    QD_TRY(k->amax(stream, &(qd_amax_args){.x = t[x], .amax = amax, .n = rows * cols, .dtype = QD_BF16}));
-    return k->fp8_cast(stream, &(qd_fp8_cast_args){.x = t[x], .amax = amax, .to = codes, .rows = rows, .cols = cols, .dtype = QD_BF16,
-                                                   .to_dtype = to});
+    if (scaling == QD_FP8_TENSOR)
+        QD_TRY(k->amax(stream, &(qd_amax_args){.x = t[x], .amax = amax, .n = rows * cols, .dtype = QD_BF16}));
+    return k->fp8_cast(stream, &(qd_fp8_cast_args){.x = t[x], .amax = scaling == QD_FP8_TENSOR ? amax : NULL, .to = codes, .rows = rows,
+                                                   .cols = cols, .dtype = QD_BF16, .to_dtype = to, .scaling = scaling});
 }
 
 static const float *scale_of(const void *codes, int64_t count)
@@ -196,12 +255,13 @@ static const float *scale_of(const void *codes, int64_t count)
 static qd_status gemm_run(const qd_kernels *k, qd_stream *stream, const void *p, void *const *t)
 {
     const gemm_case *c = p;
-    QD_TRY(cast_to(k, stream, t, A, c->m, c->k, c->a));
-    QD_TRY(cast_to(k, stream, t, B, c->n, c->k, c->b));
+    QD_TRY(cast_to(k, stream, t, A, c->m, c->k, c->a, c->a_scaling));
+    QD_TRY(cast_to(k, stream, t, B, c->n, c->k, c->b, c->b_scaling));
     return k->matmul(stream, &(qd_matmul_args){
         .a = t[A_CODES], .b = t[B_CODES], .bias = t[BIAS], .residual = t[RESIDUAL], .c = t[C], .m = c->m, .n = c->n, .k = c->k,
         .lda = c->k, .ldb = c->k, .ldc = c->n, .trans_b = true, .accumulate = c->accumulate, .a_dtype = c->a, .b_dtype = c->b,
-        .c_dtype = c->c, .a_scale = scale_of(t[A_CODES], c->m * c->k), .b_scale = scale_of(t[B_CODES], c->n * c->k), .fast = c->fast});
+        .c_dtype = c->c, .a_scale = scale_of(t[A_CODES], c->m * c->k), .b_scale = scale_of(t[B_CODES], c->n * c->k),
+        .a_scaling = c->a_scaling, .b_scaling = c->b_scaling, .fast = c->fast});
 }
 
 static double gemm_flops(const void *p)
@@ -248,13 +308,14 @@ static void refused(void **state)
                                  .trans_b = true, .a_dtype = QD_F8E4M3, .b_dtype = QD_F8E4M3, .c_dtype = QD_F32, .a_scale = &scale,
                                  .b_scale = &scale};
     ok(k->matmul(stream, &good));
-    qd_matmul_args bad[6] = {good, good, good, good, good, good};
+    qd_matmul_args bad[7] = {good, good, good, good, good, good, good};
     bad[0].n = 24;
     bad[1].k = 8;
     bad[2].a_dtype = bad[2].b_dtype = QD_F8E5M2;
     bad[3].trans_b = false;
     bad[4].b_dtype = QD_BF16;
     bad[5].a_scale = NULL;
+    bad[6].a_scaling = QD_FP8_ROWS;
     for (int i = 0; i < COUNT(bad); i++)
         assert_int_equal(k->matmul(stream, &bad[i]), QD_UNSUPPORTED);
     assert_int_equal(k->fp8_cast(stream, &(qd_fp8_cast_args){.x = c, .amax = &scale, .to = codes, .rows = 1, .cols = 16, .dtype = QD_F32,
@@ -272,6 +333,10 @@ int main(int argc, char **argv)
         {.kernel = "matmul", .cases = gemm_cases, .speed_cases = gemm_speed, .case_size = sizeof *gemm_cases,
          .case_count = COUNT(gemm_cases), .speed_count = COUNT(gemm_speed), .describe = gemm_describe, .tensors = gemm_tensors,
          .reference = gemm_reference, .run = gemm_run, .flops = gemm_flops},
+        {.kernel = "fp8_cast", .cases = scaled_cases, .case_size = sizeof *scaled_cases, .case_count = COUNT(scaled_cases),
+         .describe = cast_describe, .tensors = cast_tensors, .reference = cast_reference, .run = cast_run, .cpu_only = true},
+        {.kernel = "matmul", .cases = scaled_gemms, .case_size = sizeof *scaled_gemms, .case_count = COUNT(scaled_gemms),
+         .describe = gemm_describe, .tensors = gemm_tensors, .reference = gemm_reference, .run = gemm_run, .cpu_only = true},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(not_finite), cmocka_unit_test(refused)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

@@ -237,8 +237,8 @@ static void same_as_apart_on_a_gpu(void **state)
     on_device(&gpu);
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(same_as_apart), cmocka_unit_test(same_as_apart_on_a_gpu)};
-    return ops_main(argc, argv, NULL, 0, tests, COUNT(tests));
+    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -75,6 +75,15 @@ typedef struct qd_cpu_cast_job {
     const qd_fp8_cast_args *args;
     const qd_cpu *cpu;
 } qd_cpu_cast_job;
+/* One form of a tensor with scales of rows or blocks: its element (row, i) is element row *
+ * row_step + i * k_step of x. */
+typedef struct qd_cpu_scaled_job {
+    const void *x;
+    void *codes;
+    int64_t rows, k, row_step, k_step;
+    qd_fp8_scaling scaling;
+    qd_dtype dtype, to;
+} qd_cpu_scaled_job;
 typedef struct qd_cpu_fp8_job {
     const qd_matmul_args *args;
     const qd_cpu *cpu;

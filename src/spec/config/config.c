@@ -100,7 +100,7 @@ static const qd_option options_table[] = {
     {"train.seed", QD_OPTION_INT, "1", 0, 9e15, NULL, "random seed of initial weights, sample order and dropout", "seed"},
     {"train.precision", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|bf16|fp8",
      "bf16: weights, gradients and activations in bf16, with fp32 master weights; fp8: as bf16, but GEMMs of the linear layers of "
-     "blocks multiply in fp8, with one scale per tensor",
+     "blocks multiply in fp8",
      NULL},
     {"train.master", QD_OPTION_ENUM, "fp32", 0, 0, "fp32|split",
      "bf16: how master weights are stored; split: only their low 16 bits, 2 bytes instead of 4; the update of AdamW and SGD combines "
@@ -136,6 +136,9 @@ static const qd_option options_table[] = {
     {"dpo.beta", QD_OPTION_FLOAT, "0.1", 1e-9, 1e6, NULL, "strength of the tie to the reference model: the model before training", NULL},
     {"dpo.label_smoothing", QD_OPTION_FLOAT, "0", 0, 0.499, NULL, "probability that a preference is wrong; of sigmoid and robust", NULL},
 
+    {"fp8.recipe", QD_OPTION_ENUM, "tensor", 0, 0, "tensor|row|block",
+     "fp8: which values of an operand share a scale; tensor: all; row: those of a row along the sum; block: 128 along the sum, of "
+     "weights 128 x 128; row and block: run.device=cpu only", NULL},
     {"fp8.grad", QD_OPTION_ENUM, "e5m2", 0, 0, "e5m2|e4m3",
      "fp8: format of the gradients of activations; weights and activations are e4m3", NULL},
     {"fp8.keep", QD_OPTION_STRING, "", 0, 0, NULL,
@@ -564,7 +567,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute = (qd_recompute)qd_options_enum(o, "train.recompute"),
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .swiglu = (qd_swiglu)qd_options_enum(o, "train.swiglu"),
-        .fp8 = {.on = qd_options_enum(o, "train.precision") == 2,
+        .fp8 = {.on = qd_options_enum(o, "train.precision") == 2, .recipe = (qd_fp8_recipe)qd_options_enum(o, "fp8.recipe"),
                 .grad = qd_options_enum(o, "fp8.grad") == 0 ? QD_F8E5M2 : QD_F8E4M3},
         .expert_rows = qd_options_float(o, "parallel.expert_rows"),
         .split_master = qd_options_enum(o, "train.master") == 1,

@@ -29,9 +29,10 @@
     OP(LINEAR_DX_GELU, "linear.dx.gelu", r(DY), r(WEIGHT), r(SUM), w(DX))     /* dx = dy·W · gelu'(sum) */                    \
     OP(LINEAR_DW, "linear.dw", r(DY), r(X), g(WEIGHT_GRAD), g(BIAS_GRAD, optional))                                           \
     /* fp8: the largest magnitude of x, and its codes with a scale that follows from it; yt and \
-     * dxt are stored by columns. sums: of the rows of x, the gradient of a bias */ \
+     * dxt are stored by columns. Without amax: scales of rows or blocks, found by the cast. sums: \
+     * of the rows of x, the gradient of a bias */ \
     OP(AMAX, "amax", r(X), w(AMAX))                                                                                           \
-    OP(CAST, "cast", r(X), r(AMAX), w(Y, optional), w(YT, optional), g(SUMS, optional))                                       \
+    OP(CAST, "cast", r(X), r(AMAX, optional), w(Y, optional), w(YT, optional), g(SUMS, optional))                             \
     /* the same of the result of an activation, which is not stored */ \
     OP(ACTIVATION_AMAX, "activation.amax", r(X), w(AMAX))                                                                     \
     OP(ACTIVATION_CAST, "activation.cast", r(X), r(AMAX), w(Y, optional), w(YT, optional))                                    \

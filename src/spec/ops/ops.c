@@ -7,7 +7,7 @@
 static const qd_device_traits traits_table[] = {
     /* 128 MiB of fp32 logits: with half of that, the GEMMs of a GPT-2 head are up to a sixth
      * slower. */
-    {.device = "cpu", .narrow_logits = true, .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
+    {.device = "cpu", .fp8_recipes = true, .narrow_logits = true, .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
     /* About 1 GiB of bf16 logits: GEMMs with many rows, and few roundings of the head's weight
      * gradient. */
     {.device = "cuda",
@@ -73,8 +73,20 @@ bool qd_op_operand_needed(qd_op_kind kind, int place)
 
 int64_t qd_slot_bytes(const qd_slot *slot)
 {
-    int64_t elements = slot->rows * slot->cols;
-    return qd_dtype_is_fp8(slot->dtype) ? qd_fp8_bytes(elements) : elements * (int64_t)qd_dtype_size(slot->dtype);
+    if (!qd_dtype_is_fp8(slot->dtype))
+        return slot->rows * slot->cols * (int64_t)qd_dtype_size(slot->dtype);
+    return slot->transposed ? qd_fp8_scaled_bytes(slot->scaling, slot->cols, slot->rows)
+                            : qd_fp8_scaled_bytes(slot->scaling, slot->rows, slot->cols);
+}
+
+qd_fp8_scaling qd_fp8_scaling_of(qd_fp8_recipe recipe, bool weight)
+{
+    switch (recipe) {
+    case QD_FP8_RECIPE_TENSOR: return QD_FP8_TENSOR;
+    case QD_FP8_RECIPE_ROW: return QD_FP8_ROWS;
+    case QD_FP8_RECIPE_BLOCK: return weight ? QD_FP8_BLOCKS : QD_FP8_VECTORS;
+    }
+    return QD_FP8_TENSOR;
 }
 
 double qd_class_flops(const qd_module_class *class_, qd_phase phase)

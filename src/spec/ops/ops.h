@@ -10,6 +10,7 @@
 #define QD_SPEC_OPS_OPS_H
 
 #include "base/arena.h"
+#include "base/fp8.h"
 #include "spec/layout/context.h"
 #include "spec/layout/ledger.h"
 #include "spec/ops/op_table.h"
@@ -26,6 +27,7 @@ typedef struct qd_device_traits {
     bool ranks_as_threads;      /* local ranks share the device's memory, so they are threads of one process */
     /* Dense blocks recompute SwiGLU along with its gradient, unless train.swiglu overrides it. */
     bool remade_activation;
+    bool fp8_recipes;           /* fp8 with scales of rows and blocks (fp8.recipe) */
     bool squares_in_products;   /* grouped GEMMs sum the squares of the gradients they write */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
     int64_t head_rows, head_logits; /* limits of one chunk of the head: rows, and logits */
@@ -47,10 +49,16 @@ typedef enum qd_recompute { QD_RECOMPUTE_NONE, QD_RECOMPUTE_SELECTIVE, QD_RECOMP
  * AUTO recomputes in routed experts, and in dense blocks where the device's traits say so. */
 typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_swiglu;
 
+/* Which values of an operand share a scale: all of them, those of a row along k, or blocks of 128
+ * along k (of weights 128 x 128) as DeepSeek V3 was trained. */
+typedef enum qd_fp8_recipe { QD_FP8_RECIPE_TENSOR, QD_FP8_RECIPE_ROW, QD_FP8_RECIPE_BLOCK } qd_fp8_recipe;
+qd_fp8_scaling qd_fp8_scaling_of(qd_fp8_recipe recipe, bool weight);
+
 /* train.precision=fp8: GEMMs of the linear layers of blocks have fp8 operands
  * (spec/passes/quantize.c). Weights and activations are E4M3. */
 typedef struct qd_fp8 {
     bool on;
+    qd_fp8_recipe recipe;
     qd_dtype grad;    /* of gradients of activations: QD_F8E5M2 or QD_F8E4M3 */
     char keep[256];   /* layers that stay in bf16: starts of their logical names, separated by commas */
 } qd_fp8;
@@ -173,6 +181,7 @@ typedef struct qd_slot {
     qd_dtype dtype;
     int64_t rows, cols;
     bool transposed; /* fp8 copies: stored by columns, as (cols, rows) */
+    qd_fp8_scaling scaling; /* fp8 copies, as stored */
     int param, param_count; /* relative to the first parameter of the module */
     qd_layout layout;
     qd_region region;

@@ -1,7 +1,8 @@
-/* Pass 6: the GEMMs of linear layers in fp8 (train.precision=fp8), with one scale per tensor.
+/* Pass 6: the GEMMs of linear layers in fp8 (train.precision=fp8).
  *
- * Their operands become fp8 copies, which CAST writes with the scale that AMAX finds; results,
- * sums and everything else stay in bf16. GEMM engines read fp8 operands along the dimension that
+ * Their operands become fp8 copies, which CAST writes with one scale, which AMAX finds, or with
+ * scales of rows or blocks (fp8.recipe), which it finds itself; results, sums and everything else
+ * stay in bf16. GEMM engines read fp8 operands along the dimension that
  * they sum over only. So the input gradient needs the weight transposed, and the weight gradient
  * needs both of its operands transposed (qd_slot.transposed).
  *
@@ -161,7 +162,14 @@ static int new_copy(quantizing *q, int slot, bool transposed, qd_dtype dtype)
                              w->slots[slot].rows, w->slots[slot].cols);
     w->slots[copy].layout = w->slots[slot].layout;
     w->slots[copy].transposed = transposed;
+    w->slots[copy].scaling = qd_fp8_scaling_of(w->config->fp8.recipe, w->slots[slot].kind == QD_SLOT_PARAM);
     return q->copy[transposed][slot] = copy;
+}
+
+/* Scales of rows and blocks are found by the cast. */
+static bool finds_amax(const qd_class_writer *w)
+{
+    return w->config->fp8.recipe == QD_FP8_RECIPE_TENSOR;
 }
 
 static int new_amax(quantizing *q, int slot)
@@ -240,7 +248,7 @@ static void cast(quantizing *q, int slot, const gemm_operand *as)
     qd_class_writer *w = q->w;
     copies c = new_copies(q, slot, q->at, as->gradient ? w->config->fp8.grad : QD_F8E4M3);
     w->phase = c.phase;
-    if (q->amax[slot] < 0)
+    if (q->amax[slot] < 0 && finds_amax(w))
         qd_class_measure(w, QD_CLASS_OP(w, AMAX, (X, slot), (AMAX, new_amax(q, slot))));
     qd_class_measure(w, QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, c.of[0]), (YT, c.of[1]),
                                     (SUMS, as->gradient ? sums_of(q, slot) : -1)));
@@ -259,7 +267,7 @@ static bool cast_activation(quantizing *q, const qd_op *op)
 {
     qd_class_writer *w = q->w;
     int x = op->slot[QD_ACTIVATION_X], y = op->slot[QD_ACTIVATION_Y];
-    if (op->kind != QD_OP_ACTIVATION || !is_for_gemms(q, y, false))
+    if (op->kind != QD_OP_ACTIVATION || !finds_amax(w) || !is_for_gemms(q, y, false))
         return false;
     w->phase = op->phase;
     measure_as(w, QD_CLASS_OP(w, ACTIVATION_AMAX, (X, x), (AMAX, new_amax(q, y))), op);
@@ -281,7 +289,7 @@ static int amax_of_result(const quantizing *q, int x)
 static bool cast_activation_grad(quantizing *q, const qd_op *op)
 {
     qd_class_writer *w = q->w;
-    if (op->kind != QD_OP_ACTIVATION_GRAD && op->kind != QD_OP_ACTIVATION_GRAD_Y)
+    if ((op->kind != QD_OP_ACTIVATION_GRAD && op->kind != QD_OP_ACTIVATION_GRAD_Y) || !finds_amax(w))
         return false;
     int x = op->slot[QD_ACTIVATION_GRAD_X], dy = op->slot[QD_ACTIVATION_GRAD_DY], dx = op->slot[QD_ACTIVATION_GRAD_DX];
     int y = op->kind == QD_OP_ACTIVATION_GRAD_Y ? op->slot[QD_ACTIVATION_GRAD_Y_Y] : -1, again = -1, y_amax = -1;
@@ -310,7 +318,7 @@ static void find_in_norm(quantizing *q, const qd_op *op)
     int result = op->kind == QD_OP_NORM ? QD_NORM_Y : QD_NORM_GRAD_DX;
     bool forms[2];
     find_forms(q, op->slot[result], q->at + 1, true, forms);
-    if (forms[0] || forms[1])
+    if (finds_amax(q->w) && (forms[0] || forms[1]))
         now.slot[op->kind == QD_OP_NORM ? QD_NORM_AMAX : QD_NORM_GRAD_AMAX] = (int16_t)new_amax(q, op->slot[result]);
     qd_class_count_bytes(q->w, qd_class_keep(q->w, &now));
 }
@@ -343,6 +351,12 @@ void qd_pass_quantize(qd_class_writer *w)
 {
     if (!w->config->fp8.on || !w->config->training)
         return;
+    if (w->config->fp8.recipe != QD_FP8_RECIPE_TENSOR && !w->config->traits->fp8_recipes) {
+        w->wrong = qd_arena_printf(w->arena, "fp8.recipe: %s has GEMMs in fp8 with one scale per tensor only: use fp8.recipe=tensor",
+                                   w->config->traits->device);
+        w->unsupported = true;
+        return;
+    }
     quantizing q = {.w = w, .slots = w->slot_count};
     int *table = qd_class_table(w, 3 * w->slot_count);
     if (!table)

@@ -40,9 +40,10 @@ static qd_status write_copy(proof_walk *w, proof_operand amax, const proof_value
     const qd_slot *slot = &w->ops->slots[qd_proof_slot_of(w->op, operand)];
     if (!qd_dtype_is_fp8(slot->dtype) || slot->transposed != transposed)
         return qd_proof_fail(w, operand, 0, -1, "it is not a copy in fp8 of the form that this operand has");
-    if (!qd_proof_has(w, amax))
-        return qd_proof_fail(w, operand, 0, -1, "its largest magnitude is not known");
-    QD_TRY(qd_proof_read(w, amax, &largest));
+    if ((slot->scaling == QD_FP8_TENSOR) != qd_proof_has(w, amax))
+        return qd_proof_fail(w, operand, 0, -1, "its scale follows from a largest magnitude if it has only one");
+    if (qd_proof_has(w, amax))
+        QD_TRY(qd_proof_read(w, amax, &largest));
     copy.by = w->index;
     return qd_proof_write(w, operand, &copy);
 }
@@ -108,6 +109,9 @@ qd_status qd_proof_formats(const proof_walk *w)
         if (!qd_dtype_is_fp8(slot->dtype) || slot->transposed != forms[w->op->kind].transposed[i])
             return qd_proof_fail(w, forms[w->op->kind].operand[i], 0, -1, "the GEMM needs it %s", forms[w->op->kind].transposed[i]
                                                                                                   ? "transposed" : "as it is");
+        bool weight = forms[w->op->kind].operand[i] == WEIGHT;
+        if (slot->scaling != qd_fp8_scaling_of(w->program->strategy.fp8.recipe, weight))
+            return qd_proof_fail(w, forms[w->op->kind].operand[i], 0, -1, "its scales are not those of fp8.recipe");
     }
     return wide < 2 ? QD_OK : qd_proof_fail(w, NO_OPERAND, 0, -1, "both of its operands are E5M2");
 }
@@ -117,7 +121,8 @@ static qd_status copy_known(const derivation *d, proof_operand amax, known x, ui
 {
     if (!qd_proof_has(d->w, plain) && !qd_proof_has(d->w, transposed))
         return QD_OK;
-    QD_TRY(qd_derivation_is_value(d, amax, number(LARGEST, x.value, x.gradient, param)));
+    if (qd_proof_has(d->w, amax))
+        QD_TRY(qd_derivation_is_value(d, amax, number(LARGEST, x.value, x.gradient, param)));
     qd_known_set(d, plain, x);
     qd_known_set(d, transposed, x);
     return QD_OK;

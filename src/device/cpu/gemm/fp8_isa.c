@@ -1,6 +1,6 @@
 /* fp8 casts on one range, and a GEMM of codes: columns of b are decoded into a panel of fp32 that
  * rows of a, decoded element by element, pass by. An element of c is one chain of fp32 additions in
- * ascending k, however rows, columns and k are cut into blocks. */
+ * ascending k, however rows, columns and k are cut; with scales of blocks, one chain per block. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -125,12 +125,55 @@ static void add_steps(const uint8_t *const rows[HIGH], const float table[256], c
             vf_store(sums + r * WIDE + v * QD_VF, sum[r][v]);
 }
 
+/* The same for a panel that starts at k, where blocks of k have scales of their own: their sums are
+ * scaled before they are added. column_scales (blocks, WIDE). row: of the first of `lines`. */
+static void add_blocks(const qd_matmul_args *a, const uint8_t *const rows[HIGH], const float table[256], const float *panel, int64_t steps,
+                       int64_t row, int64_t k, const float *column_scales, float *sums)
+{
+    for (int64_t p = 0; p < steps; p += QD_FP8_BLOCK) {
+        const int64_t block = (k + p) / QD_FP8_BLOCK, here = p + QD_FP8_BLOCK < steps ? QD_FP8_BLOCK : steps - p;
+        const uint8_t *lines[HIGH];
+        float part[HIGH * WIDE] = {0};
+        for (int r = 0; r < HIGH; r++)
+            lines[r] = rows[r] + p;
+        add_steps(lines, table, panel + p * WIDE, here, part);
+        for (int r = 0; r < HIGH; r++) {
+            const int64_t of = row + r < a->m ? row + r : a->m - 1;
+            const float scale = a->a_scale[qd_fp8_scale_index(a->a_scaling, a->m, a->k, of, block)];
+            for (int v = 0; v < VECTORS; v++) {
+                vf factor = vf_load(column_scales + p / QD_FP8_BLOCK * WIDE + v * QD_VF) * scale;
+                vf_store(sums + r * WIDE + v * QD_VF,
+                         vf_load(sums + r * WIDE + v * QD_VF) + vf_load(part + r * WIDE + v * QD_VF) * factor);
+            }
+        }
+    }
+}
+
+/* Scales of columns [n, n + WIDE) in the blocks of a panel: (blocks, WIDE). */
+static void fill_scales(const qd_matmul_args *a, int64_t n, int64_t k, int64_t steps, float *scales)
+{
+    for (int64_t p = 0; p < steps; p += QD_FP8_BLOCK)
+        for (int c = 0; c < WIDE; c++) {
+            const int64_t column = n + c < a->n ? n + c : a->n - 1;
+            scales[p / QD_FP8_BLOCK * WIDE + c] = a->b_scale[qd_fp8_scale_index(a->b_scaling, a->n, a->k, column, (k + p) / QD_FP8_BLOCK)];
+        }
+}
+
+/* The scale that remains for a whole sum. */
+static float scale_of_row(qd_fp8_scaling scaling, const float *scales, int64_t row)
+{
+    return scaling == QD_FP8_TENSOR ? *scales : scaling == QD_FP8_ROWS ? scales[row] : 1.0f;
+}
+
 static void put_row(const qd_matmul_args *a, int64_t row, int64_t n, const float *sums)
 {
-    const float scale = *a->a_scale * *a->b_scale;
+    const float of_row = scale_of_row(a->a_scaling, a->a_scale, row);
+    float scales[WIDE];
+    for (int c = 0; c < WIDE; c++)
+        scales[c] = of_row * scale_of_row(a->b_scaling, a->b_scale, n + c < a->n ? n + c : a->n - 1);
     const int64_t count = a->n - n < WIDE ? a->n - n : WIDE;
     QD_FOR_VECTORS(i, here, count, {
-        vf value = vec_load(sums, i, here, QD_F32) * scale;
+        vf value = vec_load(sums, i, here, QD_F32) * vec_load(scales, i, here, QD_F32);
         if (a->bias)
             value += vec_load(a->bias, n + i, here, a->c_dtype);
         if (a->accumulate)
@@ -142,17 +185,24 @@ static void put_row(const qd_matmul_args *a, int64_t row, int64_t n, const float
 static void multiply_columns(const qd_matmul_args *a, int64_t n, const float table_a[256], const float table_b[256], float *panel,
                              float *sums)
 {
+    const bool in_blocks = a->a_scaling >= QD_FP8_VECTORS;
+    float scales[STEPS / QD_FP8_BLOCK * WIDE];
     for (int64_t m = 0; m < a->m; m += ROWS) {
         const int64_t rows = a->m - m < ROWS ? a->m - m : ROWS;
         memset(sums, 0, (size_t)((rows + HIGH - 1) / HIGH * HIGH * WIDE) * sizeof *sums);
         for (int64_t k = 0; k < a->k; k += STEPS) {
             const int64_t steps = a->k - k < STEPS ? a->k - k : STEPS;
             fill_panel(a, table_b, n, k, steps, panel);
+            if (in_blocks)
+                fill_scales(a, n, k, steps, scales);
             for (int64_t r = 0; r < rows; r += HIGH) {
                 const uint8_t *lines[HIGH];
                 for (int i = 0; i < HIGH; i++)
                     lines[i] = (const uint8_t *)a->a + (m + (r + i < rows ? r + i : rows - 1)) * a->lda + k;
-                add_steps(lines, table_a, panel, steps, sums + r * WIDE);
+                if (in_blocks)
+                    add_blocks(a, lines, table_a, panel, steps, m + r, k, scales, sums + r * WIDE);
+                else
+                    add_steps(lines, table_a, panel, steps, sums + r * WIDE);
             }
         }
         for (int64_t r = 0; r < rows; r++)

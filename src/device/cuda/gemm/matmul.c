@@ -358,6 +358,8 @@ int qd_gemm_parts(const qd_matmul_args *a, qd_matmul_args parts[2])
 qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
 {
     QD_TRY(qd_matmul_check(a));
+    if (a->a_scaling != QD_FP8_TENSOR)
+        return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands with scales of rows or blocks on a GPU");
     if (a->m == 0)
         return QD_OK;
     if (a->n == 0)
