@@ -48,6 +48,8 @@ LATER = {
     "train.precision=fp8": ("fp8", [
         ("quantize.c", "*", ALL),
         ("fuse.c", "enabled", ["bool fp8 ="]),
+        ("fuse.c", "remake_swiglu", ["bool fp8 ="]),
+        ("recompute.c", "pays", ["bool largest ="]),
     ]),
     "adapters (lora.*), frozen weights": ("lora", [
         ("forward.c", "set_parts", ALL),
