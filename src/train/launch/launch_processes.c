@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/process/process.h"
 #include "base/process/stacks.h"
+#include "train/launch/collective_ways.h"
 #include "train/ranks/patience.h"
 
 #include <errno.h>
@@ -387,7 +388,11 @@ static void supervise(crew *c)
 static qd_status open_crew(crew *c)
 {
     qd_comm_config config = qd_comm_config_default();
+    qd_collective_ways ways;
     config.deadline_seconds = c->run->config.deadline;
+    const qd_config *settings = &c->run->config;
+    qd_collective_ways_find(settings->world > 1 && strcmp(settings->device, "cpu") == 0 ? settings->collectives : "none", true, &ways);
+    config.ways = ways.text;
     c->children = calloc((size_t)c->run->config.world, sizeof *c->children);
     if (!c->children)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", c->run->config.world);
