@@ -1,4 +1,5 @@
-/* Copies the part of a struct that both sides know. See sized.h. */
+/* For programs whose headers are of another version than the loaded library: copies the part of a
+ * struct that both sides know (sized.h), and tells the library's version. */
 #include "base/sized.h"
 
 #include <quadrille/version.h>
@@ -51,4 +52,9 @@ void qd_sized_init(void *given, size_t given_size, const void *own, size_t own_s
     memset(given, 0, given_size);
     memcpy(given, own, given_size < own_size ? given_size : own_size);
     memcpy(given, &given_size, sizeof given_size);
+}
+
+const char *qd_version(void)
+{
+    return QD_VERSION;
 }

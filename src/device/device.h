@@ -233,8 +233,8 @@ typedef struct qd_attention_args {
     int heads, kv_heads, head_dim;
     int v_dim; /* size of a head of v and o; 0: head_dim */
     float scale, softcap; /* softcap 0: none */
-    /* (heads), forward on a CPU: raised to the largest score of each head; scores below 0 are not
-     * noted. NULL: none. */
+    /* (heads), forward: raised to the largest score of each head; scores below 0 are not noted.
+     * NULL: none. */
     float *maxima;
     qd_dtype dtype;
     /* Backward only. dq, dk, dv are overwritten and have the strides of q, k, v; d_o has that of

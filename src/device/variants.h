@@ -2,6 +2,8 @@
 #ifndef QD_DEVICE_VARIANTS_H
 #define QD_DEVICE_VARIANTS_H
 
+#include "base/head_rows.h"
+
 #include <quadrille/types.h>
 
 /* RMSNorm of all queries of a row together, and of all keys. x (rows, row_stride): q_cols queries,
@@ -108,6 +110,30 @@ typedef struct qd_latent_args {
     qd_dtype dtype;
 } qd_latent_args;
 
+/* QK-Clip. Multiplies the rows of heads whose score is finite and above the limit by a factor of
+ * gamma = limit / score; gamma is 1 for other heads (device/head_clip.h).
+ *   query           sqrt(gamma), or, where heads share a key head, gamma / (the factor of that)
+ *   key             the smallest sqrt(gamma) of its query heads
+ *   latent query    sqrt(gamma), rotary rows gamma
+ *   latent key      sqrt(gamma), rows of values 1
+ * The call covers elements [first, first + count) of the whole weight, which has `cols` columns;
+ * addresses are those of its element `first`. master is the fp32 weight; a bf16 `param` is another
+ * buffer, into which the result is rounded. `rest`: as in qd_adamw_args. If grad_scale is set and
+ * not finite, nothing is written. */
+typedef struct qd_head_clip_args {
+    void *param;
+    float *master;
+    int16_t *rest;
+    const float *scores; /* (heads) */
+    int64_t first, count, cols;
+    qd_head_rows rows;
+    int heads, kv_heads, head_dim;
+    int nope, v_dim; /* latent only */
+    double limit;
+    const double *grad_scale; /* device memory, or NULL */
+    qd_dtype param_dtype;
+} qd_head_clip_args;
+
 #define QD_VARIANT_KERNEL_TABLE(X)                                                                          \
     X(qk_squares, qd_qk_norm_args)                                                                          \
     X(qk_norm, qd_qk_norm_args)                                                                             \
@@ -122,5 +148,6 @@ typedef struct qd_latent_args {
     X(sink, qd_sink_args)                                                                                   \
     X(sink_backward, qd_sink_args)                                                                          \
     X(grouped_bias, qd_grouped_bias_args)                                                                   \
-    X(grouped_bias_grad, qd_grouped_bias_args)
+    X(grouped_bias_grad, qd_grouped_bias_args)                                                              \
+    X(head_clip, qd_head_clip_args)
 #endif

@@ -1,5 +1,5 @@
-/* QK-Clip: the largest attention scores of heads, and the rescaling of their weights. In host
- * memory: the program refuses it on other devices. */
+/* QK-Clip: the largest attention scores of heads (src/train/exec/update.c rescales their
+ * weights). */
 #ifndef QD_PARALLEL_CLIP_H
 #define QD_PARALLEL_CLIP_H
 
@@ -7,10 +7,12 @@
 
 /* Where attention notes the scores of this rank's heads in a module; NULL: nowhere. */
 float *qd_clip_scores(const qd_bound *bound, int module);
-/* The largest score of all heads, 0 without any: after MAXIMA. */
-double qd_clip_largest(const qd_bound *bound);
+/* A host copy of the scores of all heads, to be freed with qd_host_free, and its contents, ordered
+ * on the stream. NULL: the step has none. */
+qd_status qd_clip_host_scores(const qd_bound *bound, float **scores);
+qd_status qd_clip_copy_scores(const qd_bound *bound, qd_stream *stream, float *scores);
+/* The largest of such a copy; 0 without any. */
+double qd_clip_largest(const qd_program *program, const float *scores);
 /* MAXIMA; collective over its group. */
-qd_status qd_clip_exchange(const qd_bound *bound, const qd_action *action);
-/* CLIP: rescales what this rank owns of a module's query and key weights. limit: train.qk_clip. */
-void qd_clip_module(const qd_bound *bound, const qd_action *action, double limit);
+qd_status qd_clip_exchange_scores(const qd_bound *bound, const qd_action *action);
 #endif

@@ -65,6 +65,9 @@ const layout_model layout_families[] = {
             "model.router=sigmoid model.router_bias_rate=0.001 model.aux_loss=0.01 model.mtp_modules=1 model.mtp_weight=0.4 ",
      4, 8}, /* DeepSeek V3 with multi-token prediction */
     {LATENT "data.seq=14 model.tied=true model.mtp_modules=2 ", 4, 0}, /* two prediction modules, one table */
+    {LATENT "model.q_lora_rank=13 data.seq=15 model.init_std=0.2 model.experts=8 model.experts_per_token=2 model.expert_ffn=24 "
+            "model.first_dense=1 model.router=sigmoid model.mtp_modules=1 train.qk_clip=0.5 ",
+     4, 8}, /* Kimi K2 with a prediction module, heads rescaled */
 };
 _Static_assert(sizeof layout_families / sizeof *layout_families == LAYOUT_FAMILIES, "the header says how many");
 

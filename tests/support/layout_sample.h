@@ -18,7 +18,7 @@ typedef struct layout_model {
 /* One small model per combination of biases, rotary scaling and windows that a family of
  * transformers has. */
 extern const layout_model layout_families[];
-enum { LAYOUT_FAMILIES = 23 };
+enum { LAYOUT_FAMILIES = 24 };
 
 typedef struct layout_sample {
     uint64_t seed, drawn;

@@ -78,7 +78,7 @@ static const qd_option options_table[] = {
      "Muon: peak learning rate of the matrices; follows the schedule of train.lr; 0: train.lr", NULL},
     {"train.qk_clip", QD_OPTION_FLOAT, "0", 0, 1e9, NULL,
      "QK-Clip: after the update, query and key weights of heads whose largest attention score of the step was above this are rescaled "
-     "to it (Kimi K2: 100, with train.optimizer=muon); 0: off; cpu only",
+     "to it (Kimi K2: 100, with train.optimizer=muon); 0: off",
      NULL},
     {"train.weight_decay", QD_OPTION_FLOAT, "0.1", 0, 100, NULL, "decoupled weight decay; not applied to norms and biases", NULL},
     {"train.clip", QD_OPTION_FLOAT, "1", 0, 1e9, NULL, "maximum gradient norm; 0: no clipping", NULL},

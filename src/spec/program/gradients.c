@@ -555,6 +555,7 @@ void qd_gradients_finish(qd_builder *b)
     qd_build_action(b, QD_ACTION_SUMS, -1, -1);
     if (qd_gradients_sums(b))
         reduce_sums(b);
+    qd_clip_exchange(b);
     qd_build_action(b, QD_ACTION_NORM, -1, -1)->count = qd_program_tokens(p);
     qd_muon_begin(b);
     bool chunks = qd_offload_updates(b);

@@ -230,6 +230,7 @@ bool qd_offload_updates(qd_builder *b)
             fetch(b, &o->chunks[o->fetched++]);
         chunk_action(b, QD_ACTION_UPDATE, c, o->slots[o->oldest]);
         use(b);
+        qd_clip_chunk(b, o->slots[o->oldest], c->states, c->first, c->count, c->module);
         store(b, c);
         if (o->fetched < o->count && !b->p->matrices)
             fetch(b, &o->chunks[o->fetched++]);
@@ -258,6 +259,7 @@ void qd_offload_matrix_end(qd_builder *b, int matrix, qd_buffer_kind kind, qd_ac
     a->first = c.first;
     a->count = c.count;
     use(b);
+    qd_clip_chunk(b, buffer, c.states, c.first, c.count, b->ledger->params[c.param].module);
     store(b, &c);
 }
 

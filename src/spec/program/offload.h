@@ -2,10 +2,11 @@
  * and move through the device in chunks, each a range of state elements.
  *
  * FETCH copies a chunk from host memory to `chunk`, a dynamic buffer; UPDATE (or MOMENTUM and
- * UPDATE_MATRICES of Muon) works on it there; STORE copies it back. A few buffers rotate. Copies in
- * and out have a stream each, so that both directions of the link are busy concurrently and the
- * next chunks arrive while one is updated. Every element is updated by the same kernel from the
- * same numbers as it would be in place, so results are bit-identical.
+ * UPDATE_MATRICES of Muon; then CLIP, where it has weights of queries or keys) works on it there;
+ * STORE copies it back. A few buffers rotate. Copies in and out have a stream each, so that both
+ * directions of the link are busy concurrently and the next chunks arrive while one is updated.
+ * Every element is updated by the same kernel from the same numbers as it would be in place, so
+ * results are bit-identical.
  *
  * In such an action, `states` tells which kinds of state the chunk has, [first, first + count)
  * which elements of them, `param` is a parameter with elements in the chunk. Elements count as in

@@ -4,6 +4,7 @@
 #ifndef QD_SPEC_PROGRAM_PROGRAM_H
 #define QD_SPEC_PROGRAM_PROGRAM_H
 
+#include "base/head_rows.h"
 #include "base/optim_config.h"
 #include "base/preference.h"
 #include "base/text/json_writer.h"
@@ -293,6 +294,9 @@ static inline int64_t qd_program_maxima(const qd_model *m)
 {
     return (int64_t)(m->layers + qd_model_ahead(m)) * m->heads;
 }
+
+/* What QK-Clip rescales in a parameter, by its name. */
+qd_head_rows qd_clip_rows(const qd_model *model, const char *param);
 
 /* Modules that predict further tokens and that the program runs. */
 static inline int qd_program_ahead(const qd_program *p)

@@ -221,8 +221,12 @@ void qd_muon_finish(qd_builder *b);
 
 /* clip.c: attention scores and their limit. All but the first do nothing without train.qk_clip. */
 qd_status qd_clip_check(const qd_model *model, const qd_strategy *strategy); /* what has no such limit is refused */
-void qd_clip_begin(qd_builder *b);  /* scores of this step */
-void qd_clip_finish(qd_builder *b); /* after the update */
+void qd_clip_begin(qd_builder *b);    /* scores of this step */
+void qd_clip_exchange(qd_builder *b); /* before the norm, whose figures the host reads together with the scores */
+/* After the update of elements [first, first + count) of state, which a chunk on the device has:
+ * rescales the master weights among them. */
+void qd_clip_chunk(qd_builder *b, int buffer, unsigned states, int64_t first, int64_t count, int module);
+void qd_clip_finish(qd_builder *b); /* after the update; nothing where master weights are in host memory */
 
 /* offload.c: optimizer state in host memory. All but the first two do nothing without
  * it. */

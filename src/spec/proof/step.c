@@ -385,7 +385,7 @@ static qd_status begin(proof_run *r)
     r->updated = calloc(params, sizeof *r->updated);
     r->squared = calloc(modules, sizeof *r->squared);
     r->summed = calloc(params, sizeof *r->summed);
-    r->clipped = calloc(modules, sizeof *r->clipped);
+    r->clipped = calloc(params, sizeof *r->clipped);
     r->held = malloc(params * sizeof *r->held);
     if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->fresh_by || !r->clocks || !r->updated ||
         !r->squared || !r->summed || !r->clipped || !r->held)

@@ -1,6 +1,6 @@
 /* Follows the largest attention scores through a step: they are 0 before the first pass, every
- * forward pass raises them, one exchange over all ranks completes them, and each block, and a head
- * with prediction modules, is rescaled once, after its update. */
+ * forward pass raises them, one exchange over all ranks completes them, and each weight of queries
+ * and keys, of blocks and of prediction modules, is rescaled once, after its update. */
 #include "spec/proof/step_impl.h"
 
 static bool is_mine(const proof_run *r, int module)
@@ -50,22 +50,42 @@ static qd_status exchange(proof_run *r)
     return qd_proof_follows(r, "the largest scores", &r->scores_by);
 }
 
+/* A chunk covers a range of what was updated; chunks come in ascending order. */
+static qd_status clip_param(proof_run *r, int param)
+{
+    int64_t from, count = qd_proof_covered(r, param, &from);
+    if (count == 0)
+        return QD_OK;
+    if (r->updated[param] < from + count)
+        return qd_proof_action_fail(r, -1, 0, -1, "it rescales %s before its update", r->ledger->params[param].name);
+    if (r->clipped[param] != from)
+        return qd_proof_action_fail(r, -1, 0, -1, "it rescales heads of %s a second time, or leaves some out",
+                                    r->ledger->params[param].name);
+    r->clipped[param] += count;
+    return QD_OK;
+}
+
+static bool is_clipped(const proof_run *r, int param)
+{
+    return qd_clip_rows(&r->ledger->model, r->ledger->params[param].name) != QD_HEAD_ROWS_NONE;
+}
+
 static qd_status clip(proof_run *r)
 {
     const qd_action *a = r->action;
     if (r->proof->mesh->world == 1 && r->scores_zero && forward_passes(r, false))
         r->scores_known = true; /* there is no other rank */
-    if (a->module < 0 || a->module >= r->ledger->module_count || !has_heads(r, a->module) || !is_mine(r, a->module) ||
-        r->clipped[a->module])
-        return qd_proof_action_fail(r, -1, 0, -1, "it rescales heads of no block of this rank, or a second time");
+    if (a->module < 0 || a->module >= r->ledger->module_count || !has_heads(r, a->module) || !is_mine(r, a->module))
+        return qd_proof_action_fail(r, -1, 0, -1, "it rescales heads of no block of this rank");
     if (!r->scores_known)
         return qd_proof_action_fail(r, -1, 0, -1, "it rescales heads before their largest scores are known");
+    if (a->chunk < 0 && r->program->strategy.offload && r->program->persistent[QD_BUFFER_MASTER] >= 0)
+        return qd_proof_action_fail(r, -1, 0, -1, "it rescales master weights that are in host memory");
     QD_TRY(qd_proof_waits(r, -1, "the largest scores", r->scores_by));
     const qd_module *m = &r->ledger->modules[a->module];
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
-        if (r->ledger->params[i].tied_to < 0 && r->updated[i] != qd_program_holding(r->program, QD_BUFFER_PARAM, i).count)
-            return qd_proof_action_fail(r, -1, 0, -1, "it rescales %s before its update", r->ledger->params[i].name);
-    r->clipped[a->module] = true;
+        if (is_clipped(r, i))
+            QD_TRY(clip_param(r, i));
     return QD_OK;
 }
 
@@ -79,8 +99,9 @@ qd_status qd_proof_clip_action(proof_run *r)
 qd_status qd_proof_clip_end(const proof_run *r)
 {
     const qd_strategy *s = &r->program->strategy;
-    for (int m = 0; m < r->ledger->module_count && s->qk_clip && s->training; m++)
-        if (is_mine(r, m) && has_heads(r, m) && !r->clipped[m])
-            return qd_proof_action_fail(r, -1, 0, -1, "heads of %s are not rescaled (train.qk_clip)", r->ledger->modules[m].name);
+    for (int i = 0; i < r->ledger->param_count && s->qk_clip && s->training; i++)
+        if (is_clipped(r, i) && r->clipped[i] != qd_program_holding(r->program, QD_BUFFER_PARAM, i).count)
+            return qd_proof_action_fail(r, -1, 0, -1, "heads of %s are not rescaled (train.qk_clip)",
+                                        r->ledger->modules[r->ledger->params[i].module].name);
     return QD_OK;
 }

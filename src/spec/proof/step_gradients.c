@@ -498,19 +498,19 @@ static qd_status norm(proof_run *r)
     return qd_proof_norm(r->proof, r->program, r->index, r->sums, r->sum_count);
 }
 
-/* Number of elements of a parameter that an update covers: all that this rank owns, or those of its
- * chunk. */
-static int64_t update_size(const proof_run *r, int param)
+int64_t qd_proof_covered(const proof_run *r, int param, int64_t *from)
 {
     const qd_program *p = r->program;
     const qd_action *a = r->action;
     qd_holding value = qd_program_holding(p, QD_BUFFER_PARAM, param);
+    *from = 0;
     if (a->chunk < 0)
         return value.count;
     bool wide = p->strategy.param == QD_F32;
     qd_buffer_kind kind = !wide ? QD_BUFFER_MASTER : p->persistent[QD_BUFFER_MOMENT1] >= 0 ? QD_BUFFER_MOMENT1 : QD_BUFFER_PARAM;
     int64_t at = qd_program_holding(p, kind, param).offset, end = at + value.count;
     int64_t first = at > a->first ? at : a->first, last = end < a->first + a->count ? end : a->first + a->count;
+    *from = first - at;
     return last > first ? last - first : 0;
 }
 
@@ -541,9 +541,10 @@ static qd_status update(proof_run *r)
         }
         return QD_OK;
     }
+    int64_t from;
     for (int i = m->param_begin; i < m->param_begin + m->param_count; i++)
         if (r->ledger->params[i].tied_to < 0 && !r->ledger->params[i].frozen && !(r->program->matrices && qd_muon_takes(r->ledger, i)))
-            QD_TRY(update_param(r, i, update_size(r, i)));
+            QD_TRY(update_param(r, i, qd_proof_covered(r, i, &from)));
     return QD_OK;
 }
 

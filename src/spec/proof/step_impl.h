@@ -51,7 +51,7 @@ typedef struct proof_run {
      * action that worked on them. */
     bool scores_zero, scores_known;
     int scores_by;
-    bool *clipped; /* per module */
+    int64_t *clipped; /* per parameter: elements rescaled */
     bool copy_fresh; /* the copy of a tied parameter was received from the stage that updates it */
 } proof_run;
 
@@ -70,6 +70,9 @@ qd_status qd_proof_gradients_module(proof_run *r); /* adds what the ops of the a
 qd_status qd_proof_gradients_action(proof_run *r); /* all other actions on gradients, loss or norm */
 qd_status qd_proof_gradients_end(proof_run *r);
 
+/* Number of elements of a parameter that an update covers: all that this rank owns, or those of its
+ * chunk; *from: the first of them. */
+int64_t qd_proof_covered(const proof_run *r, int param, int64_t *from);
 /* step_clip.c: actions on the largest scores of heads, and the end of the step. */
 qd_status qd_proof_clip_action(proof_run *r);
 qd_status qd_proof_clip_end(const proof_run *r);

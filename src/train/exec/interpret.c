@@ -37,6 +37,7 @@ struct qd_interpreter {
     qd_sum_run *row_runs;   /* of SQUARES, by parameter */
     int64_t run_count;
     double *figures;        /* host copy of LOSS */
+    float *scores;          /* host copy of MAXIMA; NULL: the step has none */
     qd_event *known;        /* it has been copied */
     int64_t first_row[QD_FAMILY_COUNT]; /* of this rank's part in SQUARES */
     qd_timeline *timelines[QD_STREAM_COUNT]; /* created when a step is traced or profiled; NULL for communication */
@@ -79,6 +80,7 @@ static qd_status staging(qd_interpreter *it)
     it->whole = memory;
     QD_TRY(qd_host_alloc(device, QD_LOSS_COUNT * (int64_t)sizeof *it->figures, &memory));
     it->figures = memory;
+    QD_TRY(qd_clip_host_scores(it->bound, &it->scores));
     QD_TRY(qd_event_create(device, &it->known));
     if (it->program->strategy.training)
         QD_TRY(qd_row_runs(it->program, &it->row_runs, &it->run_count));
@@ -126,6 +128,7 @@ void qd_interpreter_destroy(qd_interpreter *it)
     }
     qd_host_free(it->bound->device, it->whole);
     qd_host_free(it->bound->device, it->figures);
+    qd_host_free(it->bound->device, it->scores);
     qd_watch_destroy(it->watch);
     qd_exchanger_destroy(it->exchanger);
     for (int i = 0; i < QD_STREAM_COUNT; i++)
@@ -377,10 +380,11 @@ static qd_status do_sums(qd_interpreter *it, const qd_action *a, int index)
         .x = qd_bound_kind(it->bound, QD_BUFFER_SQUARES), .runs = it->row_runs, .run_count = it->run_count, .sums = sums});
 }
 
-/* Copies LOSS to the host; the copy is complete after event `known`. */
+/* Copies LOSS and MAXIMA to the host; the copies are complete after event `known`. */
 static qd_status copy_figures(qd_interpreter *it)
 {
     QD_TRY(qd_copy(it->stream, it->figures, qd_bound_kind(it->bound, QD_BUFFER_LOSS), QD_LOSS_COUNT * (int64_t)sizeof *it->figures));
+    QD_TRY(qd_clip_copy_scores(it->bound, it->stream, it->scores));
     return qd_event_record(it->known, it->stream);
 }
 
@@ -484,11 +488,8 @@ static qd_status do_share(qd_interpreter *it, const qd_action *a, int index)
 static qd_status do_clip(qd_interpreter *it, const qd_action *a, int index)
 {
     (void)index;
-    if (a->kind == QD_ACTION_MAXIMA)
-        return qd_clip_exchange(it->bound, a);
-    if (updates(it) && isfinite(*update_context(it).grad_scale))
-        qd_clip_module(it->bound, a, it->in->optim->qk_clip);
-    return QD_OK;
+    qd_update_context c = update_context(it);
+    return a->kind == QD_ACTION_MAXIMA ? qd_clip_exchange_scores(it->bound, a) : updates(it) ? qd_update_heads(&c, a) : QD_OK;
 }
 
 typedef qd_status (*action_fn)(qd_interpreter *it, const qd_action *a, int index);
@@ -725,7 +726,7 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
         .accuracy = pair_mean(it, QD_LOSS_RIGHT),
         .grad_norm = training ? it->figures[QD_LOSS_NORM] : 0.0,
         .lr = qd_optim_lr(input->optim, input->step),
-        .max_score = qd_clip_largest(it->bound),
+        .max_score = qd_clip_largest(it->program, it->scores),
         .spike = training && it->not_finite[0] == '\0' && !isfinite(it->figures[QD_LOSS_FACTOR]),
     };
     output->skipped = output->spike || it->not_finite[0] != '\0';

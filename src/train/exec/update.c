@@ -1,5 +1,5 @@
-/* Applies the optimizer to this rank's shards: element-wise updates, Muon's steps by matrix, and
- * copies of offloaded state. */
+/* Applies the optimizer to this rank's shards: element-wise updates, Muon's steps by matrix, the
+ * rescaling of QK-Clip, and copies of offloaded state. */
 #include "train/exec/update.h"
 
 #include "optim/muon.h"
@@ -262,6 +262,49 @@ qd_status qd_update_matrices(const qd_update_context *c, const qd_action *a)
             .n = at.count,
             .rate = lr * qd_muon_shape_factor(c->optim, logical->shape[0], logical->shape[1]),
             .decay = logical->decay ? lr * c->optim->weight_decay : 0.0,
+            .grad_scale = c->grad_scale,
+            .param_dtype = p->strategy.param,
+        }));
+    }
+    return QD_OK;
+}
+
+/* QK-Clip (Kimi K2, arXiv 2507.20534, section 2.1): rescales query and key weights of heads whose
+ * largest score of the step was above the limit, or the part of them in the action's chunk. */
+qd_status qd_update_heads(const qd_update_context *c, const qd_action *a)
+{
+    const qd_bound *b = c->bound;
+    const qd_program *p = b->program;
+    const qd_model *m = &p->ledger->model;
+    const qd_module *module = &p->ledger->modules[a->module];
+    const bool wide = p->strategy.param == QD_F32, split = qd_master_is_split(&p->strategy);
+    void *master;
+    QD_TRY(find_state(b, a, QD_BUFFER_MASTER, &master));
+    for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
+        const qd_param *logical = &p->ledger->params[i];
+        const qd_holding own = qd_program_holding(p, QD_BUFFER_PARAM, i);
+        const qd_head_rows rows = qd_clip_rows(m, logical->name);
+        const places at = clipped(find_places(p, i), a);
+        if (rows == QD_HEAD_ROWS_NONE || at.count == 0)
+            continue;
+        const int layer = logical->ahead > 0 ? m->layers + logical->ahead - 1 : module->layer;
+        const int64_t cols = own.count / own.box.length[0];
+        void *param = shifted(qd_bound_kind(b, QD_BUFFER_PARAM), at.param, p->strategy.param);
+        QD_TRY(c->kernels->head_clip(c->stream, &(qd_head_clip_args){
+            .param = param,
+            .master = wide ? param : split ? NULL : shifted(master, at.state, QD_F32),
+            .rest = split ? (int16_t *)master + at.state : NULL,
+            .scores = (const float *)qd_bound_kind(b, QD_BUFFER_MAXIMA) + (int64_t)layer * m->heads,
+            .first = own.box.begin[0] * cols + at.param - own.offset,
+            .count = at.count,
+            .cols = cols,
+            .rows = rows,
+            .heads = m->heads,
+            .kv_heads = m->kv_heads,
+            .head_dim = m->head_dim,
+            .nope = m->qk_nope_head_dim,
+            .v_dim = qd_model_v_dim(m),
+            .limit = c->optim->qk_clip,
             .grad_scale = c->grad_scale,
             .param_dtype = p->strategy.param,
         }));

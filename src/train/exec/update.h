@@ -19,9 +19,11 @@ typedef struct qd_update_context {
  * the stream. */
 qd_status qd_update_copy(const qd_bound *bound, const qd_action *action, qd_stream *stream);
 
-/* UPDATE, MOMENTUM, ORTHOGONALIZE and UPDATE_MATRICES; ordered on the stream. Not collective. */
+/* UPDATE, MOMENTUM, ORTHOGONALIZE, UPDATE_MATRICES and CLIP; ordered on the stream. Not
+ * collective. */
 qd_status qd_update_module(const qd_update_context *context, const qd_action *action);
 qd_status qd_update_momentum(const qd_update_context *context, const qd_action *action);
 qd_status qd_update_orthogonalize(const qd_update_context *context, const qd_action *action);
 qd_status qd_update_matrices(const qd_update_context *context, const qd_action *action);
+qd_status qd_update_heads(const qd_update_context *context, const qd_action *action);
 #endif

@@ -66,9 +66,9 @@ static qd_cuda_attention_job whole(const qd_attention_args *a)
     const qd_cuda_run all = {0, 0, (int)a->seq};
     return (qd_cuda_attention_job){
         .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
-        .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq, .q_stride = a->q_stride,
-        .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride, .dk_stride = a->k_stride,
-        .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+        .lse = a->lse, .maxima = a->maxima, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->seq, .k_seq = a->seq,
+        .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->q_stride,
+        .dk_stride = a->k_stride, .dv_stride = a->v_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
         .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .window = window_of(a->window, a->seq), .scale = a->scale,
         .softcap = a->softcap, .half = a->dtype == QD_BF16,
         .q_run_count = 1, .k_run_count = 1, .q_runs = {all}, .k_runs = {all},
@@ -141,9 +141,9 @@ static qd_status run_part(qd_stream *stream, const qd_attention_part_args *a, qd
 {
     qd_cuda_attention_job j = {
         .q = a->q, .k = a->k, .v = a->v, .d_o = a->d_o, .o = a->o, .dq = a->dq, .dk = a->dk, .dv = a->dv, .delta = a->delta,
-        .lse = a->lse, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq, .q_stride = a->q_stride,
-        .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride, .dk_stride = a->dk_stride,
-        .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
+        .lse = a->lse, .maxima = a->maxima, .doc_start = a->doc_start, .batch = a->batch, .q_seq = a->q_seq, .k_seq = a->k_seq,
+        .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride, .o_stride = a->o_stride, .dq_stride = a->dq_stride,
+        .dk_stride = a->dk_stride, .dv_stride = a->dv_stride, .heads = a->heads, .kv_heads = a->kv_heads, .head_dim = a->head_dim,
         .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .window = window_of(a->window, MOST_SEQ), .scale = a->scale,
         .softcap = a->softcap, .half = a->dtype == QD_BF16, .part = true,
     };

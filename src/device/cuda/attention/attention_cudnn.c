@@ -3,6 +3,7 @@
  * values, and the fastest is kept. Deterministic runs take the first proposal instead, so that two
  * runs choose the same. A shape that no engine supports is cached as such. */
 #include "device/cuda/attention/attention_cudnn_impl.h"
+#include "device/cuda/attention/attention_impl.h"
 #include "device/cuda/cuda_impl.h"
 #include "device/cuda/gemm/search.h"
 
@@ -66,7 +67,7 @@ static bool same_shape(const qd_attention_shape *x, const qd_attention_shape *y)
     return x->batch == y->batch && x->seq == y->seq && x->heads == y->heads && x->kv_heads == y->kv_heads &&
            x->head_dim == y->head_dim && x->v_dim == y->v_dim && x->q_stride == y->q_stride && x->k_stride == y->k_stride &&
            x->v_stride == y->v_stride && x->o_stride == y->o_stride && x->backward == y->backward &&
-           x->deterministic == y->deterministic && x->window == y->window && x->capped == y->capped;
+           x->deterministic == y->deterministic && x->maxima == y->maxima && x->window == y->window && x->capped == y->capped;
 }
 
 static qd_status find_entry(qd_cuda_attention *attention, const qd_attention_shape *shape, entry **found)
@@ -125,9 +126,13 @@ static bool takes(const qd_cuda *cuda, const qd_attention_args *a, bool backward
            a->dk != a->k && a->dv != a->v;
 }
 
-static int64_t dq_sum_bytes(const qd_attention_shape *s)
+/* What a call keeps at the start of the workspace: the sum of dq, or the largest score of each
+ * row. */
+static int64_t own_bytes(const qd_attention_shape *s)
 {
-    return s->backward && !s->deterministic ? s->batch * s->heads * s->seq * s->head_dim * (int64_t)sizeof(float) : 0;
+    const int64_t rows = s->batch * s->heads * s->seq * (int64_t)sizeof(float);
+    const int64_t bytes = s->maxima ? rows : s->backward && !s->deterministic ? rows * s->head_dim : 0;
+    return (bytes + 255) / 256 * 256;
 }
 
 static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, const qd_cudnn_plan *plan,
@@ -136,10 +141,10 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
     static const float masked = -INFINITY, one = 1;
     const float window = (float)a->window;
     qd_cuda *cuda = qd_cuda_of(stream);
-    int64_t sum_bytes = dq_sum_bytes(shape);
+    int64_t own = own_bytes(shape);
     void *workspace;
-    QD_TRY(qd_cuda_workspace(stream, sum_bytes + plan->workspace_bytes, &workspace));
-    void *rest = (char *)workspace + sum_bytes;
+    QD_TRY(qd_cuda_workspace(stream, own + plan->workspace_bytes, &workspace));
+    void *rest = (char *)workspace + own;
     int64_t numbers[QD_CUDNN_VIRTUAL];
     void *addresses[QD_CUDNN_VIRTUAL];
     int count = 0;
@@ -148,7 +153,9 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
     GIVE(QD_CUDNN_K, a->k);
     GIVE(QD_CUDNN_V, a->v);
     GIVE(QD_CUDNN_O, a->o);
-    GIVE(QD_CUDNN_LSE, a->lse);
+    if (shape->maxima)
+        GIVE(QD_CUDNN_MOST, workspace);
+    GIVE(shape->maxima ? QD_CUDNN_SUM : QD_CUDNN_LSE, a->lse);
     GIVE(QD_CUDNN_SCALE, &a->scale);
     GIVE(QD_CUDNN_MASKED, &masked);
     if (shape->window)
@@ -162,7 +169,7 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
         GIVE(QD_CUDNN_DQ, a->dq);
         GIVE(QD_CUDNN_DK, a->dk);
         GIVE(QD_CUDNN_DV, a->dv);
-        if (sum_bytes)
+        if (own)
             GIVE(QD_CUDNN_DQ_SUM, workspace);
     }
 #undef GIVE
@@ -183,7 +190,7 @@ static qd_status execute(qd_stream *stream, const qd_attention_shape *shape, con
     if (error != CUDNN_STATUS_SUCCESS)
         status = qd_cudnn_fail_at(__FILE__, __LINE__, __func__, plan->name, error);
     cudnnBackendDestroyDescriptor(pack);
-    return status;
+    return status == QD_OK && shape->maxima ? qd_cuda_attention_maxima(stream, workspace, a) : status;
 }
 
 static int compare_floats(const void *x, const void *y)
@@ -233,7 +240,7 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
     double best_seconds = 0;
     bool timed = count > 1 && !qd_cuda_of(stream)->deterministic && can_time(stream);
     for (int i = 0; i < count; i++) {
-        if (plans[i].workspace_bytes + dq_sum_bytes(&e->shape) > most_workspace)
+        if (plans[i].workspace_bytes + own_bytes(&e->shape) > most_workspace)
             continue;
         double seconds = 0;
         if (timed && time_plan(stream, &e->shape, &plans[i], a, &seconds) != QD_OK) {
@@ -258,6 +265,12 @@ static void choose(qd_stream *stream, entry *e, qd_cudnn_plan *plans, int count,
         e->seconds = best_seconds;
 }
 
+/* As in the tuning text. */
+static const char *pass_of(const qd_attention_shape *s)
+{
+    return s->backward ? "backward" : s->maxima ? "forward_maxima" : "forward";
+}
+
 /* Makes the plan of a shape. If there is none, the entry records that; this is not an error. */
 static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
 {
@@ -275,7 +288,7 @@ static void try_entry(qd_stream *stream, entry *e, const qd_attention_args *a)
     if (e->usable)
         return;
     qd_log(QD_LOG_WARN, "device", "attention %s of %lld x %lld rows, %d heads of %d, values of %d: cuDNN is not used: %s",
-           e->shape.backward ? "backward" : "forward", (long long)a->batch, (long long)a->seq, a->heads, a->head_dim, (int)e->shape.v_dim,
+           pass_of(&e->shape), (long long)a->batch, (long long)a->seq, a->heads, a->head_dim, (int)e->shape.v_dim,
            status == QD_OK ? "no engine supports it" : qd_error_message());
     qd_cudnn_graph_destroy(&e->graph);
     qd_error_clear();
@@ -288,7 +301,7 @@ static qd_attention_shape shape_of(const qd_attention_args *a, bool backward, bo
         .v_dim = qd_attention_v_dim(a->head_dim, a->v_dim), .q_stride = a->q_stride, .k_stride = a->k_stride, .v_stride = a->v_stride,
         .o_stride = a->o_stride,
         .window = a->window < a->seq ? a->window : 0, .capped = a->softcap != 0, .backward = backward,
-        .deterministic = backward && deterministic,
+        .deterministic = backward && deterministic, .maxima = !backward && a->maxima,
     };
 }
 
@@ -336,7 +349,7 @@ void qd_cuda_attention_tuning_get(const qd_cuda *cuda, qd_strbuf *text)
         if (*name && (e->usable || !e->tried))
             qd_strbuf_printf(text,
                              "attention %s %lld %lld %lld %lld %lld %lld strides %lld %lld %lld %lld window %lld capped %d us %.1f %s\n",
-                             s->backward ? "backward" : "forward", (long long)s->batch, (long long)s->seq,
+                             pass_of(s), (long long)s->batch, (long long)s->seq,
                              (long long)s->heads, (long long)s->kv_heads, (long long)s->head_dim, (long long)s->v_dim,
                              (long long)s->q_stride, (long long)s->k_stride, (long long)s->v_stride, (long long)s->o_stride,
                              (long long)s->window, s->capped, e->seconds * 1e6, name);
@@ -356,7 +369,7 @@ qd_status qd_cuda_attention_tuning_set(qd_cuda *cuda, const char *line)
     qd_attention_shape shape = {
         .batch = v[0], .seq = v[1], .heads = v[2], .kv_heads = v[3], .head_dim = v[4], .v_dim = v[5],
         .q_stride = v[6], .k_stride = v[7], .v_stride = v[8], .o_stride = v[9], .window = v[10], .capped = v[11] != 0,
-        .backward = backward, .deterministic = backward && cuda->deterministic,
+        .backward = backward, .deterministic = backward && cuda->deterministic, .maxima = strcmp(pass, "forward_maxima") == 0,
     };
     entry *e;
     QD_TRY(find_entry(cuda->attention, &shape, &e));

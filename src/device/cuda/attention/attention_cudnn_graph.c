@@ -7,6 +7,9 @@
  *   backward  P = exp(S - lse);  delta = sum dO·O;  dV = Pᵀ·dO;  dS = P · (dO·Vᵀ - delta) · scale
  *             dK = dSᵀ·Q;  dQ = dS·K
  *
+ * The forward pass gives either lse or, for the largest scores of heads, M and Σ: cuDNN has engines
+ * for both, but before 9.21 none that give all three.
+ *
  * With a soft-cap, S is cap · tanh(scale · Q·Kᵀ / cap), and dS is multiplied by 1 - tanh².
  *
  * cuDNN expects the second operand of a GEMM as (k, n): K and, in the backward pass, V are declared
@@ -257,21 +260,24 @@ static void build_forward(qd_cudnn_graph *g, const qd_attention_shape *s)
     descriptor kt = in_memory(g, QD_CUDNN_K, half, transposed(heads_view(s, s->kv_heads, s->head_dim, s->k_stride)));
     descriptor v = in_memory(g, QD_CUDNN_V, half, heads_view(s, s->kv_heads, s->v_dim, s->v_stride));
     descriptor o = in_memory(g, QD_CUDNN_O, half, heads_view(s, s->heads, s->v_dim, s->o_stride));
-    descriptor lse = in_memory(g, QD_CUDNN_LSE, full, packed(s, 1));
 
     descriptor raw = scores(g, s), scaled = scores(g, s);
     gemm(g, q, kt, raw);
     map(g, CUDNN_POINTWISE_MUL, raw, scalar(g, QD_CUDNN_SCALE), scaled);
     descriptor ratio = NULL, masked = mask(g, s, soften(g, s, scaled, &ratio));
 
-    descriptor most = inside(g, full, packed(s, 1)), sum = inside(g, full, packed(s, 1)), log = inside(g, full, packed(s, 1));
+    descriptor most = s->maxima ? in_memory(g, QD_CUDNN_MOST, full, packed(s, 1)) : inside(g, full, packed(s, 1));
+    descriptor sum = s->maxima ? in_memory(g, QD_CUDNN_SUM, full, packed(s, 1)) : inside(g, full, packed(s, 1));
     descriptor less = scores(g, s), e = scores(g, s), p = inside(g, half, packed(s, s->seq));
     reduce(g, CUDNN_REDUCE_TENSOR_MAX, masked, most);
     map(g, CUDNN_POINTWISE_SUB, masked, most, less);
     map(g, CUDNN_POINTWISE_EXP, less, NULL, e);
     reduce(g, CUDNN_REDUCE_TENSOR_ADD, e, sum);
-    map(g, CUDNN_POINTWISE_LOG, sum, NULL, log);
-    map(g, CUDNN_POINTWISE_ADD, most, log, lse);
+    if (!s->maxima) {
+        descriptor log = inside(g, full, packed(s, 1)), lse = in_memory(g, QD_CUDNN_LSE, full, packed(s, 1));
+        map(g, CUDNN_POINTWISE_LOG, sum, NULL, log);
+        map(g, CUDNN_POINTWISE_ADD, most, log, lse);
+    }
     map(g, CUDNN_POINTWISE_DIV, e, sum, p);
     gemm(g, p, v, o);
 }

@@ -18,6 +18,7 @@ typedef struct qd_attention_shape {
     bool capped;    /* scores have a soft-cap */
     bool backward;
     bool deterministic; /* backward: dq without atomics, in a workspace of (batch, heads, seq, seq) */
+    bool maxima;        /* forward: the largest score and the sum of exponentials of each row, instead of lse */
 } qd_attention_shape;
 
 /* Tensors that get an address when a plan runs, by their cuDNN uid. Uids from QD_CUDNN_VIRTUAL on
@@ -39,6 +40,8 @@ enum {
     QD_CUDNN_DQ,
     QD_CUDNN_DK,
     QD_CUDNN_DV,
+    QD_CUDNN_MOST,     /* (batch, heads, seq): the largest score of each row */
+    QD_CUDNN_SUM,      /* likewise: the sum of exponentials relative to it */
     QD_CUDNN_VIRTUAL,
 };
 

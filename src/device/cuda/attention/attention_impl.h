@@ -27,6 +27,7 @@ typedef struct qd_cuda_attention_job {
     void *o, *dq, *dk, *dv;
     const float *delta;
     float *lse;
+    float *maxima; /* forward: raised to the largest score of each head; NULL: none */
     const int32_t *doc_start;
     int64_t batch, q_seq, k_seq, q_stride, k_stride, v_stride, o_stride, dq_stride, dk_stride, dv_stride;
     int heads, kv_heads, head_dim;
@@ -47,6 +48,9 @@ qd_status qd_cuda_attention_backward_plain(qd_stream *stream, const qd_cuda_atte
  * (attention_tensor.cu); v_dim likewise. */
 qd_status qd_cuda_attention_forward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
 qd_status qd_cuda_attention_backward_tensor(qd_stream *stream, const qd_cuda_attention_job *a);
+/* After a cuDNN plan that gives the largest score of each row, `most`, and the sum of exponentials,
+ * in a->lse (both (batch, heads, seq)): writes lse and raises a->maxima (attention_maxima.cu). */
+qd_status qd_cuda_attention_maxima(qd_stream *stream, const float *most, const qd_attention_args *a);
 
 #ifdef __cplusplus
 }

@@ -195,7 +195,7 @@ template <typename S, typename V> static __global__ void __launch_bounds__(THREA
     key_walk now = first_keys<S::B>(a, least, end);
     if (a.merge && !has_keys(a, now))
         return; /* the running result stays */
-    float most[S::M], total[S::M];
+    float most[S::M], total[S::M], largest = 0.0f; /* largest score of this call's keys; most: also of earlier keys */
     int low[S::M];
     float4 o[V::M][V::J];
     clear<V>(o);
@@ -219,7 +219,7 @@ template <typename S, typename V> static __global__ void __launch_bounds__(THREA
 #pragma unroll
         for (int i = 0; i < S::M; i++) {
             const int position = own.position + y + SIDE * i;
-            float top = most[i], sum = 0.0f;
+            float top = -INFINITY, sum = 0.0f;
 #pragma unroll
             for (int j = 0; j < S::M; j++) {
                 const int col = x + SIDE * j, key = k.position + col;
@@ -230,6 +230,8 @@ template <typename S, typename V> static __global__ void __launch_bounds__(THREA
 #pragma unroll
             for (int step = SIDE / 2; step; step /= 2)
                 top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+            largest = fmaxf(largest, top);
+            top = fmaxf(top, most[i]);
             const float shift = top == -INFINITY ? 0.0f : top, shrink = expf(most[i] - shift);
 #pragma unroll
             for (int j = 0; j < S::M; j++) {
@@ -258,6 +260,11 @@ template <typename S, typename V> static __global__ void __launch_bounds__(THREA
         factor[i] = total[i] > 0.0f ? 1.0f / total[i] : total[i] == total[i] ? 0.0f : NAN;
         if (x == 0 && row < own.rows)
             lse[row] = most[i] + logf(total[i]);
+    }
+    if (a.maxima) {
+        largest = warp_max(largest);
+        if (threadIdx.x % 32 == 0)
+            raise_to(a.maxima + head, largest);
     }
     store_rows<V>(out, own, a.v_dim, o, factor);
 }

@@ -10,6 +10,14 @@
 typedef qd_cuda_attention_job job;
 #define NO_KEY 0x7fffffff /* greater than any position */
 
+/* Raises the largest score of a head; scores below 0 are not noted. As integers, positive floats
+ * have the same order. */
+static __device__ __forceinline__ void raise_to(float *most, float score)
+{
+    if (score > *(volatile float *)most)
+        atomicMax((int *)most, __float_as_int(score));
+}
+
 /* Consecutive rows of a part: `rows` rows starting at `row`, at positions starting at
  * `position`. */
 struct span {

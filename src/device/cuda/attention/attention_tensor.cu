@@ -270,6 +270,7 @@ template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREA
         return; /* the running result stays */
     int stage = 0;
     float o[V / 8][4], most0 = -INFINITY, most1 = -INFINITY, total0 = 0.0f, total1 = 0.0f;
+    float largest = 0.0f; /* score of this call's keys; most0 and most1 may also have the log-sum-exp of earlier keys */
     constexpr bool HELD = D <= 192; /* the queries stay in registers */
     uint32_t left[HELD ? D / 16 : 1][4];
 
@@ -324,7 +325,7 @@ template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREA
         const window seen0 = window_of(k, low0, own.position + row), seen1 = window_of(k, low1, own.position + row + 8);
         const bool masked = a.doc_start || k.rows < KEYS || k.position + KEYS - 1 > own.position + warp * 16 ||
                             k.position < window_start(a, own.position + warp * 16 + 15);
-        float top0 = most0, top1 = most1;
+        float top0 = -INFINITY, top1 = -INFINITY;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
@@ -345,6 +346,9 @@ template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREA
             top0 = fmaxf(top0, __shfl_xor_sync(0xffffffffu, top0, step));
             top1 = fmaxf(top1, __shfl_xor_sync(0xffffffffu, top1, step));
         }
+        largest = fmaxf(largest, fmaxf(top0, top1));
+        top0 = fmaxf(top0, most0);
+        top1 = fmaxf(top1, most1);
         const float shift0 = top0 == -INFINITY ? 0.0f : top0, shift1 = top1 == -INFINITY ? 0.0f : top1;
         const float shrink0 = exp2_fast(most0 - shift0), shrink1 = exp2_fast(most1 - shift1);
         most0 = top0;
@@ -373,6 +377,11 @@ template <int D, int V, int KEYS> static __global__ void __launch_bounds__(THREA
     for (int step = 1; step <= 2; step *= 2) {
         total0 += __shfl_xor_sync(0xffffffffu, total0, step);
         total1 += __shfl_xor_sync(0xffffffffu, total1, step);
+    }
+    if (a.maxima) {
+        largest = warp_max(largest) * LN_2;
+        if (lane == 0)
+            raise_to(a.maxima + head, largest);
     }
     if (lane % 4 == 0 && row < own.rows)
         w.lse[own.row + row] = (most0 + log2f(total0)) * LN_2;
