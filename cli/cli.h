@@ -34,7 +34,7 @@ struct cli_call {
 };
 
 extern const cli_command cli_init, cli_train, cli_eval, cli_generate, cli_tokenize, cli_convert, cli_check, cli_schedule, cli_simulate,
-    cli_plan, cli_verify, cli_bench, cli_report, cli_runs, cli_serve, cli_doctor, cli_completion, cli_version, cli_help;
+    cli_resize, cli_plan, cli_verify, cli_bench, cli_report, cli_runs, cli_serve, cli_doctor, cli_completion, cli_version, cli_help;
 /* The command of that name; NULL: none. */
 const cli_command *cli_find(const char *name);
 const cli_command *const *cli_commands(void); /* NULL-terminated */

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 static const cli_command *const commands[] = {
-    &cli_init, &cli_train,  &cli_eval,  &cli_generate, &cli_tokenize, &cli_convert, &cli_check,      &cli_schedule, &cli_simulate,
+    &cli_init, &cli_train,  &cli_resize, &cli_eval, &cli_generate, &cli_tokenize, &cli_convert, &cli_check, &cli_schedule, &cli_simulate,
     &cli_plan, &cli_verify, &cli_bench, &cli_report,   &cli_runs,     &cli_serve,   &cli_doctor,     &cli_completion, &cli_help,
     &cli_version, NULL,
 };

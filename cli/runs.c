@@ -1,9 +1,11 @@
-/* quadrille runs: the runs below some folders as a table, and how their configurations differ. */
+/* quadrille runs: the runs below some folders as a table, and how their configurations differ.
+ * quadrille resize: tells one that is in progress how many ranks it may have. */
 #include "cli.h"
 
 #include <dirent.h>
 #include <math.h>
 #include <quadrille/report.h>
+#include <quadrille/train.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -217,4 +219,25 @@ const cli_command cli_runs = {
     CLI_OPTIONS(own),
     .own_words = true,
     .run = run,
+};
+
+static qd_status resize(cli_call *call)
+{
+    char *end = NULL;
+    long ranks = call->word_count == 2 ? strtol(call->words[1], &end, 10) : -1;
+    if (call->word_count != 2 || end == call->words[1] || *end != '\0' || ranks < 0 || ranks > 65536)
+        return QD_FAIL(QD_USAGE, "resize: give a run folder and a number of ranks: quadrille resize %s", call->command->arguments);
+    return qd_train_resize(call->words[0], (int)ranks);
+}
+
+const cli_command cli_resize = {
+    .name = "resize",
+    .arguments = "RUN RANKS",
+    .summary = "Tells a running elastic run how many ranks may run from now on",
+    .details = "  quadrille resize runs/wide 5\n\n"
+               "The run in the folder must have been started with run.elastic=FEWEST..MOST. Within a step it continues with as many\n"
+               "of these ranks as its layout can use, and with more when the number grows again: samples and global batch stay the\n"
+               "same. With less than the fewest it writes a checkpoint and ends with exit status 75.",
+    .own_words = true,
+    .run = resize,
 };

@@ -124,6 +124,11 @@ QD_API qd_status qd_train_resume_options(qd_options *options);
  * the model that ours lacks. Not collective. */
 QD_API qd_status qd_train_from_options(qd_options *options);
 
+/* Tells a run with run.elastic that is in progress in `folder` how many ranks may run from now on.
+ * QD_USAGE if its configuration does not allow another number, or reads it from elsewhere. Not
+ * collective. */
+QD_API qd_status qd_train_resize(const char *folder, int ranks);
+
 /* Whether qd_train() started this process as a local rank. Such a process gets its configuration
  * from its parent and need not read the configuration file. */
 QD_API bool qd_train_is_rank(void);

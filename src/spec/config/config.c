@@ -294,6 +294,18 @@ static const qd_option options_table[] = {
      "how often ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
      "journal",
      "restarts"},
+    {"run.recover", QD_OPTION_ENUM, "replicas", 0, 0, "replicas|checkpoint",
+     "run.restarts with local ranks on CPUs: after the loss of a rank the others keep their processes, and the run continues from their "
+     "state where replicas have what was lost; checkpoint: all ranks are started again from the newest checkpoint",
+     NULL},
+    {"run.elastic", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run.restarts: the number of ranks may change while the run continues, from the fewest to the most, such as 5..8; tp, cp and pp "
+     "stay if they can, and dp takes the rest",
+     NULL},
+    {"run.available", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run.elastic: file with the number of ranks that may run now, which is read twice per second; empty: run.dir/available, which "
+     "'quadrille resize' writes; no file: all",
+     NULL},
     {"run.log_every", QD_OPTION_INT, "1", 1, 1e9, NULL, "steps between progress lines if the output is not a terminal", NULL},
     {"run.sample_every", QD_OPTION_INT, "0", 0, 1e12, NULL,
      "steps between sample texts, which the model writes to samples.jsonl in run.dir, and after the last step; 0: none", "sample-every"},
@@ -627,16 +639,6 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->save_overlap = qd_options_int(o, "run.save_overlap");
     c->keep = (int)qd_options_int(o, "run.keep");
     c->resume = qd_options_bool(o, "run.resume");
-    c->check_replicas = qd_options_int(o, "run.check_replicas");
-    c->heal = qd_options_enum(o, "run.on_difference") == 1;
-    c->check_messages = qd_options_bool(o, "run.check_messages");
-    c->check_gradients = qd_options_int(o, "run.check_gradients");
-    c->restarts = qd_options_int(o, "run.restarts");
-    if (c->restarts > 0 && !c->save)
-        return QD_FAIL(QD_USAGE, "run.restarts needs checkpoints to restart from: leave run.save=false out");
-    c->launcher = qd_options_string(o, "run.launcher");
-    if (c->launcher[0] != '\0' && c->restarts == 0)
-        return QD_FAIL(QD_USAGE, "run.launcher is for runs that restart: set run.restarts, or call '%s quadrille train ...'", c->launcher);
     c->weights = qd_options_string(o, "run.weights");
     c->skip_nonfinite = qd_options_enum(o, "train.on_nonfinite") == 1;
     QD_TRY(qd_spikes_resolve(o, c));
@@ -644,16 +646,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
     c->strategy.traits = qd_device_traits_find(c->device);
     QD_TRY(qd_lora_check(c));
     QD_TRY(qd_fp8_resolve(o, c));
-    if (c->check_replicas < 0)
-        c->check_replicas = strcmp(c->device, "cpu") == 0 ? 100 : 0;
-    if (c->check_messages && strcmp(c->device, "cpu") != 0)
-        return QD_FAIL(QD_USAGE, "run.check_messages takes checksums in host memory, which GPUs do not exchange: it needs run.device=cpu");
-    if (c->check_gradients > 0 && strcmp(c->device, "cpu") != 0)
-        return QD_FAIL(QD_USAGE, "run.check_gradients compares bits of gradients that are computed twice, which kernels of GPUs do not "
-                                 "reproduce: it needs run.device=cpu");
-    if (c->heal && c->check_replicas == 0)
-        return QD_FAIL(QD_USAGE, "run.on_difference=heal has no effect on replicas that are not compared: set run.check_replicas to the "
-                                 "steps between comparisons");
+    QD_TRY(qd_faults_resolve(o, c));
     c->kernels = qd_options_enum(o, "run.kernels") == 0 ? NULL : qd_options_string(o, "run.kernels");
     if (c->kernels && strcmp(c->device, "cpu") != 0)
         return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);

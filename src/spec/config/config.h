@@ -85,6 +85,9 @@ typedef struct qd_config {
     bool heal;           /* replicas that differ are repaired from the majority */
     int64_t restarts;    /* of ranks after a failure */
     const char *launcher; /* the command that starts them; "": they are local */
+    bool from_checkpoint; /* run.recover: surviving ranks are started again too */
+    int elastic_least, elastic_most; /* run.elastic; 0: the number of ranks is fixed */
+    const char *available; /* the file that says how many there are; "": that of run.dir */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */
     qd_spike_config spikes;
@@ -103,6 +106,10 @@ qd_status qd_lora_resolve(const qd_options *options, qd_model *model);
 qd_status qd_lora_check(const qd_config *config);
 /* spike_config.c: the train.on_spike and train.spike_* options. */
 qd_status qd_spikes_resolve(const qd_options *options, qd_config *config);
+/* fault_config.c: comparisons, restarts and elastic runs. Reads config->save and config->device. */
+qd_status qd_faults_resolve(const qd_options *options, qd_config *config);
+/* Of these: run.elastic and what belongs to it. */
+qd_status qd_elastic_resolve(const qd_options *options, qd_config *config);
 /* preference_config.c: the dpo.* options, of a run on preferences. Reads config->data and the
  * model. */
 qd_status qd_preference_resolve(const qd_options *options, qd_config *config);

@@ -17,10 +17,11 @@ unsigned qd_pieces_kinds(const qd_program *p)
     return kinds;
 }
 
+static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
+
 /* The box of a parameter that the rank may have to write. Under ZeRO that is its shard. */
 static qd_atom box_of(const qd_program *p, unsigned kinds, int kind, int param)
 {
-    static const qd_buffer_kind buffers[QD_CKPT_KIND_COUNT] = {QD_BUFFER_PARAM, QD_BUFFER_MOMENT1, QD_BUFFER_MOMENT2};
     qd_atom box = qd_program_holding(p, buffers[kind], param).box;
     /* Another rank of tp may hold the same box and write it. */
     if (!qd_ledger_counts(p->ledger, param, p->rank) || (!(kinds & QD_PIECES_OMITTED) && qd_pieces_omit(p->ledger, param)))
@@ -111,6 +112,79 @@ qd_status qd_pieces_plan(const qd_program *p, unsigned kinds, qd_arena *arena, q
     if (!pieces->list)
         return QD_NO_MEMORY;
     walk(p, kinds, pieces);
+    return QD_OK;
+}
+
+/* The box of a parameter that a rank holds in a kind of buffer: its shard under ZeRO. */
+static qd_atom box_on(const qd_program *p, qd_buffer_kind buffer, int param, int rank)
+{
+    qd_group data = qd_ledger_data_group(p->ledger, p->ledger->params[param].family);
+    const int parts = qd_program_share(p, buffer, param).parts;
+    qd_atom box = qd_ledger_atom(p->ledger, param, rank);
+    int64_t first, rows;
+    qd_slice(box.length[0], parts, qd_group_coord(&p->ledger->mesh, data, rank) % parts, &first, &rows);
+    box.begin[0] += first;
+    box.length[0] = rows;
+    return box;
+}
+
+static bool same_box(const qd_atom *a, const qd_atom *b)
+{
+    return a->begin[0] == b->begin[0] && a->begin[1] == b->begin[1] && a->length[0] == b->length[0] && a->length[1] == b->length[1];
+}
+
+/* One tensor: adds this rank's piece, if it has one, and returns the elements of all ranks'. The
+ * ranks that hold a box take turns, by parameter. */
+static int64_t walk_left(const qd_program *p, int kind, int param, uint64_t left, qd_state_pieces *pieces)
+{
+    qd_atom boxes[64];
+    int64_t elements = 0;
+    const int world = p->ledger->mesh.world;
+    for (int r = 0; r < world; r++)
+        boxes[r] = left >> r & 1 ? box_on(p, buffers[kind], param, r) : (qd_atom){{0, 0}, {0, 0}};
+    for (int r = 0; r < world; r++) {
+        int holders[64], count = 0;
+        bool first = boxes[r].length[0] * boxes[r].length[1] > 0;
+        for (int other = 0; other < world; other++)
+            if (left >> other & 1 && same_box(&boxes[other], &boxes[r])) {
+                first = first && other >= r;
+                holders[count++] = other;
+            }
+        if (!first)
+            continue;
+        elements += boxes[r].length[0] * boxes[r].length[1];
+        if (holders[param % count] == p->rank)
+            add_piece(pieces, param, kind, &boxes[r], 0, boxes[r].length[0]);
+    }
+    return elements;
+}
+
+static bool walk_all_left(const qd_program *p, unsigned kinds, uint64_t left, qd_state_pieces *pieces)
+{
+    bool complete = true;
+    *pieces = (qd_state_pieces){.list = pieces->list};
+    for (int kind = 0; kind < QD_CKPT_KIND_COUNT; kind++)
+        for (int i = 0; i < p->ledger->param_count; i++) {
+            const qd_param *param = &p->ledger->params[i];
+            if (!(kinds & 1u << kind) || param->tied_to >= 0 || !qd_program_keeps(p, buffers[kind], i) ||
+                (!(kinds & QD_PIECES_OMITTED) && qd_pieces_omit(p->ledger, i)))
+                continue;
+            complete = walk_left(p, kind, i, left, pieces) == param->shape[0] * param->shape[1] && complete;
+        }
+    return complete;
+}
+
+qd_status qd_pieces_left(const qd_program *p, unsigned kinds, uint64_t left, qd_arena *arena, qd_state_pieces *pieces, bool *complete)
+{
+    *pieces = (qd_state_pieces){0};
+    *complete = false;
+    if (p->ledger->mesh.world > 64) /* the bits of `left` */
+        return QD_OK;
+    walk_all_left(p, kinds, left, pieces);
+    pieces->list = QD_ARENA_NEW(arena, qd_state_piece, pieces->count + 1);
+    if (!pieces->list)
+        return QD_NO_MEMORY;
+    *complete = walk_all_left(p, kinds, left, pieces);
     return QD_OK;
 }
 

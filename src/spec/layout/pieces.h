@@ -34,6 +34,10 @@ unsigned qd_pieces_kinds(const qd_program *program);
 #define QD_PIECES_OMITTED (1u << QD_CKPT_KIND_COUNT)
 /* The pieces of the program's rank, for the given kinds. */
 qd_status qd_pieces_plan(const qd_program *program, unsigned kinds, qd_arena *arena, qd_state_pieces *pieces);
+/* The same where only the ranks in `left` (bits) have their state: each box that one of them holds
+ * is a piece of one of them. *complete: these pieces are all of the state. */
+qd_status qd_pieces_left(const qd_program *program, unsigned kinds, uint64_t left, qd_arena *arena, qd_state_pieces *pieces,
+                         bool *complete);
 /* Number of tensors that all ranks together write, over all kinds. */
 int qd_pieces_tensors(const qd_program *program);
 /* Bytes of this rank's state in fp32: the size of a snapshot. */

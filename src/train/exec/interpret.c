@@ -46,6 +46,7 @@ struct qd_interpreter {
     const qd_step_input *in;
     int at; /* the current action */
     char not_finite[160]; /* "": nothing found */
+    bool *torn; /* of the output of the present step */
 };
 
 /* The stream on which an action's copies or kernels run. */
@@ -429,10 +430,10 @@ static qd_update_context update_context(const qd_interpreter *it)
 
 /* Updates do not run while a step is repeated to locate non-finite numbers, and when it runs for
  * the first of two times to compare gradients. In training the kernels themselves skip the update,
- * on all ranks, when the factor is not finite. */
+ * on all ranks, when the factor is not finite. Notes that one ran. */
 static bool updates(const qd_interpreter *it)
 {
-    return !it->in->look && !(it->in->check && !it->in->check->second);
+    return !it->in->look && !(it->in->check && !it->in->check->second) && (*it->torn = true);
 }
 
 static qd_status do_update(qd_interpreter *it, const qd_action *a, int index)
@@ -681,6 +682,8 @@ qd_status qd_interpret(qd_interpreter *it, const qd_step_input *input, qd_step_o
 {
     it->in = input;
     it->not_finite[0] = '\0';
+    it->torn = &output->torn;
+    output->torn = false;
     qd_status status = QD_OK;
     int index = 0;
     QD_TRY(start_timelines(it));

@@ -68,6 +68,7 @@ typedef struct qd_step_output {
     bool spike;            /* it was above a limit */
     char not_finite[160];  /* a description; "": everything is finite */
     char different[160];   /* ranks whose gradients differed when they were computed twice; "": none, or computed once */
+    bool torn; /* after a failure: the updates had begun, so the state is that of no step. Nothing else is set then */
 } qd_step_output;
 
 /* load_input.c: what LOAD copies to the device. Elements of the buffer for whole sequences, from

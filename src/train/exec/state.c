@@ -56,6 +56,11 @@ qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, qd_state_has 
     return load(t, read, has, context, true);
 }
 
+qd_status qd_state_load_from(qd_trainer *t, qd_state_read read, void *context)
+{
+    return load(t, read, NULL, context, false);
+}
+
 static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
 {
     return qd_checkpoint_read(context, param, kind, box, out);

@@ -12,6 +12,8 @@ qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, c
 
 /* Hands over a box of a logical tensor as fp32, as qd_checkpoint_read() does. */
 typedef qd_status (*qd_state_read)(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out);
+/* Not collective. Fills this rank's weights and optimizer state from `read`. */
+qd_status qd_state_load_from(qd_trainer *trainer, qd_state_read read, void *context);
 /* Whether the source of `read` has a tensor. */
 typedef bool (*qd_state_has)(void *context, const char *name);
 /* Not collective. Fills this rank's weights from `read`. Adapters that the source does not have are

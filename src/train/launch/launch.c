@@ -3,13 +3,16 @@
  * keeps caches. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
+#include "train/launch/launch_elastic.h"
 
 #include "base/error.h"
 #include "base/sized.h"
+#include "base/thread.h"
 #include "base/process/stacks.h"
 #include "comm/guard.h"
 #include "train/ranks/common.h"
 #include "train/ranks/long_work.h"
+#include "train/elastic/handover.h"
 #include "train/ranks/patience.h"
 #include "train/run/resume_options.h"
 #include "train/run/run_machine.h"
@@ -35,6 +38,7 @@ typedef struct place {
     const char *starter; /* of an MPI world: "mpirun", "srun" */
     bool told; /* the starter has set the variables by which MPI finds the other processes */
     int world_fd, report_fd, config_fd;
+    int order_fd, state_fd; /* -1: the run is not supervised; no state is handed over */
     pid_t launcher;
 } place;
 
@@ -101,13 +105,15 @@ static void find_mpi_place(place *p)
 
 static place find_place(void)
 {
-    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1};
+    place p = {.role = ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1, .order_fd = -1, .state_fd = -1};
     if (getenv(QD_ENV_RANK)) {
         p.role = ROLE_LOCAL_RANK;
         p.rank = env_int(QD_ENV_RANK, 0, -1);
         p.world_fd = env_int(QD_ENV_WORLD_FD, 0, -1);
         p.report_fd = env_int(QD_ENV_REPORT_FD, 0, -1);
         p.config_fd = env_int(QD_ENV_CONFIG_FD, 0, -1);
+        p.order_fd = env_int(QD_ENV_ORDER_FD, 0, -1);
+        p.state_fd = env_int(QD_ENV_STATE_FD, 0, -1);
         p.launcher = (pid_t)env_int(QD_ENV_LAUNCHER, 1, 0);
     } else if (under_mpi()) {
         find_mpi_place(&p);
@@ -216,27 +222,103 @@ static void catch_stacks(const qd_config *config, int rank)
     qd_stacks_on_signal(path, title);
 }
 
-static qd_status run_local_rank(place *p, qd_run *run)
+/* Rank 0, after each step. */
+static bool asks_rest(void *context)
+{
+    const place *p = context;
+    qd_order order;
+    int fds[QD_ORDER_FDS];
+    return qd_order_receive(p->order_fd, false, &order, fds) && order.kind == QD_ORDER_REST;
+}
+
+static void close_all(int *const *fds, int count)
+{
+    for (int i = 0; i < count; i++) {
+        if (*fds[i] >= 0)
+            close(*fds[i]);
+        *fds[i] = -1;
+    }
+}
+
+/* This rank has left its world: it does what the launcher orders until it joins the next one.
+ * False: the launcher lets it go. */
+static bool take_orders(place *p, qd_kept *kept, qd_status status)
+{
+    qd_order order;
+    int fds[QD_ORDER_FDS];
+    if (status == QD_TIMEOUT) /* it has the message that names the missing rank */
+        send_failure(p, status);
+    qd_report_send(p->report_fd, &(qd_report){.kind = QD_REPORT_RESTS, .rank = p->rank, .rests = qd_kept_step(kept)});
+    while (qd_order_receive(p->order_fd, true, &order, fds)) {
+        if (order.kind == QD_ORDER_JOIN) {
+            close_all((int *const[]){&p->world_fd, &p->config_fd, &p->state_fd}, 3);
+            p->rank = order.rank;
+            p->world_fd = fds[0];
+            p->config_fd = fds[1];
+            p->state_fd = fds[2];
+            return true;
+        }
+        if (order.kind == QD_ORDER_WRITE) {
+            qd_report written = {.kind = QD_REPORT_WRITTEN, .rank = p->rank};
+            if (qd_kept_write(kept, fds[0], order.left, &written.complete) != QD_OK)
+                written.complete = false;
+            qd_report_send(p->report_fd, &written);
+        }
+        close_all((int *const[]){&fds[0], &fds[1], &fds[2]}, QD_ORDER_FDS);
+    }
+    return false;
+}
+
+/* One rank in one world. *next: it is to continue in the next one. */
+static qd_status run_in_world(place *p, qd_run *run, bool *next)
 {
     qd_options *options = NULL;
+    qd_comm *world = NULL;
+    qd_kept *kept = NULL;
+    qd_status status = QD_OK;
+    *next = false;
+    QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
+    QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
+    run->options = options;
+    QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
+    catch_stacks(&run->config, p->rank);
+    if (p->state_fd >= 0)
+        QD_TRY_DONE(qd_handover_open(p->state_fd, &run->handover));
+    status = qd_run_rank(run, world, p->order_fd >= 0 ? &kept : NULL);
+    qd_handover_close(run->handover);
+    run->handover = NULL;
+    *next = kept && take_orders(p, kept, status);
+    if (kept && !*next) /* the launcher knows */
+        _exit(EXIT_SUCCESS);
+done:
+    qd_kept_destroy(kept);
+    qd_comm_destroy(world);
+    qd_options_destroy(options);
+    return status;
+}
+
+static qd_status run_local_rank(place *p, qd_run *run)
+{
+    bool next;
+    qd_status status;
+    qd_cores_set cores; /* of this process: a trainer may restrict it to some of them */
+    const bool bound = qd_thread_cores(&cores) == QD_OK;
     /* This rank is killed with its launcher, however that ends. The launcher may have ended before
      * the line below. */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != p->launcher)
         return QD_FAIL(QD_INTERRUPTED, "the launcher has ended");
-    qd_comm *world = NULL;
     qd_train_observer observer = {.size = sizeof observer, .context = p, .on_step = send_step, .on_end = send_end, .on_note = send_note};
-    qd_status status = QD_OK;
-    QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
-    QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
-    run->options = options;
     run->observer = &observer;
-    QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
-    catch_stacks(&run->config, p->rank);
-    status = qd_run_rank(run, world);
-done:
-    qd_comm_destroy(world);
-    qd_options_destroy(options);
+    run->asks_rest = p->order_fd >= 0 ? asks_rest : NULL;
+    run->rest_context = p;
+    do {
+        status = run_in_world(p, run, &next);
+        if (next && bound)
+            (void)qd_thread_bind(&cores);
+        if (next)
+            qd_error_clear();
+    } while (next);
     return status;
 }
 
@@ -389,7 +471,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
     tell_start(world, summary, observer);
     QD_TRY_DONE(note_nodes(run, world));
     agreed = true; /* from here on qd_run_rank() aborts the others itself */
-    status = qd_run_rank(run, world);
+    status = qd_run_rank(run, world, NULL);
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
@@ -431,6 +513,8 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 
 static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summary, const qd_train_observer *observer)
 {
+    QD_TRY(qd_config_resolve(run->options, 0, &run->config));
+    QD_TRY(qd_elastic_check(&run->config));
     if (qd_options_string(run->options, "run.launcher")[0] != '\0') {
         QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
         QD_TRY(qd_run_resume_check(&run->config));
@@ -450,7 +534,7 @@ static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summa
         observer->on_start(observer->context, &summary->shown);
     if (supervised)
         return qd_launch_restarting(run, argv, observer);
-    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv, &stopped);
+    return one || threads ? qd_launch_threads(run) : qd_launch_processes(run, argv, NULL, &stopped);
 }
 
 qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_observer *observer)

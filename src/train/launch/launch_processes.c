@@ -1,7 +1,7 @@
 /* Ranks as processes: starts them with exec, so that no thread, lock or library state is inherited,
  * and supervises them until all have ended. */
 #define _GNU_SOURCE
-#include "train/launch/launch.h"
+#include "train/launch/launch_crew.h"
 
 #include "base/clock.h"
 #include "base/process/process.h"
@@ -28,6 +28,7 @@ extern char **environ;
 /* After the first failure the other ranks have this long to return on their own, then to react to
  * SIGTERM. */
 #define SECONDS_TO_RETURN 5.0
+#define STEPS_TO_RETURN 2.5 /* of a supervised run, if that is longer */
 #define SECONDS_TO_TERMINATE 2.0
 
 #define SECONDS_BETWEEN_LOOKS 0.5 /* at the state of the ranks */
@@ -37,36 +38,7 @@ extern char **environ;
 #define STEPS_OF_AN_ACTION 10.0
 #define STEPS_BEFORE_WATCHING 3
 
-typedef struct child {
-    pid_t pid; /* 0: not started, or reaped */
-    double stopped_at; /* clock time at which a signal stopped it; 0: it is not stopped */
-    qd_status told; /* the failure it has reported */
-    char last[256]; /* where it was at the last look */
-} child;
-
-typedef enum phase { PHASE_RUNNING, PHASE_RETURNING, PHASE_TERMINATING, PHASE_KILLING } phase;
-
-typedef struct crew {
-    const qd_run *run;
-    qd_local_world *world;
-    child *children;
-    int size, alive;
-    int report[2]; /* socket pair: [0] ours, [1] the ranks' */
-    int config;    /* memfd: the configuration, for the ranks */
-    int signals;   /* signalfd */
-    sigset_t mask_before, watched;
-    struct sigaction child_before;
-    phase phase;
-    double next; /* clock time at which the next phase begins */
-    int stop_signal; /* sent by the user; 0: none */
-    qd_patience patience;
-    double looked_at; /* clock time of the last look at the ranks */
-    bool excused;     /* a debugger holds a rank */
-    double standing;  /* seconds for which no rank has advanced */
-    qd_failure failure;
-} crew;
-
-enum { VARIABLES = 5, VARIABLE_BYTES = 48 };
+enum { VARIABLES = 7, VARIABLE_BYTES = 48 };
 
 /* The environment of a rank: ours plus a few variables. */
 static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_BYTES], char ***environment)
@@ -84,14 +56,15 @@ static qd_status make_environment(const crew *c, char text[VARIABLES][VARIABLE_B
     snprintf(text[2], VARIABLE_BYTES, QD_ENV_REPORT_FD "=%d", c->report[1]);
     snprintf(text[3], VARIABLE_BYTES, QD_ENV_LAUNCHER "=%ld", (long)getpid());
     snprintf(text[4], VARIABLE_BYTES, QD_ENV_CONFIG_FD "=%d", c->config);
+    snprintf(text[6], VARIABLE_BYTES, QD_ENV_STATE_FD "=%d", c->state);
     *environment = list;
     return QD_OK;
 }
 
-/* Ranks inherit three descriptors. SIGINT stays blocked in them, because a terminal sends it to all
- * processes of the job and the launcher forwards it; the other signals are blocked until the rank
- * is ready for them. */
-static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
+/* Ranks inherit three to five descriptors. SIGINT stays blocked in them, because a terminal sends
+ * it to all processes of the job and the launcher forwards it; the other signals are blocked until
+ * the rank is ready for them. */
+static int prepare_spawn(const crew *c, int orders, posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes)
 {
     sigset_t mask = c->mask_before, defaults;
     int world = qd_local_world_fd(c->world), error;
@@ -108,6 +81,8 @@ static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, pos
     if ((error = posix_spawn_file_actions_adddup2(actions, world, world)) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->report[1], c->report[1])) != 0 ||
         (error = posix_spawn_file_actions_adddup2(actions, c->config, c->config)) != 0 ||
+        (c->state >= 0 && (error = posix_spawn_file_actions_adddup2(actions, c->state, c->state)) != 0) ||
+        (orders >= 0 && (error = posix_spawn_file_actions_adddup2(actions, orders, orders)) != 0) ||
         (error = posix_spawn_file_actions_addopen(actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0)) != 0 ||
         (error = posix_spawnattr_setsigmask(attributes, &mask)) != 0 ||
         (error = posix_spawnattr_setsigdefault(attributes, &defaults)) != 0)
@@ -115,29 +90,46 @@ static int prepare_spawn(const crew *c, posix_spawn_file_actions_t *actions, pos
     return posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
 }
 
-static qd_status start_children(crew *c, char *const *argv)
+/* Returns 0 or the error. */
+static int start_child(crew *c, int rank, char text[VARIABLES][VARIABLE_BYTES], char **environment)
+{
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    child *k = &c->children[rank];
+    int orders[2] = {-1, -1};
+    *k = (child){.orders = -1};
+    if (c->keeper && socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, orders) != 0)
+        return errno;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawnattr_init(&attributes);
+    int error = prepare_spawn(c, orders[1], &actions, &attributes);
+    snprintf(text[0], VARIABLE_BYTES, QD_ENV_RANK "=%d", rank);
+    snprintf(text[5], VARIABLE_BYTES, QD_ENV_ORDER_FD "=%d", orders[1]);
+    if (error == 0)
+        error = posix_spawn(&k->pid, "/proc/self/exe", &actions, &attributes, c->argv, environment);
+    if (error == 0)
+        c->alive++;
+    else
+        k->pid = 0;
+    k->orders = orders[0];
+    if (orders[1] >= 0)
+        close(orders[1]);
+    posix_spawn_file_actions_destroy(&actions);
+    posix_spawnattr_destroy(&attributes);
+    return error;
+}
+
+qd_status qd_crew_start(crew *c)
 {
     char text[VARIABLES][VARIABLE_BYTES];
     char **environment = NULL;
-    posix_spawn_file_actions_t actions;
-    posix_spawnattr_t attributes;
-    QD_TRY(qd_launch_config_write(c->run->options, &c->config));
+    int error = 0, rank = 0;
     QD_TRY(make_environment(c, text, &environment));
-    posix_spawn_file_actions_init(&actions);
-    posix_spawnattr_init(&attributes);
-    int error = prepare_spawn(c, &actions, &attributes);
-    for (int rank = 0; rank < c->size && error == 0; rank++) {
-        snprintf(text[0], VARIABLE_BYTES, QD_ENV_RANK "=%d", rank);
-        error = posix_spawn(&c->children[rank].pid, "/proc/self/exe", &actions, &attributes, argv, environment);
-        if (error == 0)
-            c->alive++;
-        else
-            c->children[rank].pid = 0;
-    }
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
+    for (; rank < c->size && error == 0; rank++)
+        if (c->children[rank].pid == 0)
+            error = start_child(c, rank, text, environment);
     free(environment);
-    return error == 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "rank %d: cannot start a process: %s", c->alive, strerror(error));
+    return error == 0 ? QD_OK : QD_FAIL(QD_SYSTEM, "rank %d: cannot start a process: %s", rank - 1, strerror(error));
 }
 
 /* Signals are read from a signalfd. Children that end stay zombies until they are waited for. */
@@ -163,9 +155,15 @@ static qd_status watch_signals(crew *c)
 
 static void send_all(const crew *c, int number)
 {
-    for (int rank = 0; rank < c->size; rank++)
-        if (c->children[rank].pid > 0)
-            kill(c->children[rank].pid, number);
+    for (int i = 0; i < c->count; i++)
+        if (c->children[i].pid > 0)
+            kill(c->children[i].pid, number);
+}
+
+/* Surviving ranks of a supervised run keep their state, which is worth waiting for. */
+static double seconds_to_return(const crew *c)
+{
+    return c->keeper ? fmax(SECONDS_TO_RETURN, STEPS_TO_RETURN * qd_patience_step(&c->patience)) : SECONDS_TO_RETURN;
 }
 
 static void enter(crew *c, phase to)
@@ -176,7 +174,7 @@ static void enter(crew *c, phase to)
     for (int rank = 0; to == PHASE_RETURNING && rank < c->size; rank++)
         if (c->children[rank].pid > 0 && c->children[rank].stopped_at > 0.0) /* it cannot return */
             kill(c->children[rank].pid, SIGKILL);
-    c->next = qd_clock_now() + (to == PHASE_RETURNING ? SECONDS_TO_RETURN : SECONDS_TO_TERMINATE);
+    c->next = qd_clock_now() + (to == PHASE_RETURNING ? seconds_to_return(c) : SECONDS_TO_TERMINATE);
     if (to == PHASE_TERMINATING)
         send_all(c, SIGTERM);
     else if (to == PHASE_KILLING)
@@ -209,6 +207,8 @@ static void take_reports(crew *c)
     const qd_train_observer *o = c->run->observer;
     qd_report report;
     while (qd_report_receive(c->report[0], &report)) {
+        if (c->keeper)
+            qd_crew_take_report(c, &report);
         if (report.kind == QD_REPORT_STEP) {
             qd_patience_add(&c->patience, report.step.step_seconds);
             if (o && o->on_step)
@@ -255,7 +255,7 @@ static void note_death(crew *c, int rank, int wait_status)
 
 static void reap(crew *c)
 {
-    for (int rank = 0; rank < c->size; rank++) {
+    for (int rank = 0; rank < c->count; rank++) {
         int wait_status = 0;
         child *k = &c->children[rank];
         if (k->pid <= 0 || waitpid(k->pid, &wait_status, WNOHANG | WUNTRACED | WCONTINUED) != k->pid)
@@ -267,7 +267,10 @@ static void reap(crew *c)
         k->pid = 0;
         c->alive--;
         take_reports(c); /* its last report was sent before it ended */
-        if (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0)
+        if (k->orders >= 0)
+            close(k->orders);
+        k->orders = -1;
+        if (!k->leaves && (!WIFEXITED(wait_status) || WEXITSTATUS(wait_status) != 0))
             note_death(c, rank, wait_status);
     }
 }
@@ -378,10 +381,17 @@ static void supervise(crew *c)
         take_signals(c);
         take_reports(c);
         reap(c);
-        if (qd_clock_now() - c->looked_at >= SECONDS_BETWEEN_LOOKS)
+        const bool looks = qd_clock_now() - c->looked_at >= SECONDS_BETWEEN_LOOKS;
+        if (looks)
             look_at_ranks(c);
-        if (c->phase != PHASE_RUNNING && c->phase != PHASE_KILLING && qd_clock_now() >= c->next)
+        if (looks && c->keeper)
+            qd_crew_look(c);
+        if (c->phase == PHASE_RETURNING && qd_clock_now() >= c->next && qd_crew_reforms(c))
+            qd_crew_end_busy(c);
+        else if (c->phase != PHASE_RUNNING && c->phase != PHASE_KILLING && qd_clock_now() >= c->next)
             enter(c, c->phase + 1);
+        if (c->keeper)
+            qd_crew_advance(c);
     }
 }
 
@@ -393,24 +403,29 @@ static qd_status open_crew(crew *c)
     const qd_config *settings = &c->run->config;
     qd_collective_ways_find(settings->world > 1 && strcmp(settings->device, "cpu") == 0 ? settings->collectives : "none", true, &ways);
     config.ways = ways.text;
-    c->children = calloc((size_t)c->run->config.world, sizeof *c->children);
+    c->children = calloc(QD_CREW_MOST, sizeof *c->children);
+    for (int i = 0; c->children && i < QD_CREW_MOST; i++)
+        c->children[i].orders = -1;
     if (!c->children)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", c->run->config.world);
-    c->size = c->run->config.world;
+    c->size = c->count = c->run->config.world;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, c->report) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot make a socket for the ranks' reports: %s", strerror(errno));
     QD_TRY(qd_local_world_create(c->size, &config, &c->world));
     return watch_signals(c);
 }
 
-qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped)
+qd_status qd_launch_processes(const qd_run *run, char *const *argv, const qd_keeper *keeper, int *stopped)
 {
-    crew c = {.run = run, .report = {-1, -1}, .config = -1, .signals = -1};
+    crew c = {.run = run, .argv = argv, .keeper = keeper, .report = {-1, -1}, .config = -1, .signals = -1, .state = -1,
+              .state_step = -1, .below = INT64_MAX};
     sigaction(SIGCHLD, NULL, &c.child_before);
     sigprocmask(SIG_BLOCK, NULL, &c.mask_before);
     qd_status status = open_crew(&c);
     if (status == QD_OK)
-        status = start_children(&c, argv);
+        status = qd_launch_config_write(run->options, &c.config);
+    if (status == QD_OK)
+        status = qd_crew_start(&c);
     if (status != QD_OK) {
         qd_failure_add_own(&c.failure, status);
         enter(&c, PHASE_TERMINATING);
@@ -429,6 +444,11 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv, int *stopped
     for (int i = 0; i < 2; i++)
         if (c.report[i] >= 0)
             close(c.report[i]);
+    for (int i = 0; c.children && i < c.count; i++)
+        if (c.children[i].orders >= 0)
+            close(c.children[i].orders);
+    if (c.state >= 0)
+        close(c.state);
     free(c.children);
     return qd_failure_raise(&c.failure);
 }

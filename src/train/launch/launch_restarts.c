@@ -1,11 +1,13 @@
-/* Restarts ranks after a failure (run.restarts): decides from the status whether a restart
- * can help, continues from the newest intact checkpoint, and keeps a journal in the run folder.
+/* Restarts ranks after a failure (run.restarts): decides from the status whether a restart can
+ * help, continues from the state of the surviving ranks or from the newest intact checkpoint, and
+ * keeps a journal in the run folder. With run.elastic it also decides how many ranks there are.
  *
- * The launcher stays, so that signals, output and the observer are those of one run; only the ranks
- * are new. A resumed run is bit-identical to one that was not disturbed, so the result does not
- * depend on the failures. */
+ * The launcher stays, so that signals, output and the observer are those of one run. A resumed run
+ * is bit-identical to one that was not disturbed on the same layout, so the result does not depend
+ * on the failures. */
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
+#include "train/launch/launch_elastic.h"
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -34,6 +36,12 @@ typedef struct keeper {
     qd_failure before; /* the failure before the present one */
     int64_t before_step;
     int equal;         /* consecutive equal failures */
+    const qd_options *given;
+    qd_options *options; /* of the present attempt; NULL: those that were given */
+    bool over;           /* a decision that the run ends was made while ranks rested */
+    bool in_memory;      /* the present attempt continues from the state that ranks had in memory */
+    int left;            /* and with the processes of so many of them */
+    qd_elastic elastic;
 } keeper;
 
 /* Why a run failed, in the words of the journal; NULL: a restart would fail in the same way. */
@@ -185,15 +193,17 @@ static bool is_complete(const keeper *k, const char *checkpoints)
 /* The options of the next attempt: it resumes or, where nothing was saved yet, starts again. Before
  * the first step, checkpoints may be those of a run that this one replaces. NULL: nothing is left
  * to do. */
-static qd_status next_options(const keeper *k, qd_options **options)
+static qd_status next_options(keeper *k, qd_options **options)
 {
     qd_run_file checkpoints;
     QD_TRY(qd_run_path(&k->run->config, "checkpoints", checkpoints));
     bool resumes = (k->resumed || k->step >= 0) && qd_store_holds(checkpoints);
     qd_options *copy = NULL;
-    if (k->step >= k->run->config.steps && is_complete(k, checkpoints))
+    if (k->in_memory)
+        resumes = true;
+    else if (k->step >= k->run->config.steps && is_complete(k, checkpoints))
         return QD_OK;
-    QD_TRY(qd_options_copy(k->run->options, &copy));
+    QD_TRY(qd_elastic_options(&k->elastic, k->given, &copy));
     qd_status status = qd_options_set(copy, "run.resume", resumes ? "true" : "false");
     if (status == QD_OK)
         status = qd_options_set(copy, "run.overwrite", resumes ? "false" : "true");
@@ -206,82 +216,151 @@ static qd_status next_options(const keeper *k, qd_options **options)
 
 static void tell_restart(const keeper *k, bool resumes)
 {
-    char text[QD_ERROR_MESSAGE_BYTES + 128];
+    char text[QD_ERROR_MESSAGE_BYTES + 256], from[128];
+    if (k->in_memory)
+        snprintf(from, sizeof from, "the state of the other %d rank%s", k->left, k->left == 1 ? "" : "s");
+    else
+        snprintf(from, sizeof from, "%s", resumes ? "the newest checkpoint" : "the beginning");
     snprintf(text, sizeof text, "%s: restart %lld of %lld from %s", k->before.message, (long long)k->attempt - 1,
-             (long long)k->run->config.restarts, resumes ? "the newest checkpoint" : "the beginning");
+             (long long)k->run->config.restarts, from);
     pass_note((void *)(uintptr_t)k, text);
 }
 
-/* Before each attempt but the first. *options: of the attempt before, replaced by the new ones. */
-static qd_status prepare_again(keeper *k, qd_options **options, bool *complete)
+/* How the ranks of this attempt differ from those before: in the journal, and as a note. */
+static void note_ranks(keeper *k, int before)
+{
+    char text[512];
+    const int now = k->run->config.world;
+    if (k->run->config.elastic_most == 0 || now == before)
+        return;
+    qd_json_writer w = begin_line(k, "resize");
+    qd_json_put_int(&w, "from", before);
+    qd_json_put_int(&w, "ranks", now);
+    qd_json_put_string(&w, "reason", k->elastic.reason);
+    qd_json_put_bool(&w, "in_memory", k->in_memory);
+    qd_json_put_double(&w, "seconds", qd_clock_now() - k->elastic.asked_at);
+    end_line(k, &w);
+    snprintf(text, sizeof text, "%s: the run continues with %d ranks instead of %d", k->elastic.reason, now, before);
+    pass_note(k, text);
+}
+
+/* Before each attempt but the first. */
+static qd_status prepare_again(keeper *k, bool failed, bool *complete)
 {
     qd_options *next = NULL;
     qd_run_summary summary = {0};
     const bool command = k->run->config.launcher[0] != '\0';
+    const int before = k->run->config.world;
     QD_TRY(next_options(k, &next));
     *complete = !next;
     if (*complete)
         return QD_OK;
     k->run->options = next;
+    k->run->state_in_memory = k->in_memory;
     qd_status status = command ? qd_run_prepare(next, 0, k->run->stop, &k->run->config, &summary)
                                : qd_run_prepare_local(k->run, NULL, &summary);
-    qd_options_destroy(*options);
-    *options = next;
+    qd_options_destroy(k->options);
+    k->options = next;
     if (status != QD_OK)
         return qd_error_prefix(status, "restart %lld: ", (long long)k->attempt - 1);
-    qd_json_writer w = begin_line(k, "restart");
-    qd_json_put_bool(&w, "resumes", k->run->config.resume);
-    qd_json_put_double(&w, "seconds", qd_clock_now() - k->failed_at);
-    end_line(k, &w);
-    tell_restart(k, k->run->config.resume);
+    if (failed) {
+        qd_json_writer w = begin_line(k, "restart");
+        qd_json_put_bool(&w, "resumes", k->run->config.resume);
+        qd_json_put_bool(&w, "in_memory", k->in_memory);
+        qd_json_put_int(&w, "surviving", k->left);
+        qd_json_put_double(&w, "seconds", qd_clock_now() - k->failed_at);
+        end_line(k, &w);
+        tell_restart(k, k->run->config.resume);
+    }
+    note_ranks(k, before);
     return QD_OK;
 }
 
-static qd_status run_attempts(keeper *k, char *const *argv, qd_options **options)
+/* After a failure. QD_OK: the ranks are started again; otherwise the run ends with this status. */
+static qd_status judge(keeper *k, qd_status status)
 {
     char why[96];
-    for (k->attempt = 1;; k->attempt++) {
+    record_failure(k, status);
+    if (!cause_of(status)) {
+        snprintf(why, sizeof why, "%s: no restart can help", qd_status_text(status));
+        return give_up(k, status, why);
+    }
+    const bool repeated = k->equal >= (status == QD_NOT_FINITE ? MOST_EQUAL_NOT_FINITE : MOST_EQUAL);
+    if (repeated && (status == QD_NOT_FINITE || !qd_elastic_exclude(&k->elastic, k->given, k->run->config.world))) {
+        if (k->step >= 0)
+            snprintf(why, sizeof why, "%d equal failures in a row after step %lld", k->equal, (long long)k->step);
+        else
+            snprintf(why, sizeof why, "%d equal failures in a row before the first step", k->equal);
+        return give_up(k, status, why);
+    }
+    if (k->attempt > k->run->config.restarts) {
+        snprintf(why, sizeof why, "failed after %lld restart%s", (long long)k->attempt - 1, k->attempt == 2 ? "" : "s");
+        return give_up(k, status, why);
+    }
+    if (repeated)
+        k->equal = 0;
+    k->attempt++;
+    return QD_OK;
+}
+
+/* The ranks that are left of a world rest. */
+static bool again(void *context, qd_status failure, bool in_memory, int left, qd_status *result)
+{
+    keeper *k = context;
+    bool complete = false;
+    const bool failed = failure != QD_OK;
+    *result = failed ? judge(k, failure) : QD_OK;
+    k->in_memory = in_memory;
+    k->left = left;
+    if (*result == QD_OK)
+        *result = prepare_again(k, failed, &complete);
+    k->over = *result != QD_OK || complete;
+    return !k->over;
+}
+
+static int wanted(void *context, int ranks)
+{
+    keeper *k = context;
+    int number = qd_elastic_wanted(&k->elastic, k->given, ranks);
+    if (number < 0)
+        pass_note(k, k->elastic.reason);
+    return number;
+}
+
+static qd_status run_attempts(keeper *k, char *const *argv)
+{
+    const qd_keeper decides = {.context = k, .again = again, .wanted = wanted};
+    const bool keeps = !k->run->config.from_checkpoint;
+    for (bool complete = false;;) {
         int stopped = 0;
-        bool complete = false;
-        qd_status status = k->attempt == 1 ? QD_OK : prepare_again(k, options, &complete);
-        if (status != QD_OK || complete)
-            return status;
         k->run->observer = &k->passed;
         const bool command = k->run->config.launcher[0] != '\0';
-        status = (command ? qd_launch_command : qd_launch_processes)(k->run, argv, &stopped);
+        qd_status status = command ? qd_launch_command(k->run, argv, &stopped)
+                                   : qd_launch_processes(k->run, argv, keeps ? &decides : NULL, &stopped);
         if (command)
             k->step = qd_launch_last_step(&k->run->config);
-        if (status == QD_OK || stopped != 0 || qd_ended_in_order(status))
+        if (k->over || status == QD_OK || stopped != 0 || qd_ended_in_order(status))
             return status;
-        record_failure(k, status);
-        if (!cause_of(status)) {
-            snprintf(why, sizeof why, "%s: no restart can help", qd_status_text(status));
-            return give_up(k, status, why);
-        }
-        if (k->equal >= (status == QD_NOT_FINITE ? MOST_EQUAL_NOT_FINITE : MOST_EQUAL)) {
-            if (k->step >= 0)
-                snprintf(why, sizeof why, "%d equal failures in a row after step %lld", k->equal, (long long)k->step);
-            else
-                snprintf(why, sizeof why, "%d equal failures in a row before the first step", k->equal);
-            return give_up(k, status, why);
-        }
-        if (k->attempt > k->run->config.restarts) {
-            snprintf(why, sizeof why, "failed after %lld restart%s", (long long)k->attempt - 1, k->attempt == 2 ? "" : "s");
-            return give_up(k, status, why);
-        }
+        QD_TRY(judge(k, status));
+        k->in_memory = false;
+        k->left = 0;
+        status = prepare_again(k, true, &complete);
+        if (status != QD_OK || complete)
+            return status;
     }
 }
 
 qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer)
 {
-    const qd_options *given = run->options;
-    qd_options *options = NULL;
-    keeper k = {.run = run, .observer = observer, .resumed = run->config.resume, .step = -1, .before_step = -1};
+    keeper k = {.run = run, .observer = observer, .resumed = run->config.resume, .attempt = 1, .step = -1, .before_step = -1,
+                .given = run->options};
     k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
     load_journal(&k);
-    qd_status status = run_attempts(&k, argv, &options);
-    run->options = given;
-    qd_options_destroy(options);
+    qd_elastic_begin(&k.elastic, &run->config);
+    qd_status status = run_attempts(&k, argv);
+    run->options = k.given;
+    qd_options_destroy(k.options);
+    qd_elastic_end(&k.elastic);
     qd_strbuf_free(&k.journal);
     return status;
 }

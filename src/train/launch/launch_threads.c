@@ -6,7 +6,7 @@
 
 static qd_status run_rank(void *context, qd_comm *world)
 {
-    return qd_run_rank(context, world);
+    return qd_run_rank(context, world, NULL);
 }
 
 static qd_status run_single(const qd_run *run, const qd_comm_config *config)
@@ -16,7 +16,7 @@ static qd_status run_single(const qd_run *run, const qd_comm_config *config)
     QD_TRY(qd_local_world_create(1, config, &local));
     qd_status status = qd_local_comm_attach(local, 0, &world);
     if (status == QD_OK)
-        status = qd_run_rank(run, world);
+        status = qd_run_rank(run, world, NULL);
     qd_comm_destroy(world);
     qd_local_world_destroy(local);
     return status;

@@ -132,7 +132,8 @@ qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, q
         return QD_FAIL(QD_USAGE, "parallel.ranks is %lld, and one machine starts at most %d local ranks: mpirun or srun start more",
                        (long long)qd_options_int(run->options, "parallel.ranks"), QD_LOCAL_MAX_RANKS);
     QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
-    QD_TRY(qd_run_resume_check(&run->config));
+    if (!run->state_in_memory)
+        QD_TRY(qd_run_resume_check(&run->config));
     QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->shown.warning));
     QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
     summary->shown.backend = "local";
@@ -167,11 +168,13 @@ static qd_status ask_ranks(qd_rank_run *s, int64_t step, double step_seconds)
      * on disk is never older than one interval. */
     double seconds = s->run->config.save_seconds, early = fmin(s->save_took, seconds / 2);
     bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds - early;
-    int32_t asked[3] = {atomic_load(s->run->stop), due, qd_run_tuning_due(s, step, step_seconds)};
-    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 3, QD_I32, QD_MAX, NULL));
+    bool rest = qd_comm_rank(s->control) == 0 && s->run->asks_rest && s->run->asks_rest(s->run->rest_context);
+    int32_t asked[4] = {atomic_load(s->run->stop), due, qd_run_tuning_due(s, step, step_seconds), rest};
+    QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 4, QD_I32, QD_MAX, NULL));
     s->stop = asked[0];
     s->time_to_save = asked[1] != 0;
     s->time_to_tune = asked[2] != 0;
+    s->rests = asked[3] != 0;
     return QD_OK;
 }
 
@@ -301,7 +304,7 @@ static qd_status tell_different(qd_rank_run *s, int64_t step, const qd_step_outp
 
 /* Collective. Only one save is in progress; the last one of a run, and one without memory for a
  * copy, is waited for. */
-static qd_status save(qd_rank_run *s)
+qd_status qd_rank_run_checkpoint(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
     QD_TRY(poll_save(s, true));
@@ -414,11 +417,12 @@ qd_status qd_rank_run_start(qd_rank_run *s)
     }
     QD_TRY(open_validation(s));
     qd_batch_source source = qd_data_source(s->corpus.data);
-    const bool loads = run->config.resume || run->config.weights[0] != '\0';
+    const bool loads = run->handover || run->config.resume || run->config.weights[0] != '\0';
+    qd_position at = {0};
     QD_TRY((loads ? qd_trainer_create_blank : qd_trainer_create)(&run->config, s->world, &source, &s->trainer));
     QD_TRY(qd_rank_agree(s, measure_peak(s)));
-    if (run->config.resume) {
-        QD_TRY(qd_run_resume(s));
+    if (run->config.resume || run->handover) {
+        QD_TRY(run->handover ? qd_run_take_over(s, &at) : qd_run_resume(s));
         QD_TRY(qd_rank_agree(s, qd_run_compare_data(s)));
         QD_TRY(qd_rank_agree(s, qd_rank_run_restore_validation(s)));
     } else if (run->config.weights[0] != '\0') {
@@ -441,6 +445,11 @@ qd_status qd_rank_run_start(qd_rank_run *s)
         qd_trainer_set_trace(s->trainer, s->trace);
     }
     s->saved_at = qd_clock_now();
+    if (run->handover)
+        qd_trainer_set_position(s->trainer, at);
+    else
+        s->followed = qd_trainer_position(s->trainer).step;
+    s->started = true;
     return QD_OK;
 }
 
@@ -582,58 +591,66 @@ static qd_status end_saving(qd_rank_run *s, qd_status status)
     qd_error_keep(&why);
     qd_status saving = poll_save(s, true); /* a failed save is reported by a note, failed communication at the end */
     if (saving == QD_OK && qd_trainer_position(s->trainer).step > s->kept)
-        saving = save(s);
+        saving = qd_rank_run_checkpoint(s);
     if (saving == QD_OK)
         (void)poll_save(s, true);
     qd_error_put_back(&why);
     return status;
 }
 
-qd_status qd_rank_run_step(qd_rank_run *s)
+qd_status qd_rank_run_follow(qd_rank_run *s)
 {
     const qd_config *c = &s->run->config;
-    int64_t step = qd_trainer_position(s->trainer).step + 1, every = c->save_every;
-    qd_step_output output;
-    double from = qd_clock_now();
-    if (s->trace && s->traced++ == c->trace_steps)
-        qd_trainer_set_trace(s->trainer, NULL);
-    qd_trainer_set_limits(s->trainer, qd_spikes_limits(&s->spikes));
-    QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &output)));
-    if (output.different[0] != '\0')
-        return tell_different(s, step, &output);
-    double seconds = qd_clock_now() - from;
-    bool went_back = false;
-    qd_patience_add(&s->patience, seconds);
-    qd_comm_guard_patience(s->world, qd_patience_stopped(&s->patience, c->deadline));
-    if (output.spike)
-        QD_TRY(end_saving(s, qd_run_spike(s, &output, &went_back)));
-    if (went_back)
-        return ask_ranks(s, step, seconds);
-    if (!output.skipped)
-        qd_spikes_add(&s->spikes, output.grad_norm, output.loss);
+    const qd_step_output *output = &s->output;
+    const int64_t step = qd_trainer_position(s->trainer).step, every = c->save_every;
+    if (!output->skipped)
+        qd_spikes_add(&s->spikes, output->grad_norm, output->loss);
     /* A step counts as done when no more than one interval would be lost with it. */
     if (s->saver)
         QD_TRY(poll_save(s, step - s->saving >= c->save_overlap));
     qd_dispatched moved;
     QD_TRY(count_dispatched(s, &moved));
-    QD_TRY(end_saving(s, validate(s, step, seconds)));
+    QD_TRY(end_saving(s, validate(s, step, s->seconds)));
     if (qd_comm_rank(s->world) == 0)
-        QD_TRY(report_step(s, step, &output, seconds, &moved));
+        QD_TRY(report_step(s, step, output, s->seconds, &moved));
     s->end.steps = step;
-    s->end.loss = output.loss;
-    s->end.tokens += step_tokens(c, &output);
-    QD_TRY(end_saving(s, note_skipped(s, step, &output)));
+    s->end.loss = output->loss;
+    s->end.tokens += step_tokens(c, output);
+    QD_TRY(end_saving(s, note_skipped(s, step, output)));
     QD_TRY(write_samples(s, step));
-    QD_TRY(ask_ranks(s, step, seconds));
+    QD_TRY(ask_ranks(s, step, s->seconds));
     if (s->time_to_tune && s->stop == 0)
         QD_TRY(qd_run_tune_more(s));
     if (c->check_replicas > 0 && step % c->check_replicas == 0)
         QD_TRY(compare_replicas(s));
-    if (!s->saver)
-        return QD_OK;
-    bool due = (every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps ||
-               (s->improved && c->evaluation.save_best);
-    return due ? save(s) : QD_OK;
+    bool due = s->saver && ((every > 0 && step % every == 0) || s->time_to_save || s->stop != 0 || step == c->steps ||
+                            (s->improved && c->evaluation.save_best));
+    if (due)
+        QD_TRY(qd_rank_run_checkpoint(s));
+    s->followed = step;
+    return QD_OK;
+}
+
+qd_status qd_rank_run_step(qd_rank_run *s)
+{
+    int64_t step = qd_trainer_position(s->trainer).step + 1;
+    double from = qd_clock_now();
+    if (s->trace && s->traced++ == s->run->config.trace_steps)
+        qd_trainer_set_trace(s->trainer, NULL);
+    qd_trainer_set_limits(s->trainer, qd_spikes_limits(&s->spikes));
+    QD_TRY(end_saving(s, qd_trainer_step(s->trainer, &s->output)));
+    if (s->output.different[0] != '\0')
+        return tell_different(s, step, &s->output);
+    s->seconds = qd_clock_now() - from;
+    bool went_back = false;
+    qd_patience_add(&s->patience, s->seconds);
+    qd_comm_guard_patience(s->world, qd_patience_stopped(&s->patience, s->run->config.deadline));
+    if (s->output.spike)
+        QD_TRY(end_saving(s, qd_run_spike(s, &s->output, &went_back)));
+    if (!went_back)
+        return qd_rank_run_follow(s);
+    s->followed = qd_trainer_position(s->trainer).step;
+    return ask_ranks(s, step, s->seconds);
 }
 
 qd_status qd_rank_run_settle(qd_rank_run *s)
@@ -645,9 +662,10 @@ qd_status qd_rank_run_settle(qd_rank_run *s)
 static qd_status run_steps(qd_rank_run *s)
 {
     double begin = qd_clock_now();
-    while (qd_trainer_position(s->trainer).step < s->run->config.steps && s->stop == 0)
+    while (qd_trainer_position(s->trainer).step < s->run->config.steps && s->stop == 0 && !s->rests)
         QD_TRY(qd_rank_run_step(s));
     QD_TRY(qd_rank_run_settle(s));
+    s->rests = s->rests && s->stop == 0 && qd_trainer_position(s->trainer).step < s->run->config.steps;
     s->end.seconds = qd_clock_now() - begin;
     s->end.interrupted = s->stop != 0 && s->end.steps < s->run->config.steps;
     return QD_OK;
@@ -754,17 +772,18 @@ void qd_rank_run_close(qd_rank_run *s)
     *s = (qd_rank_run){0};
 }
 
-qd_status qd_run_rank(const qd_run *run, qd_comm *world)
+qd_status qd_rank_run_live(qd_rank_run *s)
 {
-    qd_rank_run s = qd_rank_run_of(run, world);
     qd_status status = QD_OK;
-    QD_TRY_DONE(qd_rank_run_start(&s));
-    QD_TRY_DONE(run_steps(&s));
-    QD_TRY_DONE(qd_rank_run_finish(&s));
+    QD_TRY_DONE(qd_rank_run_start(s));
+    if (s->run->handover)
+        QD_TRY_DONE(qd_run_catch_up(s));
+    QD_TRY_DONE(run_steps(s));
+    if (!s->rests)
+        QD_TRY_DONE(qd_rank_run_finish(s));
 done:
-    qd_rank_run_alert(&s, status);
-    if (status == QD_OK || status == QD_STOPPED || status == QD_INTERRUPTED)
-        forget_shared_memory(&s);
-    qd_rank_run_close(&s);
+    qd_rank_run_alert(s, status);
+    if ((status == QD_OK && !s->rests) || status == QD_STOPPED || status == QD_INTERRUPTED)
+        forget_shared_memory(s);
     return status;
 }

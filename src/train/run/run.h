@@ -13,6 +13,10 @@ typedef struct qd_run {
     qd_config config;
     const qd_train_observer *observer; /* of rank 0: on_step and on_end */
     const atomic_int *stop;            /* 0, or the signal that asks the run to end after the current step */
+    struct qd_handover *handover;      /* the state to start with, from other ranks (handover.h); NULL: none */
+    bool state_in_memory;              /* it will be handed over: no checkpoint is needed */
+    bool (*asks_rest)(void *context);  /* rank 0, after each step: whether all ranks are to rest; NULL: never */
+    void *rest_context;
 } qd_run;
 
 /* What the observer is shown, and the plan that it points to. */
@@ -41,9 +45,22 @@ qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer
  * `config` and the summary; run->options and run->stop are set. */
 qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary);
 
+/* What a rank keeps of a run that it is to continue in another world. */
+typedef struct qd_kept qd_kept;
+
 /* Collective over `world`. When one rank fails, all return: that rank with its failure, the others
- * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message. */
-qd_status qd_run_rank(const qd_run *run, qd_comm *world);
+ * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message.
+ *
+ * kept: NULL, or where a rank that is not to blame (QD_REMOTE, QD_TIMEOUT), or that rests because
+ * asks_rest() said so (QD_OK), leaves its state. Then `run`, its options and `world` must outlive
+ * *kept; otherwise *kept is NULL. */
+qd_status qd_run_rank(const qd_run *run, qd_comm *world, qd_kept **kept);
+
+/* elastic/keep.c. The step after which the state is that of the run; -1: it is incomplete. */
+int64_t qd_kept_step(const qd_kept *kept);
+/* As qd_handover_write(). */
+qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete);
+void qd_kept_destroy(qd_kept *kept); /* NULL is legal */
 
 /* The configuration as YAML. The model is written with all of its sizes, because a preset may
  * change later. program NULL: the rest as it was given, for config.yaml of a run folder; what was

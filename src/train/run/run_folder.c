@@ -169,10 +169,10 @@ qd_status qd_run_folder_open(qd_rank_run *s)
     qd_leftovers_clear(shared, warning, sizeof warning);
     if (warning[0] != '\0')
         qd_rank_note(s, warning);
-    if (c->resume) {
+    if (c->resume && s->kept >= 0) {
         qd_run_file root;
         QD_TRY(qd_run_path(c, "checkpoints", root));
-        qd_store_repair_latest(root, qd_trainer_position(s->trainer).step);
+        qd_store_repair_latest(root, s->kept);
     }
     qd_status status = write_files(s);
     if (status != QD_OK && !c->resume)

@@ -71,6 +71,11 @@ typedef struct qd_rank_run {
     qd_spikes spikes;
     int rollbacks; /* to the checkpoint `kept` */
     bool agreed; /* all ranks know of the failure and return: no abort is needed */
+    bool started; /* qd_rank_run_start() is done: the trainer has the state of the run */
+    bool rests;   /* the ranks are to continue in another world; known to all */
+    int64_t followed; /* step after which everything that follows a step is done */
+    qd_step_output output; /* of the last step, and how long it took */
+    double seconds;
 } qd_rank_run;
 
 /* ---- run.c: the life of a rank. All are collective over its world, unless they say otherwise
@@ -87,8 +92,13 @@ static inline qd_rank_run qd_rank_run_of(const qd_run *run, qd_comm *world)
 qd_status qd_rank_run_start(qd_rank_run *s);
 /* One step, its line of the metrics, and a checkpoint where one is due. */
 qd_status qd_rank_run_step(qd_rank_run *s);
+/* What follows a step: its line of the metrics, validation, samples, a checkpoint where one is due.
+ */
+qd_status qd_rank_run_follow(qd_rank_run *s);
 /* The checkpoint that is being written, if any, is complete. */
 qd_status qd_rank_run_settle(qd_rank_run *s);
+/* With a saver: starts a checkpoint of the present state. A failure to write it is a note. */
+qd_status qd_rank_run_checkpoint(qd_rank_run *s);
 /* With a saver: a checkpoint of the present state, complete when this returns, unless there is
  * one. A failure to write it is agreed on and leaves the run as it is. */
 qd_status qd_rank_run_save(qd_rank_run *s);
@@ -96,6 +106,8 @@ qd_status qd_rank_run_save(qd_rank_run *s);
 qd_status qd_rank_run_finish(qd_rank_run *s);
 /* Not collective: after a failure that the other ranks do not know of, they learn of it and end. */
 void qd_rank_run_alert(qd_rank_run *s, qd_status status);
+/* All of these, from start to end, or until the ranks are to rest. */
+qd_status qd_rank_run_live(qd_rank_run *s);
 /* Not collective. Frees everything, also of a half-started one. */
 void qd_rank_run_close(qd_rank_run *s);
 
@@ -138,6 +150,15 @@ qd_status qd_run_spike(qd_rank_run *s, const qd_step_output *output, bool *went_
 /* Collective. For a run on preferences: the log-probabilities of the reference model, which is the
  * model before the first step, read from run.dir or computed and written there. */
 qd_status qd_run_reference(qd_rank_run *s);
+
+/* elastic/keep.c */
+
+/* Collective. Loads what other ranks have handed over. *at: the position of the run; until the
+ * ranks have read the files of the run, that of the trainer is before it, if what follows the step
+ * must be done again. */
+qd_status qd_run_take_over(qd_rank_run *s, qd_position *at);
+/* Collective, after the start: does that. */
+qd_status qd_run_catch_up(qd_rank_run *s);
 
 /* run_tuning.c */
 

@@ -39,6 +39,7 @@ struct qd_saver {
     char *left;        /* NULL, or what the commit could not remove */
     job job;
     atomic_llong written; /* pieces, by the thread */
+    atomic_int abandoned;
     long long seen;       /* of them at the last look, */
     double standing;      /* which was so many seconds ago */
     bool stuck;           /* the thread is in a call that does not return */
@@ -68,6 +69,8 @@ static qd_status fetch_live(void *context, const qd_state_piece *piece, float *o
 static qd_status fetch_copied(void *context, const qd_state_piece *piece, float *out)
 {
     qd_saver *s = context;
+    if (atomic_load(&s->abandoned))
+        return QD_FAIL(QD_INTERRUPTED, "the checkpoint is not completed");
     atomic_fetch_add_explicit(&s->written, 1, memory_order_relaxed);
     memcpy(out, s->snapshot + piece->before, (size_t)piece->count * sizeof *out);
     return QD_OK;
@@ -289,6 +292,12 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
     }
     *saver = s;
     return QD_OK;
+}
+
+void qd_saver_abandon(qd_saver *s)
+{
+    if (s)
+        atomic_store(&s->abandoned, 1);
 }
 
 void qd_saver_destroy(qd_saver *s)

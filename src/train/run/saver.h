@@ -22,6 +22,8 @@ typedef struct qd_save_report {
 qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver);
 void qd_saver_destroy(qd_saver *saver); /* waits for this rank's thread; NULL is legal */
 int64_t qd_saver_snapshot(const qd_saver *saver);
+/* Not collective, after a failure: the current save ends with its next tensor, incomplete. */
+void qd_saver_abandon(qd_saver *saver); /* NULL is legal */
 
 /* Not collective, between saves: the checkpoint that is kept in addition to the newest, as in
  * qd_store_commit(). */
