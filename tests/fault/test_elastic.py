@@ -100,6 +100,10 @@ class Elastic(program.ProgramTest):
         worst = self.same_samples()
         shapes = [(line["from"], line["ranks"], line["in_memory"]) for line in self.events("resize")]
         self.assertEqual(shapes, [(8, 5, True), (5, 8, True)])
+        with open(self.path("run/starts.jsonl"), encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["ranks"] for line in file], [8, 5, 8])
+        self.ok(self.run_program("report", "run"))
+        self.assertIn("run", self.ok(self.run_program("runs", ".")).stdout)
         self.assertIn("5 ranks are available: the run continues with 5 ranks instead of 8", self.output)
         if LONG:
             print(f"8 to 5 to 8 ranks: largest relative difference of losses {worst:.2e}, seconds "
@@ -110,31 +114,144 @@ class Elastic(program.ProgramTest):
         if victims := [pid for pid in pids.values() if pid]:
             os.kill(chance.choice(victims), signal.SIGKILL)
 
-    def test_survivors_continue(self):
-        """A lost rank costs no step where replicas have its state; the result is bit-identical."""
-        failures = LONG or 3
-        steps = 40 * failures
-        arguments = [BATCH, f"train.steps={steps}", "--ranks", "4", "run.save_every=0"]
-        self.ok(self.run_program(*self.small(*arguments, "run.dir=whole")))
+    def fail_often(self, failures, *arguments):
+        """Ranks of a supervised run are killed one after another; the processes that were there before and after each."""
         run = self.start(*arguments, "run.dir=run", "--restarts", str(2 * failures))
         chance = random.Random(5)
+        stayed = []
         for i in range(failures):
             self.wait(run, lambda n=40 * i + chance.randrange(30): self.steps_done() >= n)
             before = set(self.children(run))
             self.kill_one(run, chance)
             self.wait(run, lambda n=i: len(self.events("recovered")) > n)
-            self.assertGreaterEqual(len(before & set(self.children(run))), 2)
+            stayed.append(len(before & set(self.children(run))))
+        self.finish(run)
+        return stayed
+
+    def test_survivors_continue(self):
+        """A lost rank costs no step where replicas have its state; the result is bit-identical."""
+        failures = LONG or 2
+        arguments = [BATCH, f"train.steps={40 * failures}", "--ranks", "4", "run.save_every=10"]
+        begin = time.monotonic()
+        self.ok(self.run_program(*self.small(*arguments, "run.dir=whole")))
+        whole = time.monotonic() - begin
+        for recover in ("replicas", "checkpoint") if LONG else ("replicas",):
+            begin = time.monotonic()
+            stayed = self.fail_often(failures, *arguments, "--overwrite", f"run.recover={recover}")
+            self.assertEqual(self.numbers("run"), self.numbers("whole"))
+            self.assertEqual(self.weights("run"), self.weights("whole"))
+            lost = [line["seconds"] for line in self.events("recovered")]
+            if LONG:
+                print(f"run.recover={recover}: {len(lost)} failures; {sum(lost) / len(lost):.3f} s from a failure to the next step, at most "
+                      f"{max(lost):.3f} s; {(time.monotonic() - begin - whole) / failures:.3f} s longer per failure")
+            if recover == "checkpoint":
+                continue
+            self.assertGreaterEqual(min(stayed), 2)
+            self.assertTrue(all(line["in_memory"] for line in self.events("restart")[1:]), self.journal())
+            # No step is repeated: the next one to be done is the first that was not.
+            pairs = list(zip(self.events("failure"), self.events("recovered")))
+            self.assertTrue(all(after["step"] <= (before["step"] or 0) + 2 for before, after in pairs), pairs)
+
+    def test_replicas_of_shards(self):
+        """Two copies of sharded state: one survives."""
+        arguments = [BATCH, "train.steps=30", "--ranks", "4", "parallel.zero=2", "parallel.dp_shard=2"]
+        self.ok(self.run_program(*self.small(*arguments, "run.dir=whole")))
+        run = self.start(*arguments, "run.dir=run", "--restarts", "3")
+        self.wait(run, lambda: self.steps_done() >= 8)
+        self.kill_one(run, random.Random(2))
         self.finish(run)
         self.assertEqual(self.numbers("run"), self.numbers("whole"))
         self.assertEqual(self.weights("run"), self.weights("whole"))
-        restarts = self.events("restart")
-        self.assertTrue(all(line["in_memory"] for line in restarts[1:]), restarts)
-        # No step is repeated: the next one to be done is the first that was not.
-        pairs = list(zip(self.events("failure"), self.events("recovered")))
-        self.assertTrue(all(after["step"] <= (before["step"] or 0) + 2 for before, after in pairs), pairs)
-        if LONG:
-            lost = [line["seconds"] for line in self.events("recovered")]
-            print(f"{len(lost)} failures with survivors: {sum(lost) / len(lost):.3f} s lost per failure, at most {max(lost):.3f} s")
+
+    def test_sharded_state(self):
+        """State that is sharded over all ranks: a change of their number hands it over, a lost rank
+        costs the steps since the last checkpoint."""
+        arguments = [BATCH, "train.steps=80", "run.save_every=10", "--ranks", "4", "parallel.zero=2"]
+        self.ok(self.run_program(*self.small(*arguments, "run.dir=whole")))
+        run = self.start(*arguments, "run.dir=run", "--restarts", "5", "run.elastic=2..4")
+        self.wait(run, lambda: self.steps_done() >= 8)
+        self.resize(3)  # 40 sequences are not a multiple of 3
+        self.wait(run, lambda: self.events("resize"))
+        self.wait(run, lambda: self.steps_done() >= 25)
+        os.kill(self.children(run)[1], signal.SIGKILL)
+        self.wait(run, lambda: self.events("restart"))
+        self.finish(run)
+        self.same_samples()
+        resized, restart = self.events("resize")[0], self.events("restart")[0]
+        self.assertEqual((resized["ranks"], resized["in_memory"]), (2, True))
+        self.assertEqual(resized["reason"], "3 ranks are available, of which a layout can use 2")
+        self.assertEqual((restart["in_memory"], restart["resumes"]), (False, True))
+
+    def test_killed_while_it_changes(self):
+        """A rank is killed at a random moment of a change; then the launcher, and the run is resumed."""
+        trials = LONG or 2
+        arguments = [BATCH, f"train.steps={60 * trials + 60}", "run.save_every=20"]
+        self.ok(self.run_program(*self.small(*arguments, "run.dir=whole", "--ranks", "4")))
+        elastic = [*arguments, "run.dir=run", "--restarts", str(3 * trials), "run.elastic=2..4"]
+        run = self.start(*elastic, "--ranks", "4")
+        chance = random.Random(11)
+        for i in range(trials):
+            self.wait(run, lambda n=i: self.steps_done() >= 60 * n + 10)
+            self.resize(2 if i % 2 == 0 else 4)
+            time.sleep(chance.random())
+            if i == trials - 1:
+                run.kill()
+                break
+            self.kill_one(run, chance)
+        run.wait()
+        self.assertTrue(program.wait_until(lambda: not program.processes(self.corpus), 10))
+        run = self.start("run.dir=run", "--resume")
+        self.finish(run)
+        self.same_samples()
+        self.assertEqual(program.shared_files(), set())
+
+    def test_too_few(self):
+        run = self.start(BATCH, "train.steps=100M", "run.dir=run", "--ranks", "4", "--restarts", "5", "run.elastic=2..4",
+                         f"run.available={self.path('ranks')}")
+        self.wait(run, lambda: self.steps_done() > 2)
+        refused = subprocess.run([program.PROGRAM, "resize", self.path("run"), "2"], capture_output=True, text=True, check=False)
+        self.one_line(refused, 2, "run.available")
+        self.write("ranks", "1\n")
+        errors = self.finish(run, 75)
+        self.assertIn("with a checkpoint", errors)
+        self.assertIn("1 rank is available, and run.elastic needs at least 2", self.output)
+
+    def test_refusals(self):
+        small = self.small("run.dir=run", "--ranks", "4")
+        for words, part in ((["run.elastic=5..8", "--restarts", "3"], "parallel.ranks is 4"), (["run.elastic=2..4"], "set run.restarts"),
+                            (["run.elastic=4", "--restarts", "3"], "5..8"), (["run.available=x", "--restarts", "3"], "run.elastic"),
+                            (["run.elastic=2..4", "--restarts", "3", "run.recover=checkpoint"], "run.recover=checkpoint"),
+                            (["run.hosts=x", "--restarts", "3"], "run.launcher"),
+                            (["run.elastic=2..4", "--restarts", "3", "run.launcher=mpirun -n 4"], "{ranks}")):
+            self.one_line(self.run_program(*small, *words), 2, part)
+        self.ok(self.run_program(*self.small("run.dir=fixed", "train.steps=2")))
+        for words, part in ((["fixed", "2"], "is fixed"), (["none", "2"], "config.yaml"), (["fixed", "two"], "a number of ranks")):
+            self.one_line(self.run_program("resize", *words), 2, part)
+
+    def test_bad_host(self):
+        """One of the hosts always fails: it is excluded, and the run continues without it."""
+        self.write("hosts", "# two machines\nalpha slots=2\nbeta slots=2\n")
+        script = self.write("start", """ranks=$1 hosts=$2; shift 2
+echo "ranks $ranks hosts $hosts" >> starts
+case $hosts in *beta*) echo "mpirun noticed that process rank 2 with PID 7 on node beta exited on signal 9 (Killed)." >&2; exit 137;; esac
+exec "$@"
+""")
+        run = self.start(BATCH, "train.steps=6", "run.dir=run", "--restarts", "5", "run.elastic=1..4", "run.hosts=hosts",
+                         f"run.launcher=sh {script} {{ranks}} {{hosts}}", "run.host_check=test {host} != gamma")
+        self.finish(run)
+        with open(self.path("starts"), encoding="utf-8") as file:
+            self.assertEqual(file.read().splitlines(), 2 * ["ranks 4 hosts alpha:2,beta:2"] + ["ranks 2 hosts alpha:2"])
+        self.assertEqual([line["event"] for line in self.journal()],
+                         ["failure", "restart", "excluded", "failure", "restart", "resize"])
+        self.assertEqual(self.events("excluded")[0]["host"], "beta")
+        self.assertIn("host beta is excluded after 2 failures in a row", self.output)
+        self.assertEqual(len(self.metrics("run")), 6)
+        # Without run.elastic the other hosts are spares. One that does not answer is not used.
+        self.write("hosts", "gamma slots=2\nalpha slots=2\n")
+        run = self.start(BATCH, "train.steps=4", "run.dir=spare", "--ranks", "2", "--restarts", "5", "run.hosts=hosts",
+                         f"run.launcher=sh {script} {{ranks}} {{hosts}}", "run.host_check=test {host} != gamma")
+        self.finish(run)
+        self.assertEqual(self.events("absent", "spare")[0]["host"], "gamma")
 
 
 if __name__ == "__main__":

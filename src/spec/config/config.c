@@ -288,8 +288,15 @@ static const qd_option options_table[] = {
      NULL},
     {"run.launcher", QD_OPTION_STRING, "", 0, 0, NULL,
      "run.restarts: the command that starts the ranks on several machines, such as 'mpirun -n 16 --host a:8,b:8' or 'srun --mpi=pmix'; "
-     "the program and its arguments follow it",
+     "the program and its arguments follow it. Replaced in it: {ranks}, their number, and with run.hosts {hosts} (a:8,b:8), {names} "
+     "(a,b) and {nodes}, how many hosts",
      NULL},
+    {"run.hosts", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run.launcher: file with a host per line, such as 'alpha slots=8'; those that do not answer or fail repeatedly are left out", NULL},
+    {"run.host_check", QD_OPTION_STRING, "", 0, 0, NULL,
+     "run.hosts: command that succeeds within ten seconds if {host} answers, such as 'ssh {host} true'; empty: all do", NULL},
+    {"run.host_failures", QD_OPTION_INT, "2", 1, 1e6, NULL,
+     "run.hosts: a host is excluded after so many failures in a row for which it is named, until the file changes", NULL},
     {"run.restarts", QD_OPTION_INT, "0", 0, 1e6, NULL,
      "how often ranks are started again after a failure, from the newest intact checkpoint; restarts.jsonl in run.dir is the "
      "journal",

@@ -87,6 +87,8 @@ typedef struct qd_config {
     const char *launcher; /* the command that starts them; "": they are local */
     bool from_checkpoint; /* run.recover: surviving ranks are started again too */
     int elastic_least, elastic_most; /* run.elastic; 0: the number of ranks is fixed */
+    const char *hosts, *host_check; /* of run.launcher; "": none */
+    int host_failures;
     const char *available; /* the file that says how many there are; "": that of run.dir */
     const char *weights; /* source of the initial weights; "": random */
     bool skip_nonfinite; /* skip steps with non-finite numbers; otherwise the run stops */

@@ -11,6 +11,9 @@ qd_status qd_elastic_resolve(const qd_options *o, qd_config *c)
     int used = 0;
     c->from_checkpoint = qd_options_enum(o, "run.recover") == 1;
     c->available = qd_options_string(o, "run.available");
+    c->hosts = qd_options_string(o, "run.hosts");
+    c->host_check = qd_options_string(o, "run.host_check");
+    c->host_failures = (int)qd_options_int(o, "run.host_failures");
     c->elastic_least = c->elastic_most = 0;
     if (text[0] == '\0')
         return QD_OK;

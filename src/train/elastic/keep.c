@@ -16,6 +16,8 @@ struct qd_kept {
 /* Ranks that are not to blame for the end of their world. */
 static bool stays(const qd_rank_run *s, qd_status status)
 {
+    if (qd_saver_is_stuck(s->saver))
+        return false;
     return status == QD_REMOTE || status == QD_TIMEOUT || (status == QD_OK && s->rests);
 }
 

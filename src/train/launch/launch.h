@@ -100,8 +100,18 @@ qd_status qd_launch_processes(const qd_run *run, char *const *argv, const qd_kee
 /* The same, and starts the ranks again after a failure, up to run.restarts times. Changes the
  * configuration of `run`. */
 qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer);
+/* What qd_launch_command() starts. */
+typedef struct qd_command {
+    const char *text; /* run.launcher, with its braces replaced */
+    bool sized;       /* the number of ranks was chosen here: the layout of run->options holds */
+    void *context;
+    void (*line)(void *context, const char *line); /* a line of standard error */
+    bool (*resizes)(void *context); /* each second: whether the ranks are to stop, because their number is to change */
+    bool resized;     /* they were asked to */
+} qd_command;
+
 /* Starts the ranks with run.launcher, which ends when all have ended. *stopped: as above. */
-qd_status qd_launch_command(const qd_run *run, char *const *argv, int *stopped);
+qd_status qd_launch_command(const qd_run *run, char *const *argv, qd_command *command, int *stopped);
 /* The last step in metrics.jsonl; -1: none. */
 int64_t qd_launch_last_step(const qd_config *config);
 /* Ranks as threads of this process; with one rank, this thread. */

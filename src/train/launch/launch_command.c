@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "train/record/lines.h"
 #include "train/run/run_state.h"
@@ -30,6 +31,7 @@ enum { EXIT_USAGE = 2, EXIT_AGAIN = 75 };
 typedef struct listener {
     char line[QD_ERROR_MESSAGE_BYTES], message[QD_ERROR_MESSAGE_BYTES];
     size_t length;
+    qd_command *command;
 } listener;
 
 /* Messages begin as those of every command do; what mpirun and srun print does not. */
@@ -38,6 +40,7 @@ static void take_line(listener *l)
     static const char begin[] = "quadrille: ";
     l->line[l->length] = '\0';
     const char *at = strstr(l->line, begin); /* srun -l and mpirun --tag-output put the rank before it */
+    l->command->line(l->command->context, l->line);
     if (at)
         snprintf(l->message, sizeof l->message, "%s", at + sizeof begin - 1);
     l->length = 0;
@@ -53,32 +56,47 @@ static void listen_to(listener *l, const char *text, size_t bytes)
     }
 }
 
+/* Keys of the layout that was chosen for the number of ranks. */
+static const char *const layout_keys[] = {"parallel.ranks", "parallel.dp", "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp_shard",
+                                          "parallel.ep", "parallel.etp", "parallel.nodes", "train.micro_batch"};
+enum { LAYOUT_KEYS = sizeof layout_keys / sizeof *layout_keys, LAYOUT_TEXT = 64 };
+
+typedef struct command_line {
+    char program[PATH_MAX], layout[LAYOUT_KEYS][LAYOUT_TEXT];
+    qd_strbuf script;
+    char **list; /* NULL-terminated */
+} command_line;
+
 /* "exec COMMAND "$@"" with the program and its arguments; the last ones override what the user
- * gave. NULL-terminated; the caller frees it. */
-static char **make_arguments(const qd_run *run, char *const *argv, char *program, char *script, size_t size)
+ * gave. */
+static qd_status make_arguments(const qd_run *run, char *const *argv, const qd_command *command, command_line *c)
 {
-    static char shell[] = "sh", option[] = "-c", name[] = "run.launcher", no_restarts[] = "run.restarts=0", no_launcher[] = "run.launcher=",
-                resume[] = "run.resume=true", no_resume[] = "run.resume=false", overwrite[] = "run.overwrite=true",
-                no_overwrite[] = "run.overwrite=false";
+    static char words[][32] = {"run.restarts=0", "run.launcher=", "run.elastic=", "run.available=", "run.hosts=", "run.host_check="},
+                shell[] = "sh", option[] = "-c", name[] = "run.launcher", resume[] = "run.resume=true", no_resume[] = "run.resume=false",
+                overwrite[] = "run.overwrite=true", no_overwrite[] = "run.overwrite=false";
     size_t count = 0, at = 0;
     while (argv[count])
         count++;
-    char **list = calloc(count + 10, sizeof *list);
-    if (!list)
-        return NULL;
-    snprintf(script, size, "exec %s \"$@\"", run->config.launcher);
-    list[at++] = shell;
-    list[at++] = option;
-    list[at++] = script;
-    list[at++] = name;
-    list[at++] = program;
+    ssize_t length = readlink("/proc/self/exe", c->program, sizeof c->program - 1);
+    c->list = calloc(count + LAYOUT_KEYS + 16, sizeof *c->list);
+    qd_strbuf_printf(&c->script, "exec %s \"$@\"", command->text);
+    if (length <= 0 || !c->list || c->script.failed)
+        return QD_FAIL(QD_SYSTEM, "run.launcher: cannot be started: no memory, or the program cannot be found");
+    char *const first[] = {shell, option, c->script.data, name, c->program};
+    for (size_t i = 0; i < sizeof first / sizeof *first; i++)
+        c->list[at++] = first[i];
     for (size_t i = 1; i < count; i++)
-        list[at++] = argv[i];
-    list[at++] = no_restarts;
-    list[at++] = no_launcher;
-    list[at++] = run->config.resume ? resume : no_resume;
-    list[at++] = qd_options_bool(run->options, "run.overwrite") ? overwrite : no_overwrite;
-    return list;
+        c->list[at++] = argv[i];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        c->list[at++] = words[i];
+    c->list[at++] = run->config.resume ? resume : no_resume;
+    c->list[at++] = qd_options_bool(run->options, "run.overwrite") ? overwrite : no_overwrite;
+    for (int i = 0; command->sized && i < LAYOUT_KEYS; i++)
+        if (qd_options_is_set(run->options, layout_keys[i])) {
+            snprintf(c->layout[i], LAYOUT_TEXT, "%s=%lld", layout_keys[i], (long long)qd_options_int(run->options, layout_keys[i]));
+            c->list[at++] = c->layout[i];
+        }
+    return QD_OK;
 }
 
 /* Returns 0 or the error. */
@@ -93,18 +111,33 @@ static int start(char *const *arguments, const int errors[2], pid_t *child)
     return error;
 }
 
+/* A command whose ranks have failed may wait for a machine that has vanished, for a quarter of an
+ * hour: it is ended so many seconds after their message, and killed so many later. */
+#define SECONDS_TO_END 15.0
+#define SECONDS_TO_KILL 5.0
+
 /* Passes standard error on until it is closed. The first signal that asks the run to stop is passed
  * on as SIGUSR1, which mpirun and srun hand to the ranks: they write a checkpoint and end. */
 static void follow(const qd_run *run, pid_t child, int errors, listener *l)
 {
+    double failed_at = 0.0;
+    int ended = 0;
     char text[4096];
     for (bool told = false;;) {
         struct pollfd ready = {.fd = errors, .events = POLLIN};
         poll(&ready, 1, 1000); /* a signal ends it, unless it arrives just before */
-        if (!told && atomic_load(run->stop) != 0) {
+        if (!told && atomic_load(run->stop) == 0 && l->command->resizes(l->command->context))
+            l->command->resized = true;
+        if (!told && (atomic_load(run->stop) != 0 || l->command->resized)) {
             told = true;
             kill(child, SIGUSR1);
         }
+        if (failed_at == 0.0 && l->message[0] && !told)
+            failed_at = qd_clock_now();
+        if (failed_at > 0.0 && ended < 2 && qd_clock_now() > failed_at + SECONDS_TO_END + ended * SECONDS_TO_KILL)
+            kill(child, ended++ == 0 ? SIGTERM : SIGKILL);
+        if (ended == 2) /* what it has started may hold standard error open */
+            return;
         if (ready.revents == 0)
             continue;
         ssize_t bytes = read(errors, text, sizeof text);
@@ -136,32 +169,31 @@ static qd_status judge(const qd_run *run, int wait_status, const listener *l)
     return QD_FAIL(QD_SYSTEM, "%s", l->message[0] ? said : "ranks were lost, and none said why");
 }
 
-qd_status qd_launch_command(const qd_run *run, char *const *argv, int *stopped)
+qd_status qd_launch_command(const qd_run *run, char *const *argv, qd_command *command, int *stopped)
 {
-    char program[PATH_MAX], script[PATH_MAX];
-    int errors[2];
-    listener l = {.length = 0};
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    if (length <= 0 || strlen(run->config.launcher) + 16 > sizeof script)
-        return QD_FAIL(QD_USAGE, "run.launcher is too long, or the program cannot be found");
-    program[length] = '\0';
-    char **arguments = make_arguments(run, argv, program, script, sizeof script);
-    if (!arguments || pipe2(errors, O_CLOEXEC) != 0) {
-        free(arguments);
-        return QD_FAIL(QD_SYSTEM, "run.launcher: cannot be started: %s", strerror(errno));
-    }
+    command_line line = {.list = NULL};
+    int errors[2] = {-1, -1}, wait_status = 0, error = 0;
+    listener l = {.command = command};
     pid_t child;
-    int wait_status = 0, error = start(arguments, errors, &child);
-    close(errors[1]);
-    free(arguments);
-    if (error == 0) {
-        follow(run, child, errors[0], &l);
-        while (waitpid(child, &wait_status, 0) < 0 && errno == EINTR)
-            continue;
+    *stopped = 0;
+    qd_status status = make_arguments(run, argv, command, &line);
+    if (status == QD_OK && pipe2(errors, O_CLOEXEC) != 0)
+        status = QD_FAIL(QD_SYSTEM, "run.launcher: cannot be started: %s", strerror(errno));
+    if (status == QD_OK) {
+        error = start(line.list, errors, &child);
+        close(errors[1]);
+        if (error == 0) {
+            follow(run, child, errors[0], &l);
+            while (waitpid(child, &wait_status, 0) < 0 && errno == EINTR)
+                continue;
+        }
+        close(errors[0]);
+        *stopped = atomic_load(run->stop);
+        status = error == 0 ? judge(run, wait_status, &l) : QD_FAIL(QD_SYSTEM, "run.launcher: cannot be started: %s", strerror(error));
     }
-    close(errors[0]);
-    *stopped = atomic_load(run->stop);
-    return error == 0 ? judge(run, wait_status, &l) : QD_FAIL(QD_SYSTEM, "run.launcher: cannot be started: %s", strerror(error));
+    qd_strbuf_free(&line.script);
+    free(line.list);
+    return status;
 }
 
 static void take_step(void *context, const char *line)

@@ -46,6 +46,7 @@ typedef struct crew {
     int state;       /* memfd: what the ranks hand over; -1: none */
     int64_t state_step; /* after this step; -1: it is not complete */
     int64_t below;   /* the states of this step and later are incomplete */
+    double ordered_at;  /* clock time when they were ordered to write it */
     bool over;       /* the keeper has ended the run, with `failure` */
 } crew;
 

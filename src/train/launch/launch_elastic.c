@@ -19,8 +19,18 @@ qd_status qd_elastic_check(const qd_config *c)
     if (c->elastic_most == 0 && c->available[0] != '\0')
         return QD_FAIL(QD_USAGE, "run.available has no effect without run.elastic: set the fewest and the most ranks, such as "
                                  "run.elastic=1..%d", c->world);
+    if (c->hosts[0] != '\0' && c->launcher[0] == '\0')
+        return QD_FAIL(QD_USAGE, "run.hosts is for ranks that a command starts: set run.launcher, such as 'mpirun -n {ranks} --host "
+                                 "{hosts}'");
+    if (c->hosts[0] != '\0' && !strstr(c->launcher, "{hosts}") && !strstr(c->launcher, "{names}"))
+        return QD_FAIL(QD_USAGE, "run.hosts has no effect on this run.launcher: it must have {hosts} (a:8,b:8) or {names} (a,b) in it");
+    if (c->host_check[0] != '\0' && (c->hosts[0] == '\0' || !strstr(c->host_check, "{host}")))
+        return QD_FAIL(QD_USAGE, "run.host_check asks each host of run.hosts: it needs run.hosts, and {host} in the command");
     if (c->elastic_most == 0)
         return QD_OK;
+    if (c->launcher[0] != '\0' && !strstr(c->launcher, "{ranks}"))
+        return QD_FAIL(QD_USAGE, "run.elastic changes the number of ranks, and run.launcher has no {ranks} in it, where that number "
+                                 "belongs");
     if (c->restarts == 0)
         return QD_FAIL(QD_USAGE, "run.elastic is for supervised runs: set run.restarts, how often ranks may be lost");
     if (c->launcher[0] == '\0' && (c->world < c->elastic_least || c->world > c->elastic_most))
@@ -38,6 +48,7 @@ qd_status qd_elastic_check(const qd_config *c)
 void qd_elastic_begin(qd_elastic *e, const qd_config *c)
 {
     *e = (qd_elastic){.least = c->elastic_least, .most = c->elastic_most, .available = c->elastic_most, .asked_at = qd_clock_now()};
+    e->limit = -1;
     snprintf(e->reason, sizeof e->reason, "%d ranks are available", e->most);
     if (c->available[0] != '\0')
         snprintf(e->path, sizeof e->path, "%s", c->available);
@@ -69,6 +80,15 @@ static void read_available(qd_elastic *e)
     e->lost = 0; /* whoever says how many there are knows better */
     e->asked_at = qd_clock_now();
     snprintf(e->reason, sizeof e->reason, "%d rank%s available", number, number == 1 ? " is" : "s are");
+}
+
+void qd_elastic_limit(qd_elastic *e, int ranks)
+{
+    if (ranks == e->limit)
+        return;
+    e->limit = ranks;
+    e->asked_at = qd_clock_now();
+    snprintf(e->reason, sizeof e->reason, "hosts for %d rank%s are left", ranks, ranks == 1 ? "" : "s");
 }
 
 static qd_status set_int(qd_options *options, const char *key, int64_t value)
@@ -162,7 +182,7 @@ static int allowed_now(qd_elastic *e)
 {
     read_available(e);
     int most = e->available < e->most ? e->available : e->most;
-    return most - e->lost;
+    return (e->limit >= 0 && e->limit < most ? e->limit : most) - e->lost;
 }
 
 /* Why the run cannot continue with so few; NULL: it can. */

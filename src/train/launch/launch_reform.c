@@ -32,7 +32,10 @@ static bool spares_others(qd_status status)
 
 bool qd_crew_reforms(const crew *c)
 {
-    return c->keeper && c->stop_signal == 0 && !c->over && (c->asked || c->failure.status != QD_OK) && spares_others(c->failure.status);
+    /* A signal that asks the run to stop comes second to a change without a failure: the ranks have
+     * it, and stop with a checkpoint in the next world. */
+    const bool may = c->stop_signal == 0 || (c->failure.status == QD_OK && c->phase == PHASE_RUNNING);
+    return c->keeper && may && !c->over && (c->asked || c->failure.status != QD_OK) && spares_others(c->failure.status);
 }
 
 static void drop_state(crew *c)
@@ -132,6 +135,7 @@ static void order_state(crew *c, int64_t step)
         k->written = k->complete = false;
         order.left |= k->writes ? (uint64_t)1 << rank : 0;
     }
+    c->ordered_at = qd_clock_now();
     for (int rank = 0; rank < c->size; rank++)
         if (c->children[rank].writes)
             qd_order_send(c->children[rank].orders, &order, &c->state, 1);
@@ -172,6 +176,14 @@ static progress look_at_writers(crew *c)
     return FAILED;
 }
 
+/* Memory is fast: a rank that has not written its part by now does not run. */
+static void end_late_writers(const crew *c)
+{
+    for (int rank = 0; rank < c->size && qd_clock_now() > c->ordered_at + 10.0 * c->run->config.deadline; rank++)
+        if (c->children[rank].writes && !c->children[rank].written && c->children[rank].pid > 0)
+            kill(c->children[rank].pid, SIGKILL);
+}
+
 /* The ranks that rest become the first of the next world; those that are too many leave. */
 static void move_children(crew *c, int size)
 {
@@ -210,9 +222,11 @@ static qd_status form(crew *c)
     const int size = c->run->config.world;
     int fds[QD_ORDER_FDS];
     config.deadline_seconds = c->run->config.deadline;
+    qd_local_world *next = NULL;
+    QD_TRY(qd_local_world_create(size, &config, &next));
     qd_local_world_destroy(c->world);
-    c->world = NULL;
-    QD_TRY(qd_local_world_create(size, &config, &c->world));
+    c->world = next;
+    c->excused = false;
     if (c->config >= 0)
         close(c->config);
     c->config = -1;
@@ -268,8 +282,10 @@ void qd_crew_advance(crew *c)
     while (qd_crew_reforms(c) && all_rest(c)) {
         const int64_t step = latest(c);
         const progress writers = look_at_writers(c);
-        if (writers == BUSY)
+        if (writers == BUSY) {
+            end_late_writers(c);
             return;
+        }
         if (writers == COMPLETE || (writers == NOTHING && c->state_step >= 0 && step <= c->state_step))
             decide(c, true);
         else if (writers == NOTHING && step < 0)

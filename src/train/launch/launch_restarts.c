@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "train/launch/launch.h"
 #include "train/launch/launch_elastic.h"
+#include "train/launch/launch_hosts.h"
 
 #include "base/clock.h"
 #include "base/file.h"
@@ -15,6 +16,7 @@
 #include "data/files.h"
 #include "train/run/run_state.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +44,9 @@ typedef struct keeper {
     bool in_memory;      /* the present attempt continues from the state that ranks had in memory */
     int left;            /* and with the processes of so many of them */
     qd_elastic elastic;
+    qd_hosts hosts;
+    int needs;           /* ranks of a run with hosts that is not elastic */
+    double asked_hosts;  /* clock time when they were asked last */
 } keeper;
 
 /* Why a run failed, in the words of the journal; NULL: a restart would fail in the same way. */
@@ -190,6 +195,61 @@ static bool is_complete(const keeper *k, const char *checkpoints)
     return complete;
 }
 
+static void note_host(keeper *k, const char *event, const qd_host *host, const char *why)
+{
+    char text[512];
+    qd_json_writer w = begin_line(k, event);
+    qd_json_put_string(&w, "host", host->name);
+    end_line(k, &w);
+    snprintf(text, sizeof text, "host %s %s", host->name, why);
+    if (k->observer->on_note)
+        k->observer->on_note(k->observer->context, text);
+}
+
+/* The hosts that answer now, if there are any. */
+static qd_status ready_hosts(keeper *k)
+{
+    QD_TRY(qd_hosts_read(&k->hosts));
+    if (k->hosts.count == 0)
+        return QD_OK;
+    bool *before = calloc((size_t)k->hosts.count, sizeof *before);
+    if (!before)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d hosts", k->hosts.count);
+    for (int i = 0; i < k->hosts.count; i++)
+        before[i] = k->hosts.list[i].absent;
+    qd_hosts_ask(&k->hosts);
+    k->asked_hosts = qd_clock_now();
+    for (int i = 0; i < k->hosts.count; i++) {
+        const qd_host *host = &k->hosts.list[i];
+        if (host->absent != before[i])
+            note_host(k, host->absent ? "absent" : "returned", host, host->absent ? "does not answer" : "answers again");
+    }
+    free(before);
+    const int slots = qd_hosts_slots(&k->hosts);
+    qd_hosts_attempt(&k->hosts);
+    qd_elastic_limit(&k->elastic, slots);
+    if (k->elastic.most == 0 && k->needs == 0)
+        k->needs = qd_options_is_set(k->given, "parallel.ranks") ? (int)qd_options_int(k->given, "parallel.ranks") : slots;
+    if (k->elastic.most == 0 && (slots < k->needs || slots == 0))
+        return QD_FAIL(QD_SYSTEM, "run.hosts: the hosts that answer and are not excluded take %d ranks, and the run needs %d: add hosts, "
+                                  "or let the number of ranks change with run.elastic", slots, k->needs);
+    return QD_OK;
+}
+
+/* The options that were given, in the layout for the ranks that there are. */
+static qd_status sized_options(keeper *k, qd_options **options)
+{
+    char text[24];
+    QD_TRY(qd_elastic_options(&k->elastic, k->given, options));
+    if (k->needs == 0)
+        return QD_OK;
+    snprintf(text, sizeof text, "%d", k->needs);
+    qd_status status = qd_options_set(*options, "parallel.ranks", text);
+    if (status != QD_OK)
+        qd_options_destroy(*options);
+    return status;
+}
+
 /* The options of the next attempt: it resumes or, where nothing was saved yet, starts again. Before
  * the first step, checkpoints may be those of a run that this one replaces. NULL: nothing is left
  * to do. */
@@ -203,7 +263,8 @@ static qd_status next_options(keeper *k, qd_options **options)
         resumes = true;
     else if (k->step >= k->run->config.steps && is_complete(k, checkpoints))
         return QD_OK;
-    QD_TRY(qd_elastic_options(&k->elastic, k->given, &copy));
+    QD_TRY(ready_hosts(k));
+    QD_TRY(sized_options(k, &copy));
     qd_status status = qd_options_set(copy, "run.resume", resumes ? "true" : "false");
     if (status == QD_OK)
         status = qd_options_set(copy, "run.overwrite", resumes ? "false" : "true");
@@ -240,6 +301,8 @@ static void note_ranks(keeper *k, int before)
     qd_json_put_bool(&w, "in_memory", k->in_memory);
     qd_json_put_double(&w, "seconds", qd_clock_now() - k->elastic.asked_at);
     end_line(k, &w);
+    if (k->failed_at == 0.0) /* until the first step in the new layout */
+        k->failed_at = k->elastic.asked_at;
     snprintf(text, sizeof text, "%s: the run continues with %d ranks instead of %d", k->elastic.reason, now, before);
     pass_note(k, text);
 }
@@ -257,6 +320,7 @@ static qd_status prepare_again(keeper *k, bool failed, bool *complete)
         return QD_OK;
     k->run->options = next;
     k->run->state_in_memory = k->in_memory;
+    k->run->ranks_stay = k->left > 0;
     qd_status status = command ? qd_run_prepare(next, 0, k->run->stop, &k->run->config, &summary)
                                : qd_run_prepare_local(k->run, NULL, &summary);
     qd_options_destroy(k->options);
@@ -327,27 +391,89 @@ static int wanted(void *context, int ranks)
     return number;
 }
 
+static void listen_for_hosts(void *context, const char *line)
+{
+    keeper *k = context;
+    qd_hosts_listen(&k->hosts, line);
+}
+
+#define SECONDS_BETWEEN_HOSTS 10.0
+
+/* Ranks of a command stop with a checkpoint and are started again. Hosts are asked now and then,
+ * whether more of them can be used; that those in use are gone shows in other ways. */
+static bool resizes(void *context)
+{
+    keeper *k = context;
+    if (k->elastic.most == 0)
+        return false;
+    if (k->hosts.count > 0 && qd_clock_now() - k->asked_hosts > SECONDS_BETWEEN_HOSTS && ready_hosts(k) != QD_OK)
+        qd_error_clear();
+    const int number = wanted(k, k->run->config.world);
+    if (number < 0)
+        raise(SIGUSR1); /* as if a scheduler had: the ranks write a checkpoint and end */
+    return number > 0;
+}
+
+/* The host that the failure is due to is excluded, if it was not the first one. */
+static void blame_host(keeper *k)
+{
+    char why[96];
+    const qd_host *host = qd_hosts_blame(&k->hosts);
+    if (!host)
+        return;
+    snprintf(why, sizeof why, "is excluded after %d failure%s in a row", host->failures, host->failures == 1 ? "" : "s");
+    note_host(k, "excluded", host, why);
+    k->equal = 0;
+}
+
+static qd_status run_command(keeper *k, char *const *argv, bool *resized, int *stopped)
+{
+    const qd_config *c = &k->run->config;
+    qd_strbuf text = {0};
+    QD_TRY(qd_hosts_command(&k->hosts, c->launcher, c->world, &text));
+    qd_command command = {.text = text.data, .sized = k->elastic.most > 0 || k->hosts.count > 0, .context = k, .line = listen_for_hosts,
+                          .resizes = resizes};
+    qd_status status = qd_launch_command(k->run, argv, &command, stopped);
+    *resized = command.resized && status == QD_STOPPED && *stopped == 0;
+    k->step = qd_launch_last_step(c);
+    qd_strbuf_free(&text);
+    return status;
+}
+
 static qd_status run_attempts(keeper *k, char *const *argv)
 {
     const qd_keeper decides = {.context = k, .again = again, .wanted = wanted};
     const bool keeps = !k->run->config.from_checkpoint;
     for (bool complete = false;;) {
         int stopped = 0;
+        bool resized = false;
         k->run->observer = &k->passed;
-        const bool command = k->run->config.launcher[0] != '\0';
-        qd_status status = command ? qd_launch_command(k->run, argv, &stopped)
-                                   : qd_launch_processes(k->run, argv, keeps ? &decides : NULL, &stopped);
-        if (command)
-            k->step = qd_launch_last_step(&k->run->config);
-        if (k->over || status == QD_OK || stopped != 0 || qd_ended_in_order(status))
+        qd_status status = k->run->config.launcher[0] != '\0' ? run_command(k, argv, &resized, &stopped)
+                                                              : qd_launch_processes(k->run, argv, keeps ? &decides : NULL, &stopped);
+        if (k->over || status == QD_OK || stopped != 0 || (qd_ended_in_order(status) && !resized))
             return status;
-        QD_TRY(judge(k, status));
+        if (!resized) {
+            blame_host(k);
+            QD_TRY(judge(k, status));
+        }
         k->in_memory = false;
         k->left = 0;
-        status = prepare_again(k, true, &complete);
+        status = prepare_again(k, !resized, &complete);
         if (status != QD_OK || complete)
             return status;
     }
+}
+
+/* The first attempt of a command: hosts and layout as they are now. */
+static qd_status prepare_first(keeper *k)
+{
+    qd_run_summary summary = {0};
+    if (k->run->config.launcher[0] == '\0' || (k->elastic.most == 0 && k->hosts.path[0] == '\0'))
+        return QD_OK;
+    QD_TRY(ready_hosts(k));
+    QD_TRY(sized_options(k, &k->options));
+    k->run->options = k->options;
+    return qd_run_prepare(k->options, 0, k->run->stop, &k->run->config, &summary);
 }
 
 qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_observer *observer)
@@ -357,10 +483,14 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
     k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
     load_journal(&k);
     qd_elastic_begin(&k.elastic, &run->config);
-    qd_status status = run_attempts(&k, argv);
+    qd_hosts_begin(&k.hosts, &run->config);
+    qd_status status = prepare_first(&k);
+    if (status == QD_OK)
+        status = run_attempts(&k, argv);
     run->options = k.given;
     qd_options_destroy(k.options);
     qd_elastic_end(&k.elastic);
+    qd_hosts_end(&k.hosts);
     qd_strbuf_free(&k.journal);
     return status;
 }

@@ -134,7 +134,8 @@ qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, q
     QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
     if (!run->state_in_memory)
         QD_TRY(qd_run_resume_check(&run->config));
-    QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->shown.warning));
+    if (!run->ranks_stay) /* what they use now does not count as free */
+        QD_TRY(qd_run_machine_check(&run->config, &summary->plan, run->config.world, summary->shown.warning));
     QD_TRY(qd_run_make_ready(&run->config, observer, run->stop, summary));
     summary->shown.backend = "local";
     summary->shown.machines = 1;

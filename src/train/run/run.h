@@ -15,6 +15,7 @@ typedef struct qd_run {
     const atomic_int *stop;            /* 0, or the signal that asks the run to end after the current step */
     struct qd_handover *handover;      /* the state to start with, from other ranks (handover.h); NULL: none */
     bool state_in_memory;              /* it will be handed over: no checkpoint is needed */
+    bool ranks_stay;                   /* processes of the present ranks, with their memory, become those of the next */
     bool (*asks_rest)(void *context);  /* rank 0, after each step: whether all ranks are to rest; NULL: never */
     void *rest_context;
 } qd_run;

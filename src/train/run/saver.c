@@ -294,6 +294,11 @@ qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *roo
     return QD_OK;
 }
 
+bool qd_saver_is_stuck(const qd_saver *s)
+{
+    return s && s->stuck;
+}
+
 void qd_saver_abandon(qd_saver *s)
 {
     if (s)

@@ -22,6 +22,9 @@ typedef struct qd_save_report {
 qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver);
 void qd_saver_destroy(qd_saver *saver); /* waits for this rank's thread; NULL is legal */
 int64_t qd_saver_snapshot(const qd_saver *saver);
+/* Whether its thread is in a call that does not return: it uses the trainer, so nothing may be
+ * freed. */
+bool qd_saver_is_stuck(const qd_saver *saver); /* NULL is legal */
 /* Not collective, after a failure: the current save ends with its next tensor, incomplete. */
 void qd_saver_abandon(qd_saver *saver); /* NULL is legal */
 
