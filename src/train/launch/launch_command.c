@@ -126,13 +126,13 @@ static void follow(const qd_run *run, pid_t child, int errors, listener *l)
     for (bool told = false;;) {
         struct pollfd ready = {.fd = errors, .events = POLLIN};
         poll(&ready, 1, 1000); /* a signal ends it, unless it arrives just before */
-        if (!told && atomic_load(run->stop) == 0 && l->command->resizes(l->command->context))
+        if (!told && atomic_load(run->stop) == 0 && !l->message[0] && l->command->resizes(l->command->context))
             l->command->resized = true;
         if (!told && (atomic_load(run->stop) != 0 || l->command->resized)) {
             told = true;
             kill(child, SIGUSR1);
         }
-        if (failed_at == 0.0 && l->message[0] && !told)
+        if (failed_at == 0.0 && l->message[0] && atomic_load(run->stop) == 0)
             failed_at = qd_clock_now();
         if (failed_at > 0.0 && ended < 2 && qd_clock_now() > failed_at + SECONDS_TO_END + ended * SECONDS_TO_KILL)
             kill(child, ended++ == 0 ? SIGTERM : SIGKILL);

@@ -408,10 +408,10 @@ static bool resizes(void *context)
         return false;
     if (k->hosts.count > 0 && qd_clock_now() - k->asked_hosts > SECONDS_BETWEEN_HOSTS && ready_hosts(k) != QD_OK)
         qd_error_clear();
-    const int number = wanted(k, k->run->config.world);
-    if (number < 0)
+    const int world = k->run->config.world, number = wanted(k, world);
+    if (number < 0 && k->elastic.available < k->elastic.least)
         raise(SIGUSR1); /* as if a scheduler had: the ranks write a checkpoint and end */
-    return number > 0;
+    return number > world || (number > 0 && k->elastic.available < world);
 }
 
 /* The host that the failure is due to is excluded, if it was not the first one. */
