@@ -158,6 +158,10 @@ QD_API void qd_comm_free(qd_comm *comm, void *memory); /* NULL is legal */
  * collective. */
 QD_API int64_t qd_comm_shared_bytes(qd_comm *comm, int64_t *staging);
 
+/* After QD_REMOTE: the world rank whose process has ended without saying why, as far as this rank
+ * has noticed by itself (backend "ucx"); otherwise -1. Not collective. */
+QD_API int qd_comm_lost(const qd_comm *comm);
+
 /* Sets what this rank is doing, for error messages of all ranks ("step 12, backward block.3").
  * Cheap; truncated to 63 bytes. Not collective. */
 QD_API void qd_comm_at(qd_comm *comm, const char *place);

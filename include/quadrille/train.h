@@ -25,7 +25,7 @@ extern "C" {
 /* Known before the first step. */
 typedef struct qd_train_summary {
     const qd_check_report *plan; /* model, layout, memory, communication */
-    const char *backend;  /* "local" or "mpi" */
+    const char *backend;  /* "local", "mpi" or "ucx" */
     const char *ranks_as; /* "processes", "threads" or, for one rank, "this process" */
     int machines;         /* on which the ranks run */
     /* Placement of the ranks, "alpha 0 to 3, beta 4 to 7"; "" on one machine or if the list is too

@@ -139,7 +139,8 @@ static qd_status start(qd_session *s)
     s->run.stop = &s->stop;
     s->run.options = s->options;
     s->run.observer = &s->observer;
-    if (strcmp(qd_options_string(s->options, "run.backend"), "mpi") == 0)
+    const char *backend = qd_options_string(s->options, "run.backend");
+    if (strcmp(backend, "mpi") == 0 || strcmp(backend, "ucx") == 0)
         return QD_FAIL(QD_USAGE, "run.backend=mpi: the ranks of a session are threads of one process; leave run.backend out, or use "
                                  "qd_train()");
     if (qd_options_int(s->options, "run.restarts") > 0)

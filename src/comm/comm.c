@@ -343,6 +343,11 @@ int64_t qd_comm_shared_bytes(qd_comm *comm, int64_t *staging)
     return comm->world->backend->shared_bytes ? comm->world->backend->shared_bytes(comm->world, staging) : -1;
 }
 
+int qd_comm_lost(const qd_comm *comm)
+{
+    return atomic_load(&comm->world->lost) - 1;
+}
+
 void qd_comm_at(qd_comm *comm, const char *place)
 {
     qd_world *world = comm->world;

@@ -259,8 +259,9 @@ static void last_heard(const qd_remote_world *world, int rank, char *text, size_
 }
 
 /* A rank that has failed in an orderly way says so before it leaves: its own words come first. */
-static void find_lost(qd_remote_world *world)
+static void find_lost(qd_world *w)
 {
+    qd_remote_world *world = w->backend_data;
     int rank;
     char why[160], heard[320];
     if (!world->transport->lost(world->self, &rank, why, sizeof why))
@@ -268,6 +269,7 @@ static void find_lost(qd_remote_world *world)
     last_heard(world, rank, heard, sizeof heard);
     snprintf(world->reason, sizeof world->reason, "%s%s", why, heard);
     world->aborted_by = rank;
+    atomic_store(&w->lost, 1 + rank);
 }
 
 static bool world_aborted(qd_world *w, int *rank, char *reason, size_t reason_bytes)
@@ -276,7 +278,7 @@ static bool world_aborted(qd_world *w, int *rank, char *reason, size_t reason_by
     if (world->aborted_by < 0 && !world->dirty)
         control_poll(world);
     if (world->aborted_by < 0 && world->transport->lost)
-        find_lost(world);
+        find_lost(w);
     if (world->aborted_by < 0)
         return false;
     *rank = world->aborted_by;

@@ -94,7 +94,8 @@ static uint64_t request_from(ucx_state *u, ucs_status_ptr_t begun, int peer)
         return ENDED;
     if (!UCS_PTR_IS_ERR(begun))
         return (uint64_t)(uintptr_t)begun;
-    peer_broken(u, peer >= 0 ? peer : u->rank, UCS_PTR_STATUS(begun));
+    if (peer >= 0)
+        peer_broken(u, peer, UCS_PTR_STATUS(begun));
     return BROKEN;
 }
 
@@ -117,7 +118,7 @@ static qd_status ucx_recv(void *self, int from, int64_t group, int channel, void
 }
 
 /* *done: the request has ended and is unused again. */
-static qd_status settle(ucx_state *u, uint64_t *request, bool *done)
+static qd_status settle(uint64_t *request, bool *done)
 {
     *done = *request <= ENDED;
     if (*request < MOST_WORDS) {
@@ -133,17 +134,15 @@ static qd_status settle(ucx_state *u, uint64_t *request, bool *done)
     if (status == UCS_ERR_MESSAGE_TRUNCATED)
         return QD_FAIL(QD_SYSTEM, "UCX received a message that is longer than the one that belongs here");
     *done = status == UCS_OK || status == UCS_ERR_CANCELED;
-    if (!*done) {
-        peer_broken(u, u->rank, status); /* unless it is known which peer it is */
+    if (!*done) /* on_error() tells which peer it is */
         *request = BROKEN;
-    }
     return QD_OK;
 }
 
 static qd_status test(void *self, void *requests, int index, bool *done)
 {
     progress(self);
-    return settle(self, (uint64_t *)requests + index, done);
+    return settle((uint64_t *)requests + index, done);
 }
 
 static qd_status test_some(void *self, void *array, int count, int *completed, int *indices)
@@ -155,7 +154,7 @@ static qd_status test_some(void *self, void *array, int count, int *completed, i
         bool done = false;
         if (requests[i] == UNUSED)
             continue;
-        QD_TRY(settle(self, &requests[i], &done));
+        QD_TRY(settle(&requests[i], &done));
         if (done)
             indices[(*completed)++] = i;
     }
@@ -207,7 +206,7 @@ static bool lost(void *self, int *rank, char *why, size_t bytes)
         snprintf(why, bytes, "its process has ended (killed, or its machine is gone)");
         return true;
     }
-    if (u->broken < 0 || u->broken == u->rank || qd_clock_now() - u->broken_at < LOST_SECONDS)
+    if (u->broken < 0 || qd_clock_now() - u->broken_at < LOST_SECONDS)
         return false;
     *rank = u->broken;
     snprintf(why, bytes, "the connection to it is broken: %s", ucs_status_string(u->broken_how));

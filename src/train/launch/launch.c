@@ -10,6 +10,7 @@
 #include "base/thread.h"
 #include "base/process/stacks.h"
 #include "comm/guard.h"
+#include "train/launch/environment.h"
 #include "train/ranks/common.h"
 #include "train/ranks/long_work.h"
 #include "train/elastic/handover.h"
@@ -37,6 +38,8 @@ typedef struct place {
     int size; /* 0: unknown */
     const char *starter; /* of an MPI world: "mpirun", "srun" */
     bool told; /* the starter has set the variables by which MPI finds the other processes */
+    bool joins; /* the ranks meet without MPI, as `world` says */
+    qd_launch_world world;
     int world_fd, report_fd, config_fd;
     int order_fd, state_fd; /* -1: the run is not supervised; no state is handed over */
     pid_t launcher;
@@ -101,6 +104,22 @@ static void find_mpi_place(place *p)
     p->rank = srun ? env_int("SLURM_PROCID", 0, -1) : env_first(ranks, 0, -1);
     p->size = srun ? env_int("SLURM_STEP_NUM_TASKS", 1, 0) : env_first(sizes, 1, 0);
     p->told = !srun || env_names_peers();
+    if (!p->told && qd_ucx_built())
+        p->joins = p->told = qd_launch_world_slurm(p->rank, p->size, &p->world);
+}
+
+/* What torchrun and Kubernetes operators set comes after mpirun's variables: mpirun passes the
+ * others on. */
+static bool find_named_place(place *p)
+{
+    if ((under_mpi() && (!under_srun() || env_names_peers())) || !qd_launch_world_named(&p->world))
+        return false;
+    p->role = ROLE_MPI_RANK;
+    p->starter = p->world.starter;
+    p->rank = p->world.rank;
+    p->size = p->world.size;
+    p->joins = p->told = true;
+    return true;
 }
 
 static place find_place(void)
@@ -115,7 +134,7 @@ static place find_place(void)
         p.order_fd = env_int(QD_ENV_ORDER_FD, 0, -1);
         p.state_fd = env_int(QD_ENV_STATE_FD, 0, -1);
         p.launcher = (pid_t)env_int(QD_ENV_LAUNCHER, 1, 0);
-    } else if (under_mpi()) {
+    } else if (!find_named_place(&p) && under_mpi()) {
         find_mpi_place(&p);
     }
     return p;
@@ -126,6 +145,7 @@ static atomic_int stop_asked;
 static atomic_int world_joined;
 static atomic_int train_called;
 static atomic_int failure_told; /* the observer has reported it */
+static atomic_int speaks_for_lost; /* this rank reports the loss of another, which cannot */
 
 static void on_stop_signal(int number)
 {
@@ -335,12 +355,22 @@ static qd_status make_ready(void *context)
 }
 
 /* Processes that do not find each other would each train the whole run, in the same folder. */
-static qd_status check_world(const place *p, bool mpi, int64_t restarts)
+static qd_status check_world(const place *p, bool mpi, const qd_options *options)
 {
+    const char *backend = qd_options_string(options, "run.backend");
+    bool asks_ucx = p->role != ROLE_LOCAL_RANK && strcmp(backend, "ucx") == 0, asks_mpi = strcmp(backend, "mpi") == 0;
+    int64_t restarts = qd_options_int(options, "run.restarts");
     if (p->role == ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
+    if (asks_ucx && !p->joins)
+        return QD_FAIL(QD_USAGE,
+                       "run.backend=ucx is for ranks that are started without MPI, and the environment does not name their world: set "
+                       "MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE for each (docs/clusters.md)");
     if (p->role != ROLE_MPI_RANK || p->size <= 1)
         return QD_OK;
+    if (asks_mpi && p->joins)
+        return QD_FAIL(QD_USAGE, "run.backend=mpi, but %s started %d processes without MPI: leave run.backend out, or use mpirun",
+                       p->starter, p->size);
     if (!mpi)
         return QD_FAIL(QD_USAGE,
                        "run.backend=local, but %s started %d processes, and each would train the whole run: leave run.backend out, or "
@@ -352,6 +382,8 @@ static qd_status check_world(const place *p, bool mpi, int64_t restarts)
                        "run.restarts is for the process that starts the ranks, and %s started these: call quadrille train once, with "
                        "run.launcher='%s ...' (docs/operations.md)",
                        p->starter, p->starter);
+    if (p->joins)
+        return QD_OK;
     if (!qd_mpi_built())
         return QD_FAIL(QD_UNSUPPORTED,
                        "%s started %d processes, but this build has no MPI by which they could find each other: install an MPI library "
@@ -411,12 +443,13 @@ static void tell_failure(qd_status status, const qd_train_observer *observer)
     atomic_store(&failure_told, 1);
 }
 
-/* If MPI fails too, the earlier failure is the one to report. */
-static qd_status join_world(const qd_comm_config *config, qd_status early, qd_comm **world)
+/* If this fails too, the earlier failure is the one to report. options: NULL if they cannot be
+ * read. */
+static qd_status join_world(const place *p, const qd_options *options, const qd_comm_config *config, qd_status early, qd_comm **world)
 {
     qd_error_record record;
     qd_error_keep(&record);
-    qd_status status = qd_mpi_comm_create(config, world);
+    qd_status status = p->joins ? qd_launch_world_join(&p->world, options, config, world) : qd_mpi_comm_create(config, world);
     if (early == QD_OK)
         return status;
     qd_error_put_back(&record);
@@ -446,7 +479,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
     qd_comm *world = NULL;
     bool agreed = false; /* all ranks know of the failure: no abort is needed */
     qd_status status = QD_OK;
-    QD_TRY(join_world(&comm_config, early, &world));
+    QD_TRY(join_world(p, run->options, &comm_config, early, &world));
     int size = qd_comm_size(world);
     if (p->size > 1 && size == 1)
         QD_TRY_DONE(QD_FAIL(QD_USAGE,
@@ -475,6 +508,9 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
+    /* The lowest of the ranks that are left. */
+    int lost = qd_comm_lost(world);
+    atomic_store(&speaks_for_lost, lost >= 0 && qd_comm_rank(world) == (lost == 0));
     tell_failure(status, observer);
     qd_comm_destroy(world);
     return status;
@@ -494,11 +530,11 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
     qd_comm_config config = qd_comm_config_default();
     qd_comm *world = NULL;
     bool agreed;
-    if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || !qd_mpi_built())
+    if (atomic_load(&train_called) || p.role != ROLE_MPI_RANK || p.size <= 1 || !p.told || (!p.joins && !qd_mpi_built()))
         return status;
     if (take_observer(observer, &own) != QD_OK)
         return QD_USAGE;
-    if (join_world(&config, status, &world) != QD_OK)
+    if (join_world(&p, NULL, &config, status, &world) != QD_OK)
         return status;
     if (qd_comm_size(world) == 1) { /* the other ranks cannot be reached this way */
         qd_comm_destroy(world);
@@ -548,12 +584,12 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     qd_status status;
     QD_TRY(take_observer(observer, &own));
     bool mpi = p.role != ROLE_LOCAL_RANK && qd_options_string(options, "run.launcher")[0] == '\0' &&
-               (strcmp(backend, "mpi") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
+               (strcmp(backend, "mpi") == 0 || strcmp(backend, "ucx") == 0 || (p.role == ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&train_called, 1);
     atomic_store(&failure_told, 0);
     atomic_store(&stop_asked, 0);
     catch_stop(p.role == ROLE_LOCAL_RANK, before);
-    status = check_world(&p, mpi, qd_options_int(options, "run.restarts"));
+    status = check_world(&p, mpi, options);
     if (status == QD_OK && p.role == ROLE_LOCAL_RANK)
         end_local_rank(&p, run_local_rank(&p, &run));
     if (status == QD_OK && mpi)
@@ -599,6 +635,7 @@ bool qd_train_report(qd_status status)
     if (message[0] == '\0' || atomic_load(&failure_told))
         return false;
     if (p.role == ROLE_MPI_RANK)
-        return atomic_load(&world_joined) ? status != QD_REMOTE : p.rank <= 0;
+        return !atomic_load(&world_joined) ? p.rank <= 0 || p.joins /* that a rank cannot join, it alone knows */
+                                           : status != QD_REMOTE || atomic_load(&speaks_for_lost);
     return true;
 }

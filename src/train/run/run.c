@@ -193,7 +193,7 @@ static qd_status measure_peak(qd_rank_run *s)
         return QD_OK;
     }
     int ranks = qd_comm_size(s->world);
-    bool one_each = strcmp(qd_comm_backend(s->world), "mpi") == 0 || ranks < caps->count;
+    bool one_each = strcmp(qd_comm_backend(s->world), "local") != 0 || ranks < caps->count;
     QD_TRY(qd_device_measure_fma(device, 20, &s->peak_flops));
     s->peak_flops *= one_each ? ranks : caps->count;
     return QD_OK;
