@@ -207,6 +207,25 @@ static qd_status wait_processes(pid_t *pids, int count, double limit, qd_local_w
     return over ? QD_FAIL(QD_TIMEOUT, "the ranks did not finish within %g s", limit) : QD_OK;
 }
 
+/* Appends to a sanitizer's options, for a child; returns the old value. */
+static char *add_options(const char *name, const char *more)
+{
+    const char *before = getenv(name);
+    char *old = before ? strdup(before) : NULL, all[1024];
+    snprintf(all, sizeof all, "%s%s%s", old ? old : "", old ? ":" : "", more);
+    setenv(name, all, 1);
+    return old;
+}
+
+static void take_options_back(const char *name, char *old)
+{
+    if (old)
+        setenv(name, old, 1);
+    else
+        unsetenv(name);
+    free(old);
+}
+
 /* A port that is not in use now. */
 static int free_port(void)
 {
@@ -237,6 +256,7 @@ static qd_status run_processes(const char *name, qd_ranks_mode mode, int size, c
     int world_fd = world ? dup(qd_local_world_fd(world)) : -1; /* the duplicate survives exec */
     double began = qd_clock_now();
     pid_t pids[MOST_RANKS];
+    char *asan = world ? NULL : add_options("ASAN_OPTIONS", "detect_leaks=0"); /* UCX leaks at exit */
     for (int r = 0; r < size; r++) {
         char rank[16], fd[16], out[16], start[32];
         snprintf(rank, sizeof rank, "%d", r);
@@ -248,6 +268,7 @@ static qd_status run_processes(const char *name, qd_ranks_mode mode, int size, c
                         (char *)(options->text ? options->text : ""), NULL};
         pids[r] = spawn(argv, -1);
     }
+    if (!world) take_options_back("ASAN_OPTIONS", asan);
     qd_status status = wait_processes(pids, size, limit, world, options->tell_deaths);
     if (pread(results_fd, results, bytes, 0) != (ssize_t)bytes)
         status = QD_FAIL(QD_SYSTEM, "cannot read the results: %s", strerror(errno));
@@ -292,25 +313,6 @@ static int process_main(char **argv)
 }
 
 /* MPI. */
-
-/* Appends to a sanitizer's options, for a child; returns the old value. */
-static char *add_options(const char *name, const char *more)
-{
-    const char *before = getenv(name);
-    char *old = before ? strdup(before) : NULL, all[1024];
-    snprintf(all, sizeof all, "%s%s%s", old ? old : "", old ? ":" : "", more);
-    setenv(name, all, 1);
-    return old;
-}
-
-static void take_options_back(const char *name, char *old)
-{
-    if (old)
-        setenv(name, old, 1);
-    else
-        unsetenv(name);
-    free(old);
-}
 
 /* mpirun starts processes that inherit no descriptors, so results are lines on standard output. */
 static qd_status run_mpi(const char *name, int size, const qd_ranks_options *options, const qd_comm_config *config,

@@ -226,6 +226,8 @@ static void world_abort(qd_world *w, const char *reason)
 {
     qd_remote_world *world = w->backend_data;
     qd_remote_control message = {.kind = QD_REMOTE_ABORT, .from = world->rank};
+    if (world->aborted_by >= 0) /* all ranks learn of the first failure */
+        return;
     snprintf(message.text, sizeof message.text, "%s", reason);
     for (int p = 0; p < world->size && !world->dirty; p++) /* dirty: that failure has been reported already */
         if (p != world->rank)
@@ -233,10 +235,8 @@ static void world_abort(qd_world *w, const char *reason)
     /* Short messages leave at once; a stopped receiver must not delay us. */
     for (double end = qd_clock_now() + 0.1; !world->dirty && world->sends && qd_clock_now() < end; sched_yield())
         control_reap(world);
-    if (world->aborted_by < 0) {
-        world->aborted_by = world->rank;
-        memcpy(world->reason, message.text, sizeof world->reason);
-    }
+    world->aborted_by = world->rank;
+    memcpy(world->reason, message.text, sizeof world->reason);
 }
 
 /* " at 'step 3', in all-reduce of 100 fp32 (sum), operation 3 of group world": what the last head

@@ -139,9 +139,17 @@ static qd_status settle(uint64_t *request, bool *done)
     return QD_OK;
 }
 
+static qd_status check_peers(const ucx_state *u)
+{
+    if (u->broken < 0 || qd_clock_now() - u->broken_at < LOST_SECONDS)
+        return QD_OK;
+    return QD_FAIL(QD_SYSTEM, "the connection to rank %d is broken: %s", u->broken, ucs_status_string(u->broken_how));
+}
+
 static qd_status test(void *self, void *requests, int index, bool *done)
 {
     progress(self);
+    QD_TRY(check_peers(self));
     return settle((uint64_t *)requests + index, done);
 }
 
@@ -150,6 +158,7 @@ static qd_status test_some(void *self, void *array, int count, int *completed, i
     uint64_t *requests = array;
     *completed = 0;
     progress(self);
+    QD_TRY(check_peers(self));
     for (int i = 0; i < count; i++) {
         bool done = false;
         if (requests[i] == UNUSED)
@@ -202,14 +211,9 @@ static bool meet(void *self, bool *done)
 static bool lost(void *self, int *rank, char *why, size_t bytes)
 {
     ucx_state *u = self;
-    if (qd_rendezvous_lost(u->meeting, rank)) {
-        snprintf(why, bytes, "its process has ended (killed, or its machine is gone)");
-        return true;
-    }
-    if (u->broken < 0 || qd_clock_now() - u->broken_at < LOST_SECONDS)
+    if (!qd_rendezvous_lost(u->meeting, rank))
         return false;
-    *rank = u->broken;
-    snprintf(why, bytes, "the connection to it is broken: %s", ucs_status_string(u->broken_how));
+    snprintf(why, bytes, "its process has ended (killed, or its machine is gone)");
     return true;
 }
 
