@@ -395,14 +395,20 @@ static void supervise(crew *c)
     }
 }
 
-static qd_status open_crew(crew *c)
+qd_status qd_crew_world(crew *c, int size, qd_local_world **world)
 {
+    const qd_config *settings = &c->run->config;
+    const bool copies = size > 1 && strcmp(settings->device, "cpu") == 0;
     qd_comm_config config = qd_comm_config_default();
     qd_collective_ways ways;
-    config.deadline_seconds = c->run->config.deadline;
-    const qd_config *settings = &c->run->config;
-    qd_collective_ways_find(settings->world > 1 && strcmp(settings->device, "cpu") == 0 ? settings->collectives : "none", true, &ways);
+    qd_collective_ways_find(copies ? settings->collectives : "none", true, &ways);
+    config.deadline_seconds = settings->deadline;
     config.ways = ways.text;
+    return qd_local_world_create(size, &config, world);
+}
+
+static qd_status open_crew(crew *c)
+{
     c->children = calloc(QD_CREW_MOST, sizeof *c->children);
     for (int i = 0; c->children && i < QD_CREW_MOST; i++)
         c->children[i].orders = -1;
@@ -411,7 +417,7 @@ static qd_status open_crew(crew *c)
     c->size = c->count = c->run->config.world;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, c->report) != 0)
         return QD_FAIL(QD_SYSTEM, "cannot make a socket for the ranks' reports: %s", strerror(errno));
-    QD_TRY(qd_local_world_create(c->size, &config, &c->world));
+    QD_TRY(qd_crew_world(c, c->size, &c->world));
     return watch_signals(c);
 }
 

@@ -218,12 +218,10 @@ static void move_children(crew *c, int size)
 
 static qd_status form(crew *c)
 {
-    qd_comm_config config = qd_comm_config_default();
     const int size = c->run->config.world;
     int fds[QD_ORDER_FDS];
-    config.deadline_seconds = c->run->config.deadline;
     qd_local_world *next = NULL;
-    QD_TRY(qd_local_world_create(size, &config, &next));
+    QD_TRY(qd_crew_world(c, size, &next));
     qd_local_world_destroy(c->world);
     c->world = next;
     c->excused = false;
