@@ -77,14 +77,17 @@ class CudaLatent(gpu.GpuTest):
                 self.assertGreater(self.scores(f"clip-cpu-{name}")[0], 1.5 * limit)
                 self.close(self.train(f"clip-cuda-{name}", *run, "--device", "cuda"), cpu, 1e-4)
                 self.close_scores(f"clip-cuda-{name}", f"clip-cpu-{name}", 1e-3)
-                half = self.train(f"clip-bf16-{name}", *run, "train.precision=bf16", "--device", "cuda")
+                same = [*run, "train.precision=bf16", "train.deterministic=true", "--device", "cuda"]
+                half = self.train(f"clip-bf16-{name}", *same)
                 self.near(half, cpu, 0.02)
                 self.close_scores(f"clip-bf16-{name}", f"clip-cpu-{name}", 0.03)
-                away = self.train(f"clip-away-{name}", *run, "train.precision=bf16", "train.offload=optimizer", "--device", "cuda")
+                away = self.train(f"clip-away-{name}", *same, "train.offload=optimizer")
                 self.assertEqual(away, half)
 
     def test_rescaled_heads_of_layouts_follow_one_rank(self):
-        checks = {"fp32": lambda a, b: self.close(a, b, 1e-5), "bf16": self.near}
+        """The larger weights magnify rounding: two runs of one rank in bf16 differ by 0.0014 in the
+        first step when kernels are chosen by timing."""
+        checks = {"fp32": lambda a, b: self.close(a, b, 1e-5), "bf16": lambda a, b: self.near(a, b, 0.02)}
         for model, precision in (("preset", "fp32"), ("heads of 192 and 128", "bf16")):
             run = [*CLIPPED[model], *SGD, "train.micro_batch=1", "train.grad_dtype=fp32", f"train.precision={precision}", "--device", "cuda",
                    "run.gpu=0"]

@@ -67,6 +67,7 @@ typedef struct ops_op {
     int gradient_count;
     double (*flops)(const void *c); /* of one call; NULL: not compute-bound */
     double (*bytes)(const void *c); /* that must be read and written; NULL: not memory-bound */
+    bool cpu_only; /* GPUs refuse these cases */
 } ops_op;
 
 /* Runs the table and the additional tests; returns main's exit status. */

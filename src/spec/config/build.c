@@ -1,5 +1,5 @@
-/* From a resolved configuration to placed parameters and the programs of a rank. What depends on the
- * mesh is checked here: the length of programs, and how the global batch is shared. */
+/* From a resolved configuration to placed parameters and the programs of a rank. What depends on
+ * the mesh is checked here: the length of programs, and how the global batch is shared. */
 #include "spec/config/config.h"
 
 #include "spec/config/generation.h"
