@@ -17,7 +17,7 @@ import program  # noqa: E402
 
 EVERY = os.environ.get("QUADRILLE_ALLOCATIONS", "")
 ONLY = os.environ.get("QUADRILLE_COMMAND", "")
-SAMPLE = 3  # n per command and process
+SAMPLE = 2  # n per command and process
 SMALL = [*program.SMALL, "train.steps=3", "model.vocab=300"]
 
 
