@@ -25,6 +25,7 @@ _Static_assert(QD_REMOTE_CHANNELS <= 1 << CHANNEL_BITS, "a channel must fit into
 enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
 
 #define LOST_SECONDS 1.0   /* what the rendezvous reports about a broken connection comes first */
+#define REPORT_SECONDS 0.5 /* a rank of the same machine may know more about a lost one, and report it */
 #define GIVE_UP_SECONDS 0.1
 #define PROGRESS_MOST 8
 
@@ -38,12 +39,13 @@ struct ucx_state {
     ucp_context_h context;
     ucp_worker_h worker;
     qd_rendezvous *meeting;
-    qd_guard guard;
+    qd_ucx_ports ports;
     ucx_peer *peers; /* (size) */
     int rank, size;
     int broken; /* the first rank whose connection broke, or -1 */
     double broken_at;
     ucs_status_t broken_how;
+    double lost_at; /* when the rendezvous reported the loss of a rank; 0: not yet */
 };
 
 qd_status qd_ucx_check(ucs_status_t status, const char *call)
@@ -213,6 +215,10 @@ static bool lost(void *self, int *rank, char *why, size_t bytes)
     ucx_state *u = self;
     if (!qd_rendezvous_lost(u->meeting, rank))
         return false;
+    if (u->lost_at == 0)
+        u->lost_at = qd_clock_now();
+    if (qd_clock_now() - u->lost_at < REPORT_SECONDS)
+        return false;
     snprintf(why, bytes, "its process has ended (killed, or its machine is gone)");
     return true;
 }
@@ -247,7 +253,7 @@ static void ucx_close(void *self, bool met, bool dirty)
             ucp_cleanup(u->context);
     }
     qd_rendezvous_close(u->meeting);
-    qd_guard_free(&u->guard);
+    qd_ucx_ports_free(&u->ports);
     if (dirty)
         return;
     free(u->peers);
@@ -305,7 +311,7 @@ static qd_status start(ucx_state *u)
                            .features = UCP_FEATURE_TAG,
                            .estimated_num_eps = (size_t)u->size};
     ucp_worker_params_t worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
-    QD_TRY(qd_guard_begin(&u->guard));
+    QD_TRY(qd_ucx_ports_begin(&u->ports));
     QD_TRY(qd_ucx_check(ucp_config_read(NULL, NULL, &config), "ucp_config_read"));
     qd_status status = choose(config, qd_rendezvous_interface(u->meeting));
     if (status == QD_OK)
@@ -313,7 +319,7 @@ static qd_status start(ucx_state *u)
     ucp_config_release(config);
     QD_TRY(status);
     QD_TRY(qd_ucx_check(ucp_worker_create(u->context, &worker, &u->worker), "ucp_worker_create"));
-    return qd_guard_find(&u->guard);
+    return qd_ucx_ports_find(&u->ports);
 }
 
 static void find_machine(char *text, size_t bytes)
@@ -367,7 +373,7 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
             qd_rendezvous_table none;
             QD_TRY_DONE(qd_rendezvous_exchange(u->meeting, "", 0, &none));
             qd_rendezvous_table_free(&none);
-            qd_guard_open(&u->guard, true);
+            qd_ucx_ports_open(&u->ports, true);
             QD_TRY_DONE(qd_rendezvous_exchange(u->meeting, "", 0, &none));
             qd_rendezvous_table_free(&none);
         }
@@ -441,8 +447,8 @@ static qd_status join_all(ucx_state *u, double seconds, qd_remote_facts *facts)
     QD_TRY(wire(u, seconds));
     QD_TRY(qd_rendezvous_exchange(u->meeting, "", 0, &none));
     qd_rendezvous_table_free(&none);
-    qd_guard_open(&u->guard, false);
-    QD_TRY(qd_guard_cut_strangers(&u->guard, u->meeting));
+    qd_ucx_ports_open(&u->ports, false);
+    QD_TRY(qd_ucx_ports_cut_strangers(&u->ports, u->meeting));
     discard_messages(u);
     QD_TRY(qd_rendezvous_exchange(u->meeting, "", 0, &none));
     qd_rendezvous_table_free(&none);

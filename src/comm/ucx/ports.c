@@ -48,7 +48,7 @@ static int option(int fd, int name)
 
 /* The stream sockets of this process, but those that it had before; listening ones, or the
  * others. */
-static qd_status list(const qd_guard *g, bool listening, int **fds, int *count)
+static qd_status list(const qd_ucx_ports *g, bool listening, int **fds, int *count)
 {
     DIR *folder = opendir("/proc/self/fd");
     struct dirent *entry;
@@ -75,64 +75,64 @@ static qd_status list(const qd_guard *g, bool listening, int **fds, int *count)
     return QD_OK;
 }
 
-qd_status qd_guard_begin(qd_guard *guard)
+qd_status qd_ucx_ports_begin(qd_ucx_ports *ports)
 {
     int *streams, *listening, streams_count = 0, listening_count = 0;
-    *guard = (qd_guard){0};
+    *ports = (qd_ucx_ports){0};
     QD_TRY(list(NULL, false, &streams, &streams_count));
     qd_status status = list(NULL, true, &listening, &listening_count);
-    guard->before = status == QD_OK ? calloc((size_t)(streams_count + listening_count) + 1, sizeof *guard->before) : NULL;
-    if (guard->before) {
-        guard->befores = streams_count + listening_count;
+    ports->before = status == QD_OK ? calloc((size_t)(streams_count + listening_count) + 1, sizeof *ports->before) : NULL;
+    if (ports->before) {
+        ports->befores = streams_count + listening_count;
         if (streams_count)
-            memcpy(guard->before, streams, (size_t)streams_count * sizeof *streams);
+            memcpy(ports->before, streams, (size_t)streams_count * sizeof *streams);
         if (listening_count)
-            memcpy(guard->before + streams_count, listening, (size_t)listening_count * sizeof *listening);
+            memcpy(ports->before + streams_count, listening, (size_t)listening_count * sizeof *listening);
         free(listening);
     }
     free(streams);
-    return guard->before || status != QD_OK ? status : QD_FAIL(QD_NO_MEMORY, "no memory for a list of sockets");
+    return ports->before || status != QD_OK ? status : QD_FAIL(QD_NO_MEMORY, "no memory for a list of sockets");
 }
 
-void qd_guard_open(qd_guard *guard, bool open)
+void qd_ucx_ports_open(qd_ucx_ports *ports, bool open)
 {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     struct sock_fprog program = {.len = 1, .filter = &drop};
     int none = 0;
-    for (int i = 0; i < guard->count; i++) {
+    for (int i = 0; i < ports->count; i++) {
         if (open)
-            setsockopt(guard->listening[i], SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
+            setsockopt(ports->listening[i], SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
         else
-            setsockopt(guard->listening[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+            setsockopt(ports->listening[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
     }
 }
 
-qd_status qd_guard_find(qd_guard *guard)
+qd_status qd_ucx_ports_find(qd_ucx_ports *ports)
 {
-    QD_TRY(list(guard, true, &guard->listening, &guard->count));
-    qd_guard_open(guard, false);
+    QD_TRY(list(ports, true, &ports->listening, &ports->count));
+    qd_ucx_ports_open(ports, false);
     return QD_OK;
 }
 
-static bool incoming(const qd_guard *guard, const end_point *local)
+static bool incoming(const qd_ucx_ports *ports, const end_point *local)
 {
-    for (int i = 0; i < guard->count; i++) {
+    for (int i = 0; i < ports->count; i++) {
         struct sockaddr_storage address = {0};
         socklen_t length = sizeof address;
         end_point e;
-        if (getsockname(guard->listening[i], (struct sockaddr *)&address, &length) == 0 && end_of(&address, &e) && e.port == local->port)
+        if (getsockname(ports->listening[i], (struct sockaddr *)&address, &length) == 0 && end_of(&address, &e) && e.port == local->port)
             return true;
     }
     return false;
 }
 
 /* The connections of this rank. fds: (count) of these, optional. */
-static qd_status connections(const qd_guard *guard, bool only_incoming, connection **out, int **fds, int *count)
+static qd_status connections(const qd_ucx_ports *ports, bool only_incoming, connection **out, int **fds, int *count)
 {
     int *all, most;
     *count = 0;
     *out = NULL;
-    QD_TRY(list(guard, false, &all, &most));
+    QD_TRY(list(ports, false, &all, &most));
     *out = calloc((size_t)most + 1, sizeof **out);
     if (!*out) {
         free(all);
@@ -144,7 +144,7 @@ static qd_status connections(const qd_guard *guard, bool only_incoming, connecti
         connection c;
         if (getsockname(all[i], (struct sockaddr *)&local, &local_length) != 0 ||
             getpeername(all[i], (struct sockaddr *)&remote, &remote_length) != 0 || !end_of(&local, &c.local) ||
-            !end_of(&remote, &c.remote) || (only_incoming && !incoming(guard, &c.local)))
+            !end_of(&remote, &c.remote) || (only_incoming && !incoming(ports, &c.local)))
             continue;
         all[*count] = all[i];
         (*out)[(*count)++] = c;
@@ -163,16 +163,16 @@ static int by_ends(const void *a, const void *b)
 
 /* All lists of incoming connections are complete before any rank lists what it has made, so a
  * connection of a rank is in both. */
-qd_status qd_guard_cut_strangers(const qd_guard *guard, qd_rendezvous *meeting)
+qd_status qd_ucx_ports_cut_strangers(const qd_ucx_ports *ports, qd_rendezvous *meeting)
 {
     connection *in = NULL, *own = NULL;
     int *fds = NULL, count = 0, own_count = 0;
     qd_rendezvous_table table = {0};
     qd_status status = QD_OK;
-    QD_TRY_DONE(connections(guard, true, &in, &fds, &count));
+    QD_TRY_DONE(connections(ports, true, &in, &fds, &count));
     QD_TRY_DONE(qd_rendezvous_exchange(meeting, "", 0, &table));
     qd_rendezvous_table_free(&table);
-    QD_TRY_DONE(connections(guard, false, &own, NULL, &own_count));
+    QD_TRY_DONE(connections(ports, false, &own, NULL, &own_count));
     if (own_count > (int)(QD_RENDEZVOUS_BLOB_MOST / (int64_t)sizeof *own))
         QD_TRY_DONE(QD_FAIL(QD_UNSUPPORTED, "this rank has %d connections; a world over UCX has at most %d per rank", own_count,
                             (int)(QD_RENDEZVOUS_BLOB_MOST / (int64_t)sizeof *own)));
@@ -192,9 +192,9 @@ done:
     return status;
 }
 
-void qd_guard_free(qd_guard *guard)
+void qd_ucx_ports_free(qd_ucx_ports *ports)
 {
-    free(guard->before);
-    free(guard->listening);
-    *guard = (qd_guard){0};
+    free(ports->before);
+    free(ports->listening);
+    *ports = (qd_ucx_ports){0};
 }
