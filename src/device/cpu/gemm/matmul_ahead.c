@@ -14,7 +14,7 @@ enum {
     SLOTS = 3,    /* most */
     BLOCKS = 256, /* most */
     TILES = 1024, /* most */
-    ITEMS = 1,    /* tiles per thread, at least: large ones read packed operands less often */
+    ITEMS = 3,    /* tiles per thread, at least, if they do not become too small */
     LEAST = 64,   /* lines of a tile */
     LINES = 96,   /* of a piece with all steps of a block … */
     WIDE = 768,   /* … or, of an operand stored (k, …), so many lines and … */
