@@ -47,9 +47,9 @@ class Elastic(program.ProgramTest):
             return 0
 
     def start(self, *arguments):
-        output = open(self.path("output"), "w", encoding="utf-8")  # noqa: SIM115
-        self.addCleanup(output.close)
-        run = subprocess.Popen([program.PROGRAM, *self.small(*arguments)], cwd=self.folder, stdout=output, stderr=subprocess.PIPE, text=True)
+        with open(self.path("output"), "w", encoding="utf-8") as output:
+            run = subprocess.Popen([program.PROGRAM, *self.small(*arguments)], cwd=self.folder, stdout=output, stderr=subprocess.PIPE,
+                                   text=True)
         self.addCleanup(run.wait)
         self.addCleanup(run.kill)
         return run
@@ -198,9 +198,9 @@ class Elastic(program.ProgramTest):
                 run.kill()
                 break
             self.kill_one(run, chance)
-        run.wait()
+        run.communicate()
         self.assertTrue(program.wait_until(lambda: not program.processes(self.corpus), 10))
-        run = self.start("run.dir=run", "--resume")
+        run = self.start(BATCH, "run.dir=run", "--resume")
         self.finish(run)
         self.same_samples()
         self.assertEqual(program.shared_files(), set())

@@ -87,12 +87,10 @@ static qd_json_writer begin_line(keeper *k, const char *event)
 
 /* Writes the whole journal: a restart without a checkpoint clears the folder. The journal is for
  * people, so a disk that refuses it does not end the run. */
-static void end_line(keeper *k, qd_json_writer *w)
+static void write_journal(keeper *k)
 {
     qd_run_file path;
     qd_error_record record;
-    qd_json_end(w);
-    qd_json_newline(w);
     qd_error_keep(&record);
     if (k->journal.failed || qd_folder_make(k->run->config.run_dir) != QD_OK ||
         qd_run_path(&k->run->config, QD_JOURNAL_FILE, path) != QD_OK ||
@@ -101,6 +99,13 @@ static void end_line(keeper *k, qd_json_writer *w)
             k->observer->on_note(k->observer->context, qd_error_message());
     }
     qd_error_put_back(&record);
+}
+
+static void end_line(keeper *k, qd_json_writer *w)
+{
+    qd_json_end(w);
+    qd_json_newline(w);
+    write_journal(k);
 }
 
 /* A resumed run continues the journal of its folder. */
@@ -487,6 +492,8 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
     qd_status status = prepare_first(&k);
     if (status == QD_OK)
         status = run_attempts(&k, argv);
+    if (k.journal.length > 0) /* the ranks of the last attempt may have cleared the folder */
+        write_journal(&k);
     run->options = k.given;
     qd_options_destroy(k.options);
     qd_elastic_end(&k.elastic);
