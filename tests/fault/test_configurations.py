@@ -22,7 +22,7 @@ FIRST = int(os.environ.get("QUADRILLE_FIRST", "0"))
 BASE = {"model.layers": "2", "model.hidden": "32", "model.heads": "4", "model.vocab": "300", "data.seq": "16", "train.global_batch": "8",
         "train.steps": "2", "run.threads": "1"}
 # What these mean depends on files, devices or other machines, or they bound resources.
-LEFT_OUT = r"^(run\.(dir|weights|from|resume|overwrite|launcher|backend|device|gpu|restarts|kernels|threads|deadline|ranks_as|tuning.*|save_.*)|" \
+LEFT_OUT = r"^(run\.(dir|hosts|weights|from|resume|overwrite|launcher|backend|device|gpu|restarts|kernels|threads|deadline|ranks_as|tuning.*|save_.*)|" \
            r"data\..*path|data\.(tokenizer|mix|chat.*|format|template|hold.*)|.*_file|train\.steps|train\.epochs|eval\..*|sample\..*|model\.preset|" \
            r"lora\.(targets|path)|parallel\.nodes|.*\.eval.*)$"
 LARGE = 1 << 28  # bytes and FLOP of a rank and step: accepted, not run
