@@ -22,12 +22,16 @@
 #include <assert.h>
 #include <string.h>
 
+#define STREAM_BYTES (4 << 20) /* results of larger messages bypass the caches */
+#define PLACED_STREAM_BYTES (384 << 10) /* the same for an all-to-all by address, without own blocks */
+#define PLACED_LEAST (32 << 10) /* smaller ones use the lanes, also where ranks outnumber cores */
 #define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, unless the ring is smaller */
 
-/* Processes: messages of at least ways.reach_from bytes (of the whole message) go from memory to
- * memory, and those above these limits through the ring. Measured: below reach_from the system call
- * costs more than a second copy, above the limits pinning pages does. Where several ranks read the
- * same data, the ring is better at all sizes. A reduce cannot: its sums would have no buffer. */
+/* Processes: messages of at least REACH_LEAST bytes (of the whole message) go from memory to
+ * memory, and those above these limits through the ring. Measured: below REACH_LEAST the system
+ * call costs more than a second copy, above the limits pinning pages does. Where several ranks read
+ * the same data, the ring is better at all sizes. */
+#define REACH_LEAST (64 << 10)
 static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
     [QD_COLL_ALL_REDUCE] = {2 << 20, 0},      [QD_COLL_REDUCE_SCATTER] = {4 << 20, 0},
     [QD_COLL_ALL_GATHER] = {4 << 20, 0},      [QD_COLL_ALL_TO_ALL] = {4 << 20, 4 << 20},
@@ -37,40 +41,11 @@ static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more rank
 
 typedef qd_local_state state;
 
-static const qd_local_ways *ways_of(const qd_transfer *op)
-{
-    return &qd_local_group_of(op)->header->ways;
-}
-
-/* Bytes of the buffers of all ranks. */
-static int64_t touched_bytes(const qd_transfer *op, int64_t bytes)
-{
-    int64_t n = op->comm->size;
-    switch (op->request.kind) {
-    case QD_COLL_ALL_REDUCE:
-    case QD_COLL_ALL_TO_ALL: return 2 * n * bytes;
-    case QD_COLL_BROADCAST: return n * bytes;
-    case QD_COLL_GATHER:
-    case QD_COLL_SCATTER: return 2 * bytes;
-    default: return (n + 1) * bytes;
-    }
-}
-
-qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool placed)
-{
-    const qd_local_ways *ways = ways_of(op);
-    qd_coll_kind kind = op->request.kind;
-    bool reused = !placed || (kind != QD_COLL_ALL_REDUCE && kind != QD_COLL_ALL_GATHER && kind != QD_COLL_ALL_TO_ALL);
-    return qd_local_ways_copy(ways, touched_bytes(op, message_bytes), reused ? ways->reuse_bytes : ways->stream_bytes, message_bytes);
-}
-
 /* Whether processes copy from memory to memory. Ranks with segment lists use the ring. */
 static bool reaches_memory(const qd_transfer *op, int64_t bytes)
 {
-    const qd_local_ways *ways = ways_of(op);
-    qd_coll_kind kind = op->request.kind;
-    int64_t most = ways->reach_most >= 0 && kind != QD_COLL_REDUCE ? ways->reach_most : reach_most[kind][op->comm->size > 2];
-    return qd_local_state_of(op)->remote && !op->request.lists && bytes >= ways->reach_from && bytes <= most;
+    return qd_local_state_of(op)->remote && !op->request.lists && bytes > REACH_LEAST &&
+           bytes <= reach_most[op->request.kind][op->comm->size > 2];
 }
 
 /* all-to-all: at the start a rank knows only its own counts, so each decides for its own blocks. */
@@ -87,18 +62,15 @@ static void plan_blocks(qd_transfer *op)
         end += (r->in_counts[to] * size + 63) / 64 * 64;
     }
     /* Size of the whole message as for other kinds: even blocks, including the own one. */
-    int64_t whole = bytes / (n - 1) * n;
-    bool reached = reaches_memory(op, whole);
+    bool reached = reaches_memory(op, bytes / (n - 1) * n);
     bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE;
-    bool waits = placed ? bytes >= ways_of(op)->placed_from && op->comm->world->spin > 0 : reached; /* for the readers */
+    bool waits = placed ? bytes >= PLACED_LEAST && op->comm->world->spin > 0 : reached; /* for the readers */
     s->way = end <= QD_LOCAL_SMALL_BYTES && !waits ? QD_LOCAL_SMALL
              : placed                              ? QD_LOCAL_PLACED
              : reached                             ? QD_LOCAL_MEMORY
                                                    : QD_LOCAL_STAGED;
     s->part_elements = group->header->ring_bytes / n / size;
-    s->large = qd_local_copy_way(op, whole, placed);
-    /* Data that stays in the caches is better copied by the rank that reads it. */
-    s->chunked = placed && touched_bytes(op, whole) >= ways_of(op)->common_bytes;
+    s->large = qd_comm_copy_way(bytes, placed ? PLACED_STREAM_BYTES : STREAM_BYTES);
     qd_local_block *blocks = qd_local_blocks_of(op, me);
     end = head;
     for (int to = 0; to < n; to++) {
@@ -133,7 +105,7 @@ static void plan(qd_transfer *op)
     s->combines = r->kind == QD_COLL_ALL_REDUCE || qd_transfer_is_split(op);
     s->many = s->combines || r->kind == QD_COLL_REDUCE_SCATTER || r->kind == QD_COLL_SCATTER ||
               r->kind == QD_COLL_ALL_TO_ALL;
-    s->large = qd_local_copy_way(op, r->count * size, false);
+    s->large = qd_comm_copy_way(r->count * size, STREAM_BYTES);
     if (r->kind == QD_COLL_ALL_REDUCE && qd_coll_direct(r->count * size, n)) {
         assert(r->count * size <= QD_LOCAL_SMALL_BYTES);
         s->direct = true;
@@ -240,7 +212,6 @@ qd_status qd_local_collective_start(qd_transfer *op)
     s->remote = atomic_load_explicit(&group->remote, memory_order_relaxed);
     s->pass = qd_local_pass_begin(op);
     if (s->pass == QD_LOCAL_UNDECIDED) {
-        s->large = qd_local_copy_way(op, r->count * qd_local_element_size(op), true); /* of the own part, below */
         post->pulled = qd_local_pass_pulled(op);
         s->own_left = qd_local_pass_leaves_own(op);
     } else {
@@ -248,7 +219,7 @@ qd_status qd_local_collective_start(qd_transfer *op)
     }
     atomic_store_explicit(&post->posted, sequence, memory_order_release);
     qd_local_ring_all(op->comm);
-    if (!s->direct && !s->fused && !s->own_left) qd_transfer_copy_own(op, &s->large);
+    if (!s->direct && !s->fused && !s->own_left) qd_transfer_copy_own(op, s->large);
     return QD_OK;
 }
 
@@ -461,7 +432,7 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
         } else {
             begin_rounds(op);
             if (s->produced > 0) qd_local_ring_all(op->comm);
-            if (s->own_left && !s->fused) qd_transfer_copy_own(op, &s->large);
+            if (s->own_left && !s->fused) qd_transfer_copy_own(op, s->large);
         }
     }
     if (s->pass == QD_LOCAL_ONE_PASS) {

@@ -26,8 +26,7 @@ typedef struct qd_local_state {
     qd_copy_way large; /* how results are written */
     bool own_left;    /* the own part is not copied yet */
     bool done;
-    bool chunked;     /* all-to-all: other ranks may copy what this rank receives, if all agree (common.c) */
-    bool common;      /* they do */
+    bool common;      /* all-to-all: any rank may do the work (common.c) */
 
     /* one pass */
     uint64_t parts; /* bit mask: ranks with which (common: for which) work is left */
@@ -83,10 +82,6 @@ static inline qd_local_block *qd_local_blocks_of(const qd_transfer *op, int rank
 {
     return (qd_local_block *)qd_local_small_of(op, rank);
 }
-
-/* How the results of an operation with a message of this size are written. placed: straight from
- * buffer to buffer, so that no copy on the way stays in the caches. */
-qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool placed);
 
 /* rounds.c: the steps of a round. Each runs when all its inputs are ready; false: the world was
  * aborted. */

@@ -53,7 +53,7 @@ typedef struct crew {
 enum { QD_CREW_MOST = 2 * QD_LOCAL_MAX_RANKS };
 
 /* launch_processes.c */
-/* A world of `size` ranks, with the run's deadline and copies that suit the processor. */
+/* A world of `size` ranks, with the run's deadline. */
 qd_status qd_crew_world(crew *c, int size, qd_local_world **world);
 /* Starts the children of the ranks that have none. */
 qd_status qd_crew_start(crew *c);

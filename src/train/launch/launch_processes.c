@@ -6,7 +6,6 @@
 #include "base/clock.h"
 #include "base/process/process.h"
 #include "base/process/stacks.h"
-#include "train/launch/collective_ways.h"
 #include "train/ranks/patience.h"
 
 #include <errno.h>
@@ -397,13 +396,8 @@ static void supervise(crew *c)
 
 qd_status qd_crew_world(crew *c, int size, qd_local_world **world)
 {
-    const qd_config *settings = &c->run->config;
-    const bool copies = size > 1 && strcmp(settings->device, "cpu") == 0;
     qd_comm_config config = qd_comm_config_default();
-    qd_collective_ways ways;
-    qd_collective_ways_find(copies ? settings->collectives : "none", true, &ways);
-    config.deadline_seconds = settings->deadline;
-    config.ways = ways.text;
+    config.deadline_seconds = c->run->config.deadline;
     return qd_local_world_create(size, &config, world);
 }
 
