@@ -125,7 +125,8 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
              micro, nodes[0] ? "by node" : "");
     int zero = layout_sample_below(s, 4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
-    /* Not proved: ranks of tp on different nodes order the recomputation of latents differently (docs/STATUS.md). */
+    /* Refused by the proof: selective recompute of latents if ranks of tp are on different nodes
+     * (docs/STATUS.md). */
     if (nodes[0] && tp > etp && strstr(models[model].words, "kv_lora_rank") && strstr(again, "selective"))
         again = "";
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
