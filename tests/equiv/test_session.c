@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -280,14 +281,17 @@ static void resumes_on_another_layout(void **state)
     ok(qd_session_save(session));
     ok(qd_session_save(session)); /* there is one already */
     qd_session_destroy(session);
-    /* dp=2 is of the layout before; plain sums of fp32 do not depend on how data is laid out */
+    /* dp=2 is of the layout before. Four ranks have half the rows each, so that GEMMs of some
+     * instruction sets sum weight gradients in another order. */
     qd_options *changes = layout_options("parallel.ranks=4 parallel.zero=1");
     ok(qd_session_resume(folder, changes, NULL, &session));
     qd_options_destroy(changes);
     assert_int_equal(qd_session_steps_done(session), 3);
     assert_int_equal(qd_session_summary(session)->plan->world, 4);
     steps(session, 2, part + 3);
-    assert_memory_equal(whole, part, sizeof whole);
+    assert_memory_equal(whole, part, 3 * sizeof *whole);
+    for (int i = 3; i < STEPS; i++)
+        assert_true(fabs(whole[i] - part[i]) <= 1e-7 * whole[i]);
     qd_session_destroy(session);
     says(qd_session_resume(folder, NULL, NULL, &session), QD_USAGE, "raise train.steps");
     assert_null(session);

@@ -102,7 +102,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=120)
     parser.add_argument("--ranks", type=int, default=3)
     options = parser.parse_args()
-    folder = tempfile.mkdtemp(prefix="quadrille-soak-")
+    folder = tempfile.mkdtemp(prefix="quadrille-test-soak-")
     corpus = os.path.join(folder, "corpus.txt")
     with open(corpus, "w", encoding="ascii") as file:
         file.write("".join(chr(97 + i * i % 23 % 26) + (" " if i % 5 == 0 else "") for i in range(30000)))
