@@ -123,7 +123,7 @@ class Errors(program.ProgramTest):
     def test_debug_shows_the_place(self):
         result = self.run_program(*self.small("train.global_batch=9", "parallel.ranks=2", "--debug"))
         self.assertEqual(result.returncode, 2)
-        self.assertIn("config.c", result.stderr)
+        self.assertIn("config/build.c", result.stderr)
 
     @unittest.skipUnless(program.MPIRUN, "needs mpirun")
     def test_mpi_tells_once(self):
