@@ -17,6 +17,7 @@ static const qd_device_traits traits_table[] = {
      .sums_in_norm = true,
      .ranks_as_threads = true,
      .remade_activation = true,
+     .fp8_recipes = true,
      .squares_in_products = true,
      .narrow_logits = true,
      .head_rows = 16384,

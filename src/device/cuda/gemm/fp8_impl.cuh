@@ -18,7 +18,8 @@ enum {
     TILE_COLS = 64,
     CHUNK = 16,      /* codes that a thread stores at once */
     WORDS = TILE_COLS / 4,
-    ROW_CHUNKS = TILE_COLS / CHUNK,
+    ROW_VECTORS = TILE_COLS / VECTOR,
+    AHEAD = 4, /* vectors that a thread reads before it looks at them */
     OUTPUTS_MOST = 3,
 };
 
@@ -110,17 +111,23 @@ struct outputs {
 template <class S> static __global__ void __launch_bounds__(THREADS) amax_kernel(S source, int64_t rows, int64_t cols, float *amax)
 {
     uint32_t most = 0;
-    const int64_t step = (int64_t)gridDim.x * THREADS, per_row = cols / VECTOR;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < rows * per_row; i += step) {
-        uint32_t pairs[S::OUTPUTS][VECTOR / 2];
-        int64_t row, col;
-        split_index(i, per_row, row, col);
-        source.load(row, col * VECTOR, pairs);
+    const int64_t step = (int64_t)gridDim.x * THREADS, per_row = cols / VECTOR, end = rows * per_row;
+    for (int64_t first = (int64_t)blockIdx.x * THREADS + threadIdx.x; first < end; first += AHEAD * step) {
+        uint32_t pairs[AHEAD][S::OUTPUTS][VECTOR / 2] = {};
 #pragma unroll
-        for (int o = 0; o < S::GRADS; o++)
+        for (int a = 0; a < AHEAD; a++) {
+            int64_t row, col;
+            split_index(first + a * step, per_row, row, col);
+            if (first + a * step < end)
+                source.load(row, col * VECTOR, pairs[a]);
+        }
 #pragma unroll
-            for (int k = 0; k < VECTOR / 2; k++)
-                most = largest_pair(most, pairs[o][k]);
+        for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+            for (int o = 0; o < S::GRADS; o++)
+#pragma unroll
+                for (int k = 0; k < VECTOR / 2; k++)
+                    most = largest_pair(most, pairs[a][o][k]);
     }
     put_largest(max(most << 16, most & 0xffff0000u), amax);
 }
@@ -162,7 +169,7 @@ static __global__ void __launch_bounds__(THREADS) tile_kernel(S source, outputs 
 {
     __shared__ uint32_t tile[S::OUTPUTS][TILE_ROWS * WORDS];
     const int64_t first_row = (int64_t)blockIdx.y * TILE_ROWS, first_col = (int64_t)blockIdx.x * TILE_COLS;
-    float factor[S::OUTPUTS] = {}, sums[CHUNK] = {};
+    float factor[S::OUTPUTS] = {}, sums[VECTOR] = {};
 #pragma unroll
     for (int o = 0; o < S::OUTPUTS; o++) {
         const output &out = to.of[o];
@@ -174,47 +181,43 @@ static __global__ void __launch_bounds__(THREADS) tile_kernel(S source, outputs 
         put_scale(out.transposed, rows * out.stride, f.y);
     }
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS * ROW_CHUNKS / THREADS; i++) {
-        const int chunk = i * THREADS + (int)threadIdx.x, row = chunk / ROW_CHUNKS, col = chunk % ROW_CHUNKS * CHUNK;
+    for (int i = 0; i < TILE_ROWS * ROW_VECTORS / THREADS; i++) {
+        const int vector = i * THREADS + (int)threadIdx.x, row = vector / ROW_VECTORS, col = vector % ROW_VECTORS * VECTOR;
         if (first_row + row >= rows || first_col + col >= cols)
             continue;
+        uint32_t pairs[S::OUTPUTS][VECTOR / 2];
+        source.load(first_row + row, first_col + col, pairs);
 #pragma unroll
-        for (int half = 0; half < CHUNK / VECTOR; half++) {
-            uint32_t pairs[S::OUTPUTS][VECTOR / 2];
-            source.load(first_row + row, first_col + col + half * VECTOR, pairs);
+        for (int o = 0; o < S::OUTPUTS; o++) {
+            const output &out = to.of[o];
+            if (SUMS && o == 0)
 #pragma unroll
-            for (int o = 0; o < S::OUTPUTS; o++) {
-                const output &out = to.of[o];
-                if (SUMS && o == 0)
-#pragma unroll
-                    for (int k = 0; k < VECTOR; k += 2) {
-                        float low, high;
-                        unpack(pairs[o][k / 2], low, high);
-                        sums[half * VECTOR + k] += low;
-                        sums[half * VECTOR + k + 1] += high;
-                    }
-                if (!out.to && !out.transposed)
-                    continue;
-                const uint2 codes = E5M2 && o < S::GRADS ? to_codes<true>(pairs[o], factor[o]) : to_codes<false>(pairs[o], factor[o]);
-                if (out.to)
-                    *reinterpret_cast<uint2 *>(out.to + (first_row + row) * out.stride + out.first + first_col + col + half * VECTOR) =
-                        codes;
-                tile[o][word_at(row, col / 4 + half * 2)] = codes.x;
-                tile[o][word_at(row, col / 4 + half * 2 + 1)] = codes.y;
-            }
+                for (int k = 0; k < VECTOR; k += 2) {
+                    float low, high;
+                    unpack(pairs[o][k / 2], low, high);
+                    sums[k] += low;
+                    sums[k + 1] += high;
+                }
+            if (!out.to && !out.transposed)
+                continue;
+            const uint2 codes = E5M2 && o < S::GRADS ? to_codes<true>(pairs[o], factor[o]) : to_codes<false>(pairs[o], factor[o]);
+            if (out.to)
+                *reinterpret_cast<uint2 *>(out.to + (first_row + row) * out.stride + out.first + first_col + col) = codes;
+            tile[o][word_at(row, col / 4)] = codes.x;
+            tile[o][word_at(row, col / 4 + 1)] = codes.y;
         }
     }
     if constexpr (SUMS) { /* lanes with the same columns, then warps, in order */
         __shared__ float of_warp[THREADS / 32][TILE_COLS];
         const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, col = (int)threadIdx.x;
 #pragma unroll
-        for (int k = 0; k < CHUNK; k++) {
+        for (int k = 0; k < VECTOR; k++) {
             float sum = sums[k];
 #pragma unroll
-            for (int step = ROW_CHUNKS; step < 32; step *= 2)
+            for (int step = ROW_VECTORS; step < 32; step *= 2)
                 sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (lane < ROW_CHUNKS)
-                of_warp[warp][lane * CHUNK + k] = sum;
+            if (lane < ROW_VECTORS)
+                of_warp[warp][lane * VECTOR + k] = sum;
         }
         __syncthreads();
         if (col < TILE_COLS && first_col + col < cols) {
@@ -297,4 +300,6 @@ static qd_status write_codes(qd_stream *stream, S source, outputs to, const qd_f
 /* fp8_activation.cu: amax and cast of the result of an activation, or of its gradient. */
 qd_status qd_cuda_fp8_amax_activation(qd_stream *stream, const qd_amax_args *a);
 qd_status qd_cuda_fp8_cast_activation(qd_stream *stream, const qd_fp8_cast_args *a);
+/* fp8_scaled.cu: casts with scales of rows or blocks. */
+qd_status qd_cuda_fp8_cast_scaled(qd_stream *stream, const qd_fp8_cast_args *a);
 #endif
