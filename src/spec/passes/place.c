@@ -196,13 +196,13 @@ static const struct {
     qd_layout layout;
     int width; /* a number; NONE: as declared */
 } layouts[OVER_HEADS + 1] = {
-    [PORT] = {QD_LAYOUT_PORT},
-    [ALL] = {QD_LAYOUT_ALL},
-    [PARTIAL] = {QD_LAYOUT_PARTIAL},
-    [COLUMNS] = {QD_LAYOUT_COLUMNS},
+    [PORT] = {QD_LAYOUT_PORT, NONE},
+    [ALL] = {QD_LAYOUT_ALL, NONE},
+    [PARTIAL] = {QD_LAYOUT_PARTIAL, NONE},
+    [COLUMNS] = {QD_LAYOUT_COLUMNS, NONE},
     [QUERIES] = {QD_LAYOUT_COLUMNS, Q},
     [QKV] = {QD_LAYOUT_COLUMNS, QKV_COLS},
-    [GROUPED] = {QD_LAYOUT_ROUTED},
+    [GROUPED] = {QD_LAYOUT_ROUTED, NONE},
     [RESULT] = {QD_LAYOUT_COLUMNS, O_COLS},
     [EXPANDED] = {QD_LAYOUT_COLUMNS, EXPANDED_COLS},
 };
