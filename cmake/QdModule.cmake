@@ -41,7 +41,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64|amd64")
   set(QD_ISA_FLAGS_avx2 -march=haswell)
   # AVX-512's vectors in pairs of registers, for tests; of some files only (src/device/cpu).
   set(QD_ISA_EMULATIONS emulated)
-  set(QD_ISA_FLAGS_emulated -march=haswell -Wno-psabi -O1 -fexpensive-optimizations) # -O3 takes half a minute a file
+  set(QD_ISA_FLAGS_emulated -march=haswell -Wno-psabi -O1) # -O3 takes half a minute a file
+  if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # gcc contracts multiply-adds among these
+    list(APPEND QD_ISA_FLAGS_emulated -fexpensive-optimizations)
+  endif()
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   set(QD_ISA_LIST neon) # present on every arm64 machine
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU") # otherwise gcc hoists loads and spills accumulators of a tile
