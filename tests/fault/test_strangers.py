@@ -252,7 +252,7 @@ class Worlds(program.ProgramTest):
 
     def test_lost_ranks(self):
         """Alone on its machine, a rank is known to be gone by its connection; otherwise a neighbour sees how it ended."""
-        last = (" at 'step ", " in ", "operation ")
+        last = (" at 'step ", "operation ")
         cases = [(signal.SIGKILL, 2, ("its process has ended (killed, or its machine is gone); it was last heard of", *last)),
                  (signal.SIGSTOP, 2, ("on host beta", "did not arrive within 3 s", *last)),
                  (signal.SIGKILL, 4, ("was killed", *last)), (signal.SIGSTOP, 4, ("has been stopped by a signal for", *last))]
