@@ -266,6 +266,7 @@ class Worlds(program.ProgramTest):
             self.assertEqual(messages.count("quadrille: "), 1, messages)
             for part in (f"rank {size - 1} ", *parts):
                 self.assertIn(part, messages)
+            self.assertRegex(messages, r" (in|after) [a-z].*operation \d+")  # it may be between two operations
             if victim.poll() is None:
                 os.kill(self.process_of(victim), signal.SIGKILL)
             victim.kill()  # nsenter, which stops with it
