@@ -125,10 +125,6 @@ int layout_sample_draw(layout_sample *s, const layout_model *models, int count, 
              micro, nodes[0] ? "by node" : "");
     int zero = layout_sample_below(s, 4);
     const char *again = CHOOSE("", "train.recompute=selective ", "train.recompute=full ", "train.recompute=full train.recompute_layers=2 ");
-    /* Refused by the proof: selective recompute of latents if ranks of tp are on different nodes
-     * (docs/STATUS.md). */
-    if (nodes[0] && tp > etp && strstr(models[model].words, "kv_lora_rank") && strstr(again, "selective"))
-        again = "";
     const char *overlap = CHOOSE("", "parallel.bucket_mb=0.01 ", "parallel.overlap=false ");
     const char *split = CHOOSE("", "parallel.split_backward=true "), *pieces = tp > 1 ? CHOOSE("", "parallel.tp_overlap=3 ") : "";
     /* Groups of two keep parameters between the passes, if they have all experts. */

@@ -13,14 +13,21 @@ static bool is_only_writer(const qd_class_writer *w, int slot, int index)
     return qd_class_next(w, slot, QD_WRITES, 0) == index && qd_class_next(w, slot, QD_WRITES, index + 1) == w->op_count;
 }
 
+/* The largest magnitude of a tensor costs a pass over it. The size of a plan of nodes does not follow
+ * its rows, so ranks with different numbers of rows would choose differently, and ranks that share
+ * a result must have the same ops. */
+static bool never_runs_again(qd_op_kind kind)
+{
+    return kind == QD_OP_AMAX || kind == QD_OP_ACTIVATION_AMAX || kind == QD_OP_NODE_PLAN;
+}
+
 /* Whether recomputing op `index` frees more bytes than keeping its inputs takes. No other op may
  * write its results. */
 static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
     int64_t saved = 0, cost = 0;
-    bool largest = op->kind == QD_OP_AMAX || op->kind == QD_OP_ACTIVATION_AMAX; /* never cheap */
-    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op) || largest)
+    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op) || never_runs_again(op->kind))
         return false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0)

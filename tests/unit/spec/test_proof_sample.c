@@ -1,6 +1,7 @@
 /* The proof of gradients has no false alarms: a seeded sample of layouts of all families, each rank
  * with its own program, and every fourth with the shared programs of `check`.
- * QUADRILLE_LAYOUTS=2000 test_proof_sample tries more, QUADRILLE_SEED=2 others.
+ * QUADRILLE_LAYOUTS=2000 QUADRILLE_FAMILY_LAYOUTS=100 test_proof_sample tries more, QUADRILLE_SEED=2
+ * others.
  * ctest: timeout 300 */
 #include "support/layout.h"
 #include "support/layout_sample.h"
@@ -61,6 +62,18 @@ static int64_t number(const char *name, int64_t otherwise)
     return text ? strtoll(text, NULL, 10) : otherwise;
 }
 
+/* Ranks that share the results of a block run the same ops in the same order, however many rows and
+ * heads each of them has. */
+static void same_ops(const char *words, const qd_program *a, const qd_program *b)
+{
+    for (int m = 0; m < a->ledger->module_count; m++) {
+        const qd_module_class *x = qd_program_class(a, m), *y = qd_program_class(b, m);
+        for (int i = 0; i < x->op_count || i < y->op_count; i++)
+            if (i >= x->op_count || i >= y->op_count || x->ops[i].kind != y->ops[i].kind || x->ops[i].again != y->ops[i].again)
+                fail_msg("%s: op %d of module %d is not the same on ranks %d and %d", words, i, m, a->rank, b->rank);
+    }
+}
+
 /* False: the layout is not possible. */
 static bool prove(const char *words, bool folded, bool *refused)
 {
@@ -87,6 +100,8 @@ static bool prove(const char *words, bool folded, bool *refused)
         }
     }
     *refused = status != QD_OK;
+    for (int rank = 0; status == QD_OK && !folded && rank < config.world; rank++)
+        same_ops(words, programs[rank - rank % programs[0]->ledger->mesh.degree[QD_AXIS_TP]], programs[rank]);
     qd_proof_report report;
     if (status == QD_OK) {
         if (qd_prove_programs(&programs[0]->ledger->mesh, programs, &report) != QD_OK)
@@ -122,14 +137,15 @@ static void no_false_alarm(void **state)
     assert_int_equal(proved, count);
 }
 
-/* Families with other biases or rotary embeddings, six layouts each. */
+/* Every family of layout_sample.c, with the settings that its models need. */
 static void families_are_proved(void **state)
 {
     (void)state;
+    int count = (int)number("QUADRILLE_FAMILY_LAYOUTS", sample_count(12, 2)), all = 0;
     for (int f = 0; f < LAYOUT_FAMILIES; f++) {
-        layout_sample sample = {.seed = (uint64_t)f + 1};
+        layout_sample sample = {.seed = (uint64_t)(f + number("QUADRILLE_SEED", 1))};
         int proved = 0;
-        for (int l = 0; l < 18 && proved < sample_count(12, 2); l++) {
+        for (int l = 0; l < 2 * count && proved < count; l++) {
             char words[1600], kind[160];
             bool cannot;
             layout_sample_draw(&sample, &layout_families[f], 1, words, sizeof words, kind, sizeof kind);
@@ -137,8 +153,10 @@ static void families_are_proved(void **state)
             snprintf(words + used, sizeof words - used, " %s", extras[layout_sample_below(&sample, sizeof extras / sizeof *extras)]);
             proved += prove(words, false, &cannot);
         }
-        assert_true(proved >= sample_count(6, 1));
+        assert_true(proved >= count / 2);
+        all += proved;
     }
+    print_message("%d layouts of %d families proved\n", all, LAYOUT_FAMILIES);
 }
 
 /* Layouts that were refused by mistake, or that the sampler does not draw. */
@@ -150,6 +168,9 @@ static void chosen_layouts(void **state)
         /* stages of the pipeline that have no experts, whose state is cut on those that have */
         EXPERTS "model.first_dense=3 parallel.ranks=16 parallel.pp=4 parallel.dp=4 parallel.ep=2 parallel.zero=1 ",
         EXPERTS "model.first_dense=3 parallel.ranks=16 parallel.pp=4 parallel.dp=4 parallel.ep=2 parallel.zero=3 ",
+        /* ranks of tp with one row and with none, on different nodes */
+        EXPERTS "data.seq=13 model.kv_heads=2 model.qk_norm=true model.qk_norm_over=width train.recompute=selective parallel.ranks=8 "
+                "parallel.tp=4 parallel.cp=2 parallel.ep=4 parallel.dispatch=node parallel.nodes=8 ",
     };
     for (size_t i = 0; i < 2 * sizeof chosen / sizeof *chosen; i++) {
         bool refused;
