@@ -49,7 +49,7 @@ LATER = {
         ("quantize.c", "*", ALL),
         ("fuse.c", "enabled", ["bool fp8 ="]),
         ("fuse.c", "remake_swiglu", ["bool fp8 ="]),
-        ("recompute.c", "pays", ["bool largest ="]),
+        ("recompute.c", "never_runs_again", ["return kind =="]),
     ]),
     "adapters (lora.*), frozen weights": ("lora", [
         ("forward.c", "set_parts", ALL),

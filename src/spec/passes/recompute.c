@@ -13,9 +13,9 @@ static bool is_only_writer(const qd_class_writer *w, int slot, int index)
     return qd_class_next(w, slot, QD_WRITES, 0) == index && qd_class_next(w, slot, QD_WRITES, index + 1) == w->op_count;
 }
 
-/* The largest magnitude of a tensor costs a pass over it. The size of a plan of nodes does not follow
- * its rows, so ranks with different numbers of rows would choose differently, and ranks that share
- * a result must have the same ops. */
+/* The largest magnitude of a tensor costs a pass over it. The size of a plan of nodes does not
+ * follow its rows, so ranks with different numbers of rows would choose differently, and ranks that
+ * share a result must have the same ops. */
 static bool never_runs_again(qd_op_kind kind)
 {
     return kind == QD_OP_AMAX || kind == QD_OP_ACTIVATION_AMAX || kind == QD_OP_NODE_PLAN;

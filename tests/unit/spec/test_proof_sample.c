@@ -1,7 +1,7 @@
 /* The proof of gradients has no false alarms: a seeded sample of layouts of all families, each rank
  * with its own program, and every fourth with the shared programs of `check`.
- * QUADRILLE_LAYOUTS=2000 QUADRILLE_FAMILY_LAYOUTS=100 test_proof_sample tries more, QUADRILLE_SEED=2
- * others.
+ * QUADRILLE_LAYOUTS=2000 QUADRILLE_FAMILY_LAYOUTS=100 test_proof_sample tries more,
+ * QUADRILLE_SEED=2 others.
  * ctest: timeout 300 */
 #include "support/layout.h"
 #include "support/layout_sample.h"
