@@ -206,6 +206,11 @@ static qd_status pin(pthread_t thread, int core)
     return QD_OK;
 }
 
+const char *qd_thread_why(int error)
+{
+    return error == EAGAIN ? "not enough memory, or the limit of threads is reached" : strerror(error);
+}
+
 static qd_status start_worker(qd_pool *pool, int index, int pin_first)
 {
     worker *self = &pool->workers[index - 1];
@@ -217,7 +222,7 @@ static qd_status start_worker(qd_pool *pool, int index, int pin_first)
     int error = pthread_create(&self->thread, NULL, worker_main, self);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (error != 0)
-        return QD_FAIL(QD_SYSTEM, "cannot start compute thread %d of %d: %s", index, pool->threads, strerror(error));
+        return QD_FAIL(QD_SYSTEM, "cannot start compute thread %d of %d: %s", index, pool->threads, qd_thread_why(error));
     pool->started++;
     char name[16];
     snprintf(name, sizeof name, "qd-pool-%d", index % 10000);

@@ -23,6 +23,9 @@ static inline void qd_pause(void)
 void qd_cond_init(pthread_cond_t *condition);
 struct timespec qd_cond_until(double seconds);
 
+/* Why pthread_create() failed with `error`. It answers EAGAIN also where there is no memory. */
+const char *qd_thread_why(int error);
+
 typedef struct qd_pool qd_pool;
 
 int qd_cores(void);         /* on the machine */

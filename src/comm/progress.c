@@ -1,10 +1,10 @@
 /* The progress thread of a rank polls the heads of all non-empty queues, so that a waiting receive
  * never delays a gather. It sleeps when nothing moves. It waits on a condition variable when every
  * queue is empty or is polled by the thread that waits for its work. */
+#include "base/thread.h"
 #include "comm/work.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define PROGRESS_YIELDS 20 /* no spinning: the compute threads need the cores */
 
@@ -86,7 +86,7 @@ static qd_status progress_create(qd_world *world)
         pthread_cond_destroy(&progress->change);
         pthread_mutex_destroy(&progress->lock);
         free(progress);
-        return QD_FAIL(QD_SYSTEM, "cannot start the progress thread: %s", strerror(error));
+        return QD_FAIL(QD_SYSTEM, "cannot start the progress thread: %s", qd_thread_why(error));
     }
     world->progress = progress;
     return QD_OK;

@@ -2,12 +2,12 @@
 #include "serve/patience.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -67,7 +67,7 @@ qd_status qd_patience_create(int capacity, double quiet, double busy, qd_patienc
         pthread_cond_destroy(&w->ended);
         pthread_mutex_destroy(&w->mutex);
         free(w);
-        return QD_FAIL(QD_SYSTEM, "serve: cannot start a thread: %s", strerror(error));
+        return QD_FAIL(QD_SYSTEM, "serve: cannot start a thread: %s", qd_thread_why(error));
     }
     *watch = w;
     return QD_OK;

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/text/json_writer.h"
+#include "base/thread.h"
 
 #include <pthread.h>
 #include <quadrille/plan.h>
@@ -193,7 +194,7 @@ qd_status qd_search_start(qd_search *s, qd_options *run, qd_options *layout)
         if (error == 0)
             s->current = j;
         else {
-            status = QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error));
+            status = QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", qd_thread_why(error));
             free_job(j);
         }
     }

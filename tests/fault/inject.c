@@ -34,7 +34,7 @@ static int error_number;
 static int is_short, is_fault;
 static const char *path_part, *letters;
 
-__attribute__((constructor)) static void begin(void)
+static void begin(void)
 {
     const char *rank = getenv("QUADRILLE_RANK"), *wanted = getenv("INJECT_RANK"), *what = getenv("INJECT_WHAT");
     ready = 1;
@@ -50,6 +50,26 @@ __attribute__((constructor)) static void begin(void)
     if (strcmp(what, "gone") == 0)
         error_number = ESTALE;
     kind = strcmp(what, "memory") == 0 ? MEMORY : FILES;
+}
+
+/* Calls count from main() on: what libraries do as they are loaded is theirs (the CUDA run time
+ * crashes if it has no memory then). */
+static int (*program)(int, char **, char **);
+
+static int counted(int count, char **arguments, char **environment)
+{
+    begin();
+    return program(count, arguments, environment);
+}
+
+typedef int start_function(int (*)(int, char **, char **), int, char **, void (*)(void), void (*)(void), void (*)(void), void *);
+
+int __libc_start_main(int (*main)(int, char **, char **), int count, char **arguments, void (*init)(void), void (*fini)(void),
+                      void (*unload)(void), void *stack)
+{
+    start_function *start = (start_function *)dlsym(RTLD_NEXT, "__libc_start_main");
+    program = main;
+    return start(counted, count, arguments, init, fini, unload, stack);
 }
 
 __attribute__((destructor)) static void end(void)

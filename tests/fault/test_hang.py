@@ -79,7 +79,12 @@ class Hang(program.ProgramTest):
             return file.read()
 
     def test_all_ranks(self):
-        errors, seconds = self.hangs("corpus")
+        for _ in range(5):
+            errors, seconds = self.hangs("corpus")
+            if "did not arrive" not in errors:
+                break
+            os.remove(self.path("now"))  # it appeared while one rank was a step behind: the others waited for that rank
+            shutil.rmtree(self.path("run"))
         self.assertRegex(errors, r"no rank has advanced for \d+ s, although a step takes .* s; rank 0 is at '.*'")
         self.assertIn("stacks of the ranks: run/stacks.txt", errors)
         self.assertLess(seconds, 20)

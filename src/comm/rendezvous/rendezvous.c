@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "comm/rendezvous/meeting.h"
 
 #include <errno.h>
@@ -281,7 +282,7 @@ qd_status qd_rendezvous_watch(qd_rendezvous *r)
 {
     int error = pthread_create(&r->watcher, NULL, watch_main, r);
     if (error)
-        return QD_FAIL(QD_SYSTEM, "cannot start the thread that watches the other ranks: %s", strerror(error));
+        return QD_FAIL(QD_SYSTEM, "cannot start the thread that watches the other ranks: %s", qd_thread_why(error));
     r->watching = true;
     return QD_OK;
 }

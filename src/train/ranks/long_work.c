@@ -4,7 +4,6 @@
 #include "base/thread.h"
 
 #include <stdio.h>
-#include <string.h>
 
 typedef struct job {
     qd_long_work work;
@@ -60,7 +59,7 @@ static qd_status work_in_thread(qd_comm *comm, qd_long_work work, void *context)
     int error = pthread_create(&thread, NULL, run, &j);
     if (error != 0) { /* neither this rank nor the others may wait for each other */
         QD_TRY(keep_in_touch(comm, NULL));
-        return QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error));
+        return QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", qd_thread_why(error));
     }
     qd_status touch = keep_in_touch(comm, &j);
     pthread_join(thread, NULL);

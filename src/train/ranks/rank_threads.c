@@ -1,11 +1,11 @@
 /* Threads that wait for the next call, make it, and say how it ended. See rank_threads.h. */
+#include "base/thread.h"
 #include "train/ranks/rank_threads.h"
 
 #include "train/ranks/failure.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 typedef struct member {
     qd_rank_threads *all;
@@ -78,7 +78,7 @@ static qd_status start_members(qd_rank_threads *t)
         t->members[i] = (member){.all = t, .rank = i};
         int error = pthread_create(&t->members[i].thread, NULL, run_member, &t->members[i]);
         if (error != 0) {
-            qd_status status = QD_FAIL(QD_SYSTEM, "rank %d: cannot start a thread: %s", i, strerror(error));
+            qd_status status = QD_FAIL(QD_SYSTEM, "rank %d: cannot start a thread: %s", i, qd_thread_why(error));
             qd_local_world_mark_dead(t->world, i, "its thread could not be started");
             for (int j = i; j < t->size; j++)
                 end_call(t, status);

@@ -121,7 +121,7 @@ static void start_job(qd_saver *s)
     int error = pthread_create(&s->job.thread, NULL, thread_main, s);
     s->job.running = error == 0;
     if (error != 0)
-        end_job(&s->job, QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", strerror(error)));
+        end_job(&s->job, QD_FAIL(QD_SYSTEM, "cannot start a thread: %s", qd_thread_why(error)));
 }
 
 static void join_job(qd_saver *s)
