@@ -100,6 +100,7 @@ def keyboard(chrome, most=200):
     """Walks through the page with the Tab key, and back by one. Returns what is wrong, and the number
     of stops."""
     chrome.value(FUNCTIONS + "; 0")
+    chrome.frames()
     # By their descriptions: a live page may replace elements, and keeps the focus.
     stops = chrome.value("accessible.stops().map(accessible.describe)")
     wrong = [f"{what} has no name" for what in chrome.value("accessible.nameless()")]
