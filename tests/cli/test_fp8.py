@@ -1,6 +1,6 @@
-"""train.precision=fp8 as a user runs it: the loss of a small model next to bf16, what check prints,
-and one line for what is not supported. All recipes for 500 steps of a wider model, some minutes
-each:
+"""train.precision=fp8 as a user runs it: the loss of a small model next to bf16, what check prints, a
+killed run that resumes, numbers that are not finite, and one line for what is not supported. All
+recipes for 500 steps of a wider model, some minutes each (bench/fp8/quality.py has held-out text):
 
   QUADRILLE_FP8_STEPS=500 ctest --test-dir build/release -R cli/fp8 --timeout 3600
 
@@ -9,6 +9,8 @@ ctest: processors 2
 """
 import json
 import os
+import signal
+import subprocess
 import sys
 import unittest
 
@@ -44,6 +46,36 @@ class Fp8(program.ProgramTest):
         self.assertLess(bf16, 3.0)
         for words, loss in mean.items():
             self.assertLess(abs(loss / bf16 - 1), 0.005, f"{words}: {loss} against {bf16}")
+
+    def test_killed_run_resumes_bit_identically(self):
+        """kill -9 of all ranks after the first checkpoint, for each recipe on another layout."""
+        def losses(folder):
+            with open(self.path(f"{folder}/metrics.jsonl"), encoding="utf-8") as file:
+                return [(m["step"], m["loss"], m["grad_norm"]) for m in map(json.loads, file)]
+        for recipe, layout in (("tensor", "parallel.tp=2 parallel.sp=true"), ("row", "parallel.zero=3"), ("block", "parallel.zero=1")):
+            words = ["train", *RUN, "train.precision=fp8", f"fp8.recipe={recipe}", *layout.split(), "parallel.ranks=2", "run.threads=1",
+                     "train.steps=40", "train.deterministic=true", "run.save_every=4", "run.async_save=false"]
+            self.ok(self.run_program(*words, f"run.dir=whole-{recipe}"))
+            part = f"part-{recipe}"
+            run = subprocess.Popen([program.PROGRAM, *words, f"run.dir={part}"], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                   start_new_session=True)
+            saved, log = self.path(f"{part}/checkpoints/latest"), self.path(f"{part}/metrics.jsonl")
+            program.wait_until(lambda: run.poll() is not None or (os.path.exists(saved) and os.path.getsize(log) > 6 * 100), 60)
+            self.assertIsNone(run.poll(), "the run ended before it could be killed")
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+            self.ok(self.run_program(*words, f"run.dir={part}", "--resume"))
+            self.assertEqual(losses(part), losses(f"whole-{recipe}"))
+
+    def test_overflow_is_reported_and_skipped(self):
+        """Huge steps make gradients overflow: their scales are not finite, and the step names what was lost."""
+        for recipe in ("tensor", "row", "block"):
+            words = ["train", *RUN, "train.precision=fp8", f"fp8.recipe={recipe}", "train.steps=6", "train.warmup=0", "train.lr=1000",
+                     "train.schedule=constant", "train.clip=0", "train.optimizer=sgd", "run.save=false"]
+            result = self.run_program(*words)
+            self.assertEqual(result.returncode, 1, result.stdout)
+            self.assertRegex(result.stderr, r"step [0-9]+: rank 0: .* is not (a )?finite( number)?; the weights are those of step [0-9]+\n$")
+            self.ok(self.run_program(*words, "train.on_nonfinite=skip"))
 
     def test_check_proves_gradients(self):
         result = self.run_program("check", *MODEL, "train.precision=fp8", "train.global_batch=4", "--ranks", "2", "--tp", "2")

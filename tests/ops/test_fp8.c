@@ -32,7 +32,8 @@ static const cast_case scaled_cases[] = {
     {16, 48, 1, QD_BF16, QD_F8E4M3, true, true, QD_FP8_ROWS},         {272, 528, 1e-6, QD_BF16, QD_F8E5M2, true, true, QD_FP8_ROWS},
     {272, 528, 300, QD_BF16, QD_F8E4M3, false, true, QD_FP8_VECTORS}, {144, 256, 1, QD_BF16, QD_F8E5M2, true, true, QD_FP8_VECTORS},
     /* four blocks along k, so that rows of scales have no gaps, which nothing writes */
-    {512, 512, 0.02, QD_BF16, QD_F8E4M3, true, true, QD_FP8_BLOCKS},  {400, 496, 0.02, QD_BF16, QD_F8E4M3, true, false, QD_FP8_BLOCKS},
+    {512, 512, 0.02, QD_BF16, QD_F8E4M3, true, true, QD_FP8_BLOCKS},  {400, 496, 0.02, QD_BF16, QD_F8E5M2, true, true, QD_FP8_BLOCKS},
+    {16, 1040, 1e-30, QD_BF16, QD_F8E4M3, true, true, QD_FP8_ROWS},   {1040, 16, 1e30, QD_BF16, QD_F8E4M3, true, true, QD_FP8_VECTORS},
 };
 static const cast_case cast_speed[] = {
     {16384, 4096, 1, QD_BF16, QD_F8E4M3, true, false, 0},
@@ -172,6 +173,8 @@ static const gemm_case scaled_gemms[] = {
     {256, 128, 512, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, false, false, true, QD_FP8_VECTORS, QD_FP8_BLOCKS},
     {256, 384, 128, QD_F8E4M3, QD_F8E4M3, QD_BF16, true, true, false, false, QD_FP8_VECTORS, QD_FP8_BLOCKS},
     {128, 256, 384, QD_F8E4M3, QD_F8E4M3, QD_F32, false, false, true, false, QD_FP8_VECTORS, QD_FP8_VECTORS},
+    {48, 80, 176, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, false, false, QD_FP8_VECTORS, QD_FP8_BLOCKS},
+    {272, 144, 400, QD_F8E5M2, QD_F8E4M3, QD_BF16, false, false, true, false, QD_FP8_VECTORS, QD_FP8_VECTORS},
 };
 static const gemm_case gemm_speed[] = {
     {2048, 2048, 2048, QD_F8E4M3, QD_F8E4M3, QD_BF16, false, false, false, true, 0, 0},
@@ -270,29 +273,66 @@ static double gemm_flops(const void *p)
     return 2.0 * (double)c->m * (double)c->n * (double)c->k;
 }
 
-/* A tensor that is not finite gets a scale that is not, and so does every product with it. */
+/* c (SIDE, SIDE) = a · bᵀ of ones, with one value that is not finite in a, or in b: what shares its
+ * scale is lost and reported, and nothing else is. */
+static void not_finite_with(qd_device *device, float wrong, bool in_a, qd_fp8_scaling a_scaling, qd_fp8_scaling b_scaling)
+{
+    enum { SIDE = 160, K = 272, ROW = 37, AT = 150 };
+    const qd_kernels *k = qd_device_kernels(device);
+    qd_stream *stream = qd_device_compute_stream(device);
+    const int64_t x_bytes = SIDE * K * 2, code_bytes = qd_fp8_scaled_bytes(QD_FP8_VECTORS, SIDE, K), c_bytes = SIDE * SIDE * 2;
+    const qd_fp8_scaling scaling[] = {a_scaling, b_scaling};
+    static uint16_t x[SIDE * K], c[SIDE * SIDE];
+    void *values, *codes[2], *amax, *result;
+    ok(qd_device_alloc(device, x_bytes, &values));
+    ok(qd_device_alloc(device, code_bytes, &codes[0]));
+    ok(qd_device_alloc(device, code_bytes, &codes[1]));
+    ok(qd_device_alloc(device, 4, &amax));
+    ok(qd_device_alloc(device, c_bytes, &result));
+    for (int i = 0; i < 2; i++) {
+        for (int j = 0; j < SIDE * K; j++)
+            x[j] = qd_f32_to_bf16(in_a == (i == 0) && j == ROW * K + AT ? wrong : 1.0f);
+        ok(qd_copy(stream, values, x, x_bytes));
+        if (scaling[i] == QD_FP8_TENSOR)
+            ok(k->amax(stream, &(qd_amax_args){.x = values, .amax = amax, .n = SIDE * K, .dtype = QD_BF16}));
+        ok(k->fp8_cast(stream, &(qd_fp8_cast_args){.x = values, .amax = scaling[i] == QD_FP8_TENSOR ? amax : NULL, .to = codes[i],
+                                                   .rows = SIDE, .cols = K, .dtype = QD_BF16, .to_dtype = QD_F8E4M3,
+                                                   .scaling = scaling[i]}));
+        ok(qd_stream_wait(stream));
+    }
+    ok(k->matmul(stream, &(qd_matmul_args){
+        .a = codes[0], .b = codes[1], .c = result, .m = SIDE, .n = SIDE, .k = K, .lda = K, .ldb = K, .ldc = SIDE, .trans_b = true,
+        .a_dtype = QD_F8E4M3, .b_dtype = QD_F8E4M3, .c_dtype = QD_BF16, .a_scale = scale_of(codes[0], SIDE * K),
+        .b_scale = scale_of(codes[1], SIDE * K), .a_scaling = a_scaling, .b_scaling = b_scaling}));
+    ok(qd_copy(stream, c, result, c_bytes));
+    ok(qd_stream_wait(stream));
+    const int64_t high = qd_fp8_scale_rows(in_a ? a_scaling : b_scaling, SIDE);
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        const float value = qd_bf16_to_f32(c[i]);
+        const bool lost = (in_a ? i / SIDE : i % SIDE) / high == ROW / high;
+        if (lost ? !isnan(value) : value != K)
+            fail_msg("%g in %s, scalings %d and %d: element (%d, %d) is %g", (double)wrong, in_a ? "a" : "b", (int)a_scaling,
+                     (int)b_scaling, i / SIDE, i % SIDE, (double)value);
+    }
+    qd_device_free(device, values, x_bytes);
+    qd_device_free(device, codes[0], code_bytes);
+    qd_device_free(device, codes[1], code_bytes);
+    qd_device_free(device, amax, 4);
+    qd_device_free(device, result, c_bytes);
+}
+
 static void not_finite(void **state)
 {
     (void)state;
-    qd_device *device = ops_device(NULL, 2);
-    const qd_kernels *k = qd_device_kernels(device);
-    qd_stream *stream = qd_device_compute_stream(device);
-    const float wrong[] = {INFINITY, -INFINITY, NAN};
-    for (int i = 0; i < COUNT(wrong); i++) {
-        float x[256], amax, c[256];
-        _Alignas(16) uint8_t codes[272];
-        for (int j = 0; j < 256; j++)
-            x[j] = j == 37 ? wrong[i] : 1.0f;
-        ok(k->amax(stream, &(qd_amax_args){.x = x, .amax = &amax, .n = 256, .dtype = QD_F32}));
-        assert_false(isfinite(amax));
-        ok(k->fp8_cast(stream, &(qd_fp8_cast_args){.x = x, .amax = &amax, .to = codes, .rows = 16, .cols = 16, .dtype = QD_F32,
-                                                   .to_dtype = QD_F8E4M3}));
-        ok(k->matmul(stream, &(qd_matmul_args){.a = codes, .b = codes, .c = c, .m = 16, .n = 16, .k = 16, .lda = 16, .ldb = 16, .ldc = 16,
-                                               .trans_b = true, .a_dtype = QD_F8E4M3, .b_dtype = QD_F8E4M3, .c_dtype = QD_F32,
-                                               .a_scale = scale_of(codes, 256), .b_scale = scale_of(codes, 256)}));
-        for (int j = 0; j < 256; j++)
-            assert_true(isnan(c[j]));
-    }
+    static const float wrong[] = {INFINITY, -INFINITY, NAN};
+    static const qd_fp8_scaling scalings[][2] = {
+        {QD_FP8_TENSOR, QD_FP8_TENSOR}, {QD_FP8_ROWS, QD_FP8_ROWS}, {QD_FP8_VECTORS, QD_FP8_BLOCKS}, {QD_FP8_VECTORS, QD_FP8_VECTORS}};
+    qd_device *devices[] = {ops_device(NULL, 2), ops_cuda()};
+    for (int d = 0; d < COUNT(devices); d++)
+        for (int i = 0; i < COUNT(wrong) * COUNT(scalings) * 2 && devices[d]; i++)
+            if (d == 0 || scalings[i / (2 * COUNT(wrong))][0] == QD_FP8_TENSOR) /* GPUs have no others */
+                not_finite_with(devices[d], wrong[i % COUNT(wrong)], i / COUNT(wrong) % 2, scalings[i / (2 * COUNT(wrong))][0],
+                                scalings[i / (2 * COUNT(wrong))][1]);
 }
 
 /* What no device computes is refused by name. */
