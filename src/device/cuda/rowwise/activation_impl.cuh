@@ -41,6 +41,19 @@ static __device__ __forceinline__ float limit_up(float x, float limit, float &sl
 #define TWO_B 1.5957691216f
 #define TWO_BK 0.0713548163f
 
+/* GELU (tanh form) and its slope for results that are rounded to bf16, as silu_for_bf16. Where x is
+ * so large that a multiple of it overflows, x * s or 1 - s is 0, and multiplied first. */
+static __device__ __forceinline__ float gelu_for_bf16(float x, float &slope)
+{
+    const float squared = fminf(x * x, 1e6f);
+    float e, s;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * fmaf(squared, -1.442695041f * TWO_BK, -1.442695041f * TWO_B)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + e));
+    const float y = x * s;
+    slope = fmaf(y * (1.0f - s), fmaf(squared, 3.0f * TWO_BK, TWO_B), s);
+    return y;
+}
+
 /* 1 / (1 + e^-x), and its complement. The bound keeps the divisor finite; callers multiply by x,
  * which keeps non-finite values visible. */
 static __device__ __forceinline__ float logistic(float x, float &complement)
@@ -75,6 +88,8 @@ template <int KIND, typename T> static __device__ __forceinline__ float activate
         float p = normcdff(x);
         slope = p + x * (0.398942280f * expf(-0.5f * (x * x)));
         return x * p;
+    } else if constexpr ((KIND == QD_ACT_GELU_TANH || KIND == QD_ACT_GEGLU_TANH) && std::is_same_v<T, bf16>) {
+        return gelu_for_bf16(x, slope);
     } else if constexpr (KIND == QD_ACT_GELU_TANH || KIND == QD_ACT_GEGLU_TANH) {
         float squared = fminf(x * x, 1e6f), complement; /* bounded: a finite x must not give 0 times infinity */
         float s = logistic(x * (TWO_B + TWO_BK * squared), complement);
