@@ -44,7 +44,8 @@ typedef struct qd_device_caps {
     bool host_memory;        /* device memory is host memory: addresses are plain pointers */
     /* What GEMMs can fuse; see qd_matmul_args. Op lists are built accordingly. */
     bool fused_residual, fused_gelu, fused_bias_grad;
-    bool fp8; /* GEMMs take fp8 operands */
+    bool fp8;         /* GEMMs take fp8 operands */
+    bool fp8_recipes; /* also with scales of rows and blocks */
 } qd_device_caps;
 
 /* kind: "cpu" or "cuda". QD_UNSUPPORTED with the reason if this build or machine has no such

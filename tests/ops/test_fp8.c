@@ -330,9 +330,8 @@ static void not_finite(void **state)
     qd_device *devices[] = {ops_device(NULL, 2), ops_cuda()};
     for (int d = 0; d < COUNT(devices); d++)
         for (int i = 0; i < COUNT(wrong) * COUNT(scalings) * 2 && devices[d]; i++)
-            if (d == 0 || scalings[i / (2 * COUNT(wrong))][0] == QD_FP8_TENSOR) /* GPUs have no others */
-                not_finite_with(devices[d], wrong[i % COUNT(wrong)], i / COUNT(wrong) % 2, scalings[i / (2 * COUNT(wrong))][0],
-                                scalings[i / (2 * COUNT(wrong))][1]);
+            not_finite_with(devices[d], wrong[i % COUNT(wrong)], i / COUNT(wrong) % 2, scalings[i / (2 * COUNT(wrong))][0],
+                            scalings[i / (2 * COUNT(wrong))][1]);
 }
 
 /* What no device computes is refused by name. */
@@ -374,9 +373,9 @@ int main(int argc, char **argv)
          .case_count = COUNT(gemm_cases), .speed_count = COUNT(gemm_speed), .describe = gemm_describe, .tensors = gemm_tensors,
          .reference = gemm_reference, .run = gemm_run, .flops = gemm_flops},
         {.kernel = "fp8_cast", .cases = scaled_cases, .case_size = sizeof *scaled_cases, .case_count = COUNT(scaled_cases),
-         .describe = cast_describe, .tensors = cast_tensors, .reference = cast_reference, .run = cast_run, .cpu_only = true},
+         .describe = cast_describe, .tensors = cast_tensors, .reference = cast_reference, .run = cast_run},
         {.kernel = "matmul", .cases = scaled_gemms, .case_size = sizeof *scaled_gemms, .case_count = COUNT(scaled_gemms),
-         .describe = gemm_describe, .tensors = gemm_tensors, .reference = gemm_reference, .run = gemm_run, .cpu_only = true},
+         .describe = gemm_describe, .tensors = gemm_tensors, .reference = gemm_reference, .run = gemm_run},
     };
     const struct CMUnitTest more[] = {cmocka_unit_test(not_finite), cmocka_unit_test(refused)};
     return ops_main(argc, argv, ops, COUNT(ops), more, COUNT(more));

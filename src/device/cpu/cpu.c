@@ -307,6 +307,7 @@ qd_status qd_cpu_device_create(const qd_device_config *config, qd_device **devic
         .count = 1,
         .host_memory = true,
         .fp8 = true,
+        .fp8_recipes = true,
         .fused_residual = true,
         .fused_gelu = true,
         .fused_bias_grad = true,

@@ -137,7 +137,7 @@ static const qd_option options_table[] = {
 
     {"fp8.recipe", QD_OPTION_ENUM, "tensor", 0, 0, "tensor|row|block",
      "fp8: which values of an operand share a scale; tensor: all; row: those of a row along the sum; block: 128 along the sum, of "
-     "weights 128 x 128; row and block: run.device=cpu only", NULL},
+     "weights 128 x 128; on GPUs row and block need compute capability 9.0 (Hopper)", NULL},
     {"fp8.grad", QD_OPTION_ENUM, "e5m2", 0, 0, "e5m2|e4m3",
      "fp8: format of the gradients of activations; weights and activations are e4m3", NULL},
     {"fp8.keep", QD_OPTION_STRING, "", 0, 0, NULL,

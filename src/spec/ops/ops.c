@@ -7,7 +7,7 @@
 static const qd_device_traits traits_table[] = {
     /* 128 MiB of fp32 logits: with half of that, the GEMMs of a GPT-2 head are up to a sixth
      * slower. */
-    {.device = "cpu", .fp8_recipes = true, .narrow_logits = true, .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
+    {.device = "cpu", .narrow_logits = true, .head_rows = 1024, .head_logits = 32 * 1024 * 1024},
     /* About 1 GiB of bf16 logits: GEMMs with many rows, and few roundings of the head's weight
      * gradient. */
     {.device = "cuda",

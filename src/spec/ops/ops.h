@@ -27,7 +27,6 @@ typedef struct qd_device_traits {
     bool ranks_as_threads;      /* local ranks share the device's memory, so they are threads of one process */
     /* Dense blocks recompute SwiGLU along with its gradient, unless train.swiglu overrides it. */
     bool remade_activation;
-    bool fp8_recipes;           /* fp8 with scales of rows and blocks (fp8.recipe) */
     bool squares_in_products;   /* grouped GEMMs sum the squares of the gradients they write */
     bool narrow_logits;         /* logits have the type of the activations instead of fp32 */
     int64_t head_rows, head_logits; /* limits of one chunk of the head: rows, and logits */

@@ -351,11 +351,6 @@ void qd_pass_quantize(qd_class_writer *w)
 {
     if (!w->config->fp8.on || !w->config->training)
         return;
-    if (w->config->fp8.recipe != QD_FP8_RECIPE_TENSOR && !w->config->traits->fp8_recipes) {
-        QD_CLASS_FAIL(w, QD_UNSUPPORTED, "fp8.recipe: %s has GEMMs in fp8 with one scale per tensor only: use fp8.recipe=tensor",
-                      w->config->traits->device);
-        return;
-    }
     quantizing q = {.w = w, .slots = w->slot_count};
     int *table = qd_class_table(w, 3 * w->slot_count);
     if (!table)

@@ -212,6 +212,9 @@ static qd_status check_traits(const qd_trainer *t)
     if (t->program->strategy.fp8.on && !caps->fp8)
         return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: device %s (%s) has no GEMMs of fp8 operands: use train.precision=bf16",
                        caps->name, caps->isa);
+    if (t->program->strategy.fp8.on && t->program->strategy.fp8.recipe != QD_FP8_RECIPE_TENSOR && !caps->fp8_recipes)
+        return QD_FAIL(QD_UNSUPPORTED, "fp8.recipe: device %s (%s) has GEMMs in fp8 with one scale per tensor only: use fp8.recipe=tensor",
+                       caps->name, caps->isa);
     return QD_OK;
 }
 

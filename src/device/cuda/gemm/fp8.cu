@@ -89,10 +89,10 @@ extern "C" qd_status qd_cuda_amax(qd_stream *stream, const qd_amax_args *a)
 extern "C" qd_status qd_cuda_fp8_cast(qd_stream *stream, const qd_fp8_cast_args *a)
 {
     QD_TRY(qd_fp8_cast_check(a));
-    if (a->scaling != QD_FP8_TENSOR)
-        return QD_FAIL(QD_UNSUPPORTED, "fp8_cast: scales of rows or blocks on a GPU");
     if (a->rows < 1 || a->cols < 1)
         return QD_OK;
+    if (a->scaling != QD_FP8_TENSOR)
+        return qd_cuda_fp8_cast_scaled(stream, a);
     if (a->of)
         return qd_cuda_fp8_cast_activation(stream, a);
     return a->to_dtype == QD_F8E5M2 ? cast_as<true>(stream, a) : cast_as<false>(stream, a);

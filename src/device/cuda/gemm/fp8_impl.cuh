@@ -324,4 +324,6 @@ static qd_status write_codes(qd_stream *stream, S source, outputs to, const qd_f
 /* fp8_activation.cu: amax and cast of the result of an activation, or of its gradient. */
 qd_status qd_cuda_fp8_amax_activation(qd_stream *stream, const qd_amax_args *a);
 qd_status qd_cuda_fp8_cast_activation(qd_stream *stream, const qd_fp8_cast_args *a);
+/* fp8_scaled.cu: casts with scales of rows or blocks. */
+qd_status qd_cuda_fp8_cast_scaled(qd_stream *stream, const qd_fp8_cast_args *a);
 #endif

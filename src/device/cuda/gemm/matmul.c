@@ -33,6 +33,7 @@ qd_status qd_cuda_gemms_create(qd_cuda *cuda)
     cuda->base.caps.fused_gelu = true;
     cuda->base.caps.fused_bias_grad = true;
     cuda->base.caps.fp8 = 10 * cuda->properties.major + cuda->properties.minor >= 89;
+    cuda->base.caps.fp8_recipes = cuda->properties.major == 9; /* cuBLASLt has such GEMMs for Hopper only */
     return QD_OK;
 }
 
@@ -114,7 +115,8 @@ qd_gemm_key qd_gemm_key_of(const qd_matmul_args *a)
     int wants = (a->accumulate ? QD_GEMM_ACCUMULATE : 0) | (a->bias ? QD_GEMM_BIAS : 0) |
                 (a->residual ? QD_GEMM_RESIDUAL : 0) | (a->gelu == QD_MATMUL_GELU ? QD_GEMM_GELU : 0) |
                 (a->gelu == QD_MATMUL_GELU_GRAD ? QD_GEMM_GELU_GRAD : 0) | (a->bias_grad ? QD_GEMM_BIAS_GRAD : 0) |
-                (a->fast && qd_dtype_is_fp8(a->a_dtype) ? QD_GEMM_FAST : 0);
+                (a->fast && qd_dtype_is_fp8(a->a_dtype) ? QD_GEMM_FAST : 0) | QD_GEMM_A_SCALING * (int)a->a_scaling |
+                QD_GEMM_B_SCALING * (int)a->b_scaling;
     return (qd_gemm_key){
         .m = a->m, .n = a->n, .k = a->k, .lda = a->lda, .ldb = a->ldb, .ldc = a->ldc,
         .trans_a = a->trans_a, .trans_b = a->trans_b,
@@ -358,8 +360,6 @@ int qd_gemm_parts(const qd_matmul_args *a, qd_matmul_args parts[2])
 qd_status qd_cuda_matmul(qd_stream *stream, const qd_matmul_args *a)
 {
     QD_TRY(qd_matmul_check(a));
-    if (a->a_scaling != QD_FP8_TENSOR)
-        return QD_FAIL(QD_UNSUPPORTED, "matmul: fp8 operands with scales of rows or blocks on a GPU");
     if (a->m == 0)
         return QD_OK;
     if (a->n == 0)

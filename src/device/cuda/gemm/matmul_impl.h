@@ -26,6 +26,8 @@ enum {
     QD_GEMM_GELU_GRAD = 16,
     QD_GEMM_BIAS_GRAD = 32,
     QD_GEMM_FAST = 64, /* fp8: tensor cores may keep fewer bits of a sum */
+    QD_GEMM_A_SCALING = 128, /* times qd_fp8_scaling of a, and of b */
+    QD_GEMM_B_SCALING = 512,
     /* the parts that a cuBLASLt epilogue can do */
     QD_GEMM_EPILOGUES = QD_GEMM_BIAS | QD_GEMM_GELU | QD_GEMM_GELU_GRAD | QD_GEMM_BIAS_GRAD,
 };

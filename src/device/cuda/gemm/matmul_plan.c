@@ -89,14 +89,31 @@ static qd_status set_epilogue(cublasLtMatmulDesc_t how, const qd_gemm_key *key, 
     return QD_OK;
 }
 
-/* Operands of fp8 have scales; their addresses are set at each call. */
+static int32_t scale_mode(const qd_gemm_key *key, int scaling)
+{
+    static const int32_t modes[] = {
+        [QD_FP8_TENSOR] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        [QD_FP8_ROWS] = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+        [QD_FP8_VECTORS] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        [QD_FP8_BLOCKS] = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+    };
+    return modes[key->wants / scaling % 4];
+}
+
+/* Operands of fp8 have scales; their addresses are set at each call. Sums of blocks of k are scaled
+ * and added outside the tensor cores, and have no fast form. */
 static qd_status set_fp8(cublasLtMatmulDesc_t how, const qd_gemm_key *key)
 {
-    const int8_t fast = (key->wants & QD_GEMM_FAST) != 0;
+    const int32_t a_mode = scale_mode(key, QD_GEMM_A_SCALING), b_mode = scale_mode(key, QD_GEMM_B_SCALING);
+    const int8_t fast = (key->wants & QD_GEMM_FAST) != 0 && a_mode <= CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     const void *some = (const void *)(uintptr_t)4096;
     if (!qd_dtype_is_fp8((qd_dtype)key->a_dtype))
         return QD_OK;
     QD_TRY(set(how, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
+    if (a_mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F) {
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &b_mode, sizeof b_mode));
+        QD_TRY(set(how, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &a_mode, sizeof a_mode));
+    }
     QD_TRY(set(how, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &some, sizeof some));
     return set(how, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &some, sizeof some);
 }

@@ -119,7 +119,9 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_
     int64_t b_at = take(&used, qd_gemm_span(a->trans_b ? a->n : a->k, a->trans_b ? a->k : a->n, a->ldb, a->b_dtype));
     const qd_dtype bias_dtype = qd_gemm_bias_dtype((int32_t)a->b_dtype, (int32_t)a->c_dtype);
     static const float one = 1.0f;
-    int64_t scale_at = take(&used, qd_dtype_is_fp8(a->a_dtype) ? (int64_t)sizeof one : 0);
+    const int64_t a_scales = qd_fp8_scale_count(a->a_scaling, a->m, a->k), b_scales = qd_fp8_scale_count(a->b_scaling, a->n, a->k);
+    const int64_t scales = !qd_dtype_is_fp8(a->a_dtype) ? 0 : a_scales > b_scales ? a_scales : b_scales;
+    int64_t scale_at = take(&used, scales * (int64_t)sizeof one);
     int64_t bias_at = take(&used, a->bias ? a->n * (int64_t)qd_dtype_size(bias_dtype) : 0);
     int64_t c_at = take(&used, c_bytes), residual_at = take(&used, a->residual ? c_bytes : 0);
     int64_t aux_at = take(&used, a->gelu ? c_bytes : 0);
@@ -156,7 +158,9 @@ static qd_status open_bench(qd_cuda *cuda, const qd_matmul_args *call, const qd_
         QD_TRY_DONE(qd_gemm_fill_random(stream, set + b_at, (scale_at - b_at) / (int64_t)qd_dtype_size(a->b_dtype), a->b_dtype, seed + 1));
         QD_TRY_DONE(
             qd_gemm_fill_random(stream, set + bias_at, (c_at - bias_at) / (int64_t)qd_dtype_size(bias_dtype), bias_dtype, seed + 3));
-        if (scale_at < bias_at)
+        if (scales > 1)
+            QD_TRY_DONE(qd_gemm_fill_random(stream, set + scale_at, scales, QD_F32, seed + 4));
+        else if (scales == 1)
             QD_TRY_DONE(qd_copy(stream, set + scale_at, &one, sizeof one));
         QD_TRY_DONE(fill_results(b, i, seed + 2));
     }
