@@ -13,35 +13,38 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A machine whose node i has the cores lists[i]; NULL: there is no such node. */
+/* Makes or removes a folder in which node i has the cores lists[i]; NULL: there is no such node. */
+static void nodes_folder(const char *folder, const char *const *lists, int count, bool make)
+{
+    for (int n = 0; n < count; n++) {
+        char path[128], list[160];
+        if (!lists[n])
+            continue;
+        snprintf(path, sizeof path, "%s/node%d", folder, n);
+        snprintf(list, sizeof list, "%s/cpulist", path);
+        if (make) {
+            assert_int_equal(mkdir(path, 0700), 0);
+            FILE *f = fopen(list, "w");
+            assert_non_null(f);
+            fprintf(f, "%s\n", lists[n]);
+            fclose(f);
+        } else {
+            unlink(list);
+            rmdir(path);
+        }
+    }
+    if (!make)
+        rmdir(folder);
+}
+
 static qd_topology machine(const char *const *lists, int count)
 {
-    char folder[] = "/tmp/quadrille-nodes-XXXXXX", path[128];
+    char folder[] = "/tmp/quadrille-nodes-XXXXXX";
     qd_topology t;
     assert_non_null(mkdtemp(folder));
-    for (int turn = 0; turn < 2; turn++) {
-        for (int n = 0; n < count; n++) {
-            if (!lists[n])
-                continue;
-            snprintf(path, sizeof path, "%s/node%d", folder, n);
-            if (turn == 0)
-                assert_int_equal(mkdir(path, 0700), 0);
-            char list[160];
-            snprintf(list, sizeof list, "%s/cpulist", path);
-            if (turn == 0) {
-                FILE *f = fopen(list, "w");
-                assert_non_null(f);
-                fprintf(f, "%s\n", lists[n]);
-                fclose(f);
-            } else {
-                unlink(list);
-                rmdir(path);
-            }
-        }
-        if (turn == 0)
-            qd_topology_read(folder, &t);
-    }
-    rmdir(folder);
+    nodes_folder(folder, lists, count, true);
+    qd_topology_read(folder, &t);
+    nodes_folder(folder, lists, count, false);
     return t;
 }
 
@@ -122,9 +125,45 @@ static void binding(void **state)
     assert_int_equal(qd_thread_bind(&before), QD_OK);
 }
 
+/* mpirun --map-by slot:PE=4 on 16 cores: 4 ranks with 4 cores each. Local ranks under taskset share
+ * the cores of its mask. */
+static void threads_of_a_rank(void **state)
+{
+    (void)state;
+    assert_int_equal(qd_topology_threads(16, 4, 4, false), 4);
+    assert_int_equal(qd_topology_threads(16, 4, 4, true), 1);
+    assert_int_equal(qd_topology_threads(16, 16, 4, false), 4);
+    assert_int_equal(qd_topology_threads(16, 16, 4, true), 4);
+    assert_int_equal(qd_topology_threads(16, 2, 4, false), 2);
+    assert_int_equal(qd_topology_threads(2, 1, 4, true), 1);
+}
+
+/* A thread that has been a rank is free again: it may become another one. */
+static void released(void **state)
+{
+    (void)state;
+    static const char *const lists[] = {"0", "1"};
+    char folder[] = "/tmp/quadrille-nodes-XXXXXX";
+    qd_cores_set all, before, now;
+    if (qd_cores_allowed() != qd_cores() || qd_cores() != 2)
+        skip();
+    assert_int_equal(qd_thread_cores(&all), QD_OK);
+    assert_non_null(mkdtemp(folder));
+    nodes_folder(folder, lists, 2, true);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_int_equal(qd_topology_bind(folder, rank, 2, &before), QD_OK);
+        assert_int_equal(qd_thread_cores(&now), QD_OK);
+        assert_int_equal(now.bits[0], 1 << rank);
+        qd_topology_release(&before);
+        assert_int_equal(qd_thread_cores(&now), QD_OK);
+        assert_memory_equal(&now, &all, sizeof now);
+    }
+    nodes_folder(folder, lists, 2, false);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(two_sockets), cmocka_unit_test(uneven_nodes), cmocka_unit_test(nothing_to_choose),
-                                       cmocka_unit_test(binding)};
+                                       cmocka_unit_test(binding), cmocka_unit_test(threads_of_a_rank), cmocka_unit_test(released)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

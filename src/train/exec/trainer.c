@@ -36,30 +36,14 @@ struct qd_trainer {
     double *cpu_seconds;
     qd_position position;
     qd_step_limits limits;
+    qd_cores_set cores; /* of the calling thread before its rank stayed on one NUMA node; empty: it does not */
 };
 
-static int threads_per_rank(const qd_config *config, int local_ranks)
+static int threads_per_rank(const qd_trainer *t, int local_ranks)
 {
-    if (config->threads > 0)
-        return config->threads;
-    /* mpirun and srun may have bound each rank to cores of its own; local ranks share theirs. */
-    const bool bound = strcmp(config->backend, "mpi") == 0;
-    int share = (bound ? qd_cores() : qd_cores_allowed()) / local_ranks, allowed = qd_cores_allowed();
-    share = share < allowed ? share : allowed;
-    return share > 1 ? share : 1;
-}
-
-/* Keeps the threads and buffers of this rank on one NUMA node, where the machine has several and
- * nothing else has bound the rank. */
-static qd_status stay_on_node(const qd_comm_where *where)
-{
-    qd_topology topology;
-    qd_cores_set allowed, mine;
-    if (where->local_ranks < 2 || qd_cores_allowed() < qd_cores())
-        return QD_OK;
-    qd_topology_read(QD_TOPOLOGY_FOLDER, &topology);
-    QD_TRY(qd_thread_cores(&allowed));
-    return qd_topology_place(&topology, &allowed, where->local_rank, where->local_ranks, &mine) ? qd_thread_bind(&mine) : QD_OK;
+    const bool together = strcmp(qd_comm_backend(t->world), "local") == 0;
+    return t->config.threads > 0 ? t->config.threads
+                                 : qd_topology_threads(qd_cores(), qd_cores_allowed(), local_ranks, together);
 }
 
 static bool in_host(const qd_trainer *t, qd_buffer_kind kind)
@@ -304,9 +288,9 @@ static qd_status build(qd_trainer *t, bool drawn)
     qd_device_config device = qd_device_config_default();
     int rank = qd_comm_rank(t->world);
     qd_comm_where where = qd_comm_locate(t->world);
-    device.threads = threads_per_rank(&t->config, where.local_ranks);
+    device.threads = threads_per_rank(t, where.local_ranks);
     if (strcmp(t->config.device, "cpu") == 0)
-        QD_TRY(stay_on_node(&where));
+        QD_TRY(qd_topology_bind(QD_TOPOLOGY_FOLDER, where.local_rank, where.local_ranks, &t->cores));
     device.ordinal = t->config.gpu >= 0 ? t->config.gpu : where.local_rank;
     device.share = t->config.gpu < 0;
     device.deterministic = t->config.deterministic;
@@ -374,6 +358,7 @@ void qd_trainer_destroy(qd_trainer *t)
     qd_comm_destroy(t->data);
     qd_device_destroy(t->device);
     qd_arena_destroy(t->arena);
+    qd_topology_release(&t->cores);
     free(t);
 }
 

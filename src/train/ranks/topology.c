@@ -1,6 +1,8 @@
 /* Reads NUMA nodes from sysfs, and divides ranks among them in proportion to their cores. */
 #include "train/ranks/topology.h"
 
+#include "base/error.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -63,4 +65,33 @@ bool qd_topology_place(const qd_topology *topology, const qd_cores_set *allowed,
         return false;
     *cores = of[mine];
     return true;
+}
+
+qd_status qd_topology_bind(const char *folder, int rank, int ranks, qd_cores_set *before)
+{
+    qd_topology topology;
+    qd_cores_set allowed, mine;
+    *before = (qd_cores_set){{0}};
+    if (ranks < 2 || qd_cores_allowed() < qd_cores())
+        return QD_OK;
+    qd_topology_read(folder, &topology);
+    QD_TRY(qd_thread_cores(&allowed));
+    if (!qd_topology_place(&topology, &allowed, rank, ranks, &mine))
+        return QD_OK;
+    QD_TRY(qd_thread_bind(&mine));
+    *before = allowed;
+    return QD_OK;
+}
+
+void qd_topology_release(const qd_cores_set *before)
+{
+    if (qd_cores_set_count(before) > 0 && qd_thread_bind(before) != QD_OK)
+        qd_error_clear();
+}
+
+int qd_topology_threads(int cores, int allowed, int ranks, bool together)
+{
+    int share = (together ? allowed : cores) / ranks;
+    share = share < allowed ? share : allowed;
+    return share > 1 ? share : 1;
 }

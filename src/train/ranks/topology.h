@@ -27,4 +27,16 @@ void qd_topology_read(const char *folder, qd_topology *topology);
  * machine. */
 bool qd_topology_place(const qd_topology *topology, const qd_cores_set *allowed, int rank, int ranks, qd_cores_set *cores);
 
+/* Binds the calling thread, and threads that it starts later, to the cores of such a node, if there
+ * is one and nothing else has bound the thread. `before` is then what it was bound to; else it is
+ * empty. */
+qd_status qd_topology_bind(const char *folder, int rank, int ranks, qd_cores_set *before);
+/* Undoes it, so that a thread that becomes another rank chooses among all cores again. */
+void qd_topology_release(const qd_cores_set *before);
+
+/* Compute threads of a rank that may use `allowed` of the `cores` of its machine, which has `ranks`
+ * ranks. together: one launcher started them, so they share what is allowed; mpirun and srun may
+ * have bound each rank to cores of its own. */
+int qd_topology_threads(int cores, int allowed, int ranks, bool together);
+
 #endif
