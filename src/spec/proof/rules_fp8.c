@@ -23,15 +23,24 @@ static qd_status read_source(proof_walk *w, proof_value *x)
     return qd_proof_no_sum(w, X, x);
 }
 
+/* Writes the largest magnitude of x. */
+static qd_status write_largest(proof_walk *w, const proof_value *x)
+{
+    proof_value amax = qd_proof_value_of(w, &x->place[0], x->gradient);
+    amax.parts = x->parts;
+    amax.place[1] = x->place[1];
+    return qd_proof_write(w, STATE, &amax);
+}
+
 qd_status qd_proof_rule_amax(proof_walk *w)
 {
     proof_value x;
     QD_TRY(read_source(w, &x));
-    proof_value amax = qd_proof_value_of(w, &x.place[0], x.gradient);
-    return qd_proof_write(w, STATE, &amax);
+    return write_largest(w, &x);
 }
 
-/* Writes a copy, whose scale follows from `amax`. */
+/* Writes a copy, whose scale follows from `amax`: the largest magnitude of all that the rank casts,
+ * since that of fewer rows would let others exceed the format. */
 static qd_status write_copy(proof_walk *w, proof_operand amax, const proof_value *x, proof_operand operand, bool transposed)
 {
     proof_value largest, copy = *x;
@@ -42,8 +51,10 @@ static qd_status write_copy(proof_walk *w, proof_operand amax, const proof_value
         return qd_proof_fail(w, operand, 0, -1, "it is not a copy in fp8 of the form that this operand has");
     if ((slot->scaling == QD_FP8_TENSOR) != qd_proof_has(w, amax))
         return qd_proof_fail(w, operand, 0, -1, "its scale follows from a largest magnitude if it has only one");
-    if (qd_proof_has(w, amax))
+    if (qd_proof_has(w, amax)) {
         QD_TRY(qd_proof_read(w, amax, &largest));
+        QD_TRY(qd_proof_same_place(w, amax, &largest, X, x));
+    }
     copy.by = w->index;
     return qd_proof_write(w, operand, &copy);
 }
@@ -71,10 +82,8 @@ qd_status qd_proof_rule_activation_fp8(proof_walk *w)
         QD_TRY(qd_proof_no_sum(w, DY, &dx));
         QD_TRY(qd_proof_same_place(w, DY, &dx, X, &x));
     }
-    if (largest) {
-        proof_value amax = qd_proof_value_of(w, &dx.place[0], dx.gradient);
-        return qd_proof_write(w, STATE, &amax);
-    }
+    if (largest)
+        return write_largest(w, &dx);
     QD_TRY(write_copy(w, STATE, &dx, DX, false));
     QD_TRY(write_copy(w, STATE, &dx, DX_AGAIN, true));
     QD_TRY(write_copy(w, STATE, &x, Y, false));

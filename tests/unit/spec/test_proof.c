@@ -41,6 +41,8 @@
 #define TP2 "parallel.ranks=4 parallel.tp=2 "
 #define PLAIN "parallel.sp=false parallel.overlap=false "
 #define LORA "lora.rank=2 lora.alpha=6 "
+/* All sizes on a rank are multiples of 16. */
+#define FP8 "train.precision=fp8 model.hidden=64 model.ffn=128 model.kv_heads=4 data.seq=32 "
 #define EP2 "parallel.ranks=4 parallel.ep=2 "
 
 typedef struct mutant {
@@ -577,6 +579,12 @@ static void everything_is_needed(void **state)
         MTP "parallel.ranks=4 parallel.pp=2 parallel.tp=2 parallel.schedule=zb_h1 ",
         LLAMA TP2 PLAIN LORA,
         MOE "parallel.ranks=4 parallel.ep=4 " LORA,
+        LLAMA TP2 FP8,
+        LLAMA "parallel.ranks=2 parallel.cp=2 fp8.recipe=block train.recompute=selective " FP8,
+        LLAMA "parallel.ranks=2 fp8.recipe=row fp8.grad=e4m3 " FP8,
+        GPT2 "parallel.ranks=2 parallel.tp=2 run.device=cuda " FP8,
+        OLMO2 "train.recompute=full " FP8,
+        QWEN2_MOE "fp8.keep=attn model.shared_ffn=48 " FP8,
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -667,6 +675,12 @@ static void operands_are_the_right_ones(void **state)
         DEEPSEEK "parallel.ranks=2 parallel.ep=2 " LORA,
         SINKS TP2,
         SINKS CP2,
+        LLAMA TP2 FP8,
+        LLAMA "parallel.ranks=2 parallel.cp=2 fp8.recipe=block train.recompute=selective " FP8,
+        LLAMA "parallel.ranks=2 fp8.recipe=row fp8.grad=e4m3 " FP8,
+        GPT2 "parallel.ranks=2 parallel.tp=2 run.device=cuda " FP8,
+        OLMO2 "train.recompute=full " FP8,
+        QWEN2_MOE "fp8.keep=attn model.shared_ffn=48 " FP8,
     };
     int tried = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -709,6 +723,37 @@ static void operands_are_the_right_ones(void **state)
     assert_true(tried > 1000);
 }
 
+/* The scale of gathered rows follows from all of them, not from those of this rank. */
+static void scales_are_those_of_all_rows(void **state)
+{
+    (void)state;
+    qd_arena *arena;
+    qd_options *options;
+    int world, tried = 0;
+    ok(qd_arena_create(&arena));
+    qd_program **programs = build(LLAMA TP2 FP8, arena, &options, &world);
+    const qd_module_class *c = qd_program_class(programs[0], 1);
+    for (int i = 0; i < c->op_count; i++)
+        for (int g = 0; g < i && c->ops[i].kind == QD_OP_AMAX; g++) {
+            const qd_op kept = c->ops[i], *gather = &c->ops[g];
+            if (gather->kind != QD_OP_ALL_GATHER || gather->slot[QD_ALL_GATHER_Y] != kept.slot[QD_AMAX_X])
+                continue;
+            for (int r = 0; r < world; r++) {
+                qd_op *op = &qd_program_class(programs[r], 1)->ops[i];
+                op->slot[QD_AMAX_X] = gather->slot[QD_ALL_GATHER_X];
+                op->m = c->slots[op->slot[QD_AMAX_X]].rows;
+            }
+            assert_int_not_equal(qd_prove_programs(&programs[0]->ledger->mesh, (const qd_program *const *)programs, NULL), QD_OK);
+            assert_non_null(strstr(qd_error_message(), "amax of"));
+            for (int r = 0; r < world; r++)
+                qd_program_class(programs[r], 1)->ops[i] = kept;
+            tried++;
+        }
+    assert_true(tried > 3);
+    qd_options_destroy(options);
+    qd_arena_destroy(arena);
+}
+
 /* `check` prints what the proof has covered. */
 static void check_proves(void **state)
 {
@@ -723,6 +768,7 @@ static void check_proves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(mutants_are_refused), cmocka_unit_test(everything_is_needed),
-                                       cmocka_unit_test(operands_are_the_right_ones), cmocka_unit_test(check_proves)};
+                                       cmocka_unit_test(operands_are_the_right_ones), cmocka_unit_test(scales_are_those_of_all_rows),
+                                       cmocka_unit_test(check_proves)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
