@@ -19,6 +19,7 @@ import program  # noqa: E402
 
 MODEL = ["model.layers=2", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.ffn=128", "data.seq=32"]
 STEPS = int(os.environ.get("QUADRILLE_FP8_STEPS", 300))
+SHARED = ["model.kv_heads=2", "--ranks", "4", "--tp", "4"]  # ranks share key heads
 RECIPES = ["fp8.recipe=tensor", "fp8.grad=e4m3"]
 if "QUADRILLE_FP8_STEPS" in os.environ:
     MODEL = [*MODEL[:1], "model.hidden=128", *MODEL[2:4], "model.ffn=384", MODEL[5]]
@@ -107,13 +108,15 @@ class Fp8(program.ProgramTest):
                 ([*fp8, "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"], "remove parallel.tp_overlap"),
                 ([*fp8, "data.format=preferences"], "data.format=preferences"),
                 ([*fp8, "model.ffn=120"], "block.0: train.precision=fp8: mlp.down.weight has 64 outputs and 120 inputs"),
-                ([*fp8, "data.seq=30", "train.micro_batch=1"], "30 tokens on a rank")):
+                ([*fp8, "data.seq=30", "train.micro_batch=1"], "30 tokens on a rank"),
+                ([*fp8, *SHARED], "parallel.tp=4 is more than model.kv_heads=2")):
             result = self.run_program(*words)
             self.assertEqual(result.returncode, 2, words)
             self.assertIn(text, result.stderr)
             self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
         self.ok(self.run_program(*fp8, "model.ffn=120", "fp8.keep=mlp"))
         self.ok(self.run_program(*fp8, "fp8.recipe=block", "run.device=cuda"))
+        self.ok(self.run_program(*fp8, *SHARED, "fp8.keep=attn.k"))
 
 
 if __name__ == "__main__":

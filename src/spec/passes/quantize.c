@@ -97,6 +97,20 @@ static bool is_quantized(const qd_class_writer *w, const qd_op *op)
     return slot >= 0;
 }
 
+/* Gradients of key heads that ranks of tp share are partial sums, each with a scale of its own. */
+static void check_shared(qd_class_writer *w, const qd_op *op)
+{
+    const qd_slot *weight = &w->slots[weight_of(op)];
+    const int tp = w->ledger->mesh.degree[QD_AXIS_TP];
+    for (int i = 0; i < weight->param_count && tp > w->model->kv_heads; i++)
+        if (w->decl->params[weight->param + i].split == QD_SPLIT_KV)
+            QD_CLASS_FAIL(w, QD_UNSUPPORTED,
+                          "train.precision=fp8: parallel.tp=%d is more than model.kv_heads=%d, so ranks share key heads, whose gradients "
+                          "are not computed in fp8: set fp8.keep=attn.k, which keeps queries, keys and values in bf16, or a smaller "
+                          "parallel.tp",
+                          tp, w->model->kv_heads);
+}
+
 static void check_sizes(qd_class_writer *w, const qd_op *op)
 {
     enum { STEP = 16 };
@@ -335,6 +349,7 @@ static void quantize(quantizing *q, const qd_op *op)
 {
     qd_class_writer *w = q->w;
     qd_op now = *op;
+    check_shared(w, op);
     check_sizes(w, op);
     for (int i = 0; i < OPERANDS && !w->wrong; i++) {
         const gemm_operand *as = &gemms[op->kind].operands[i];
