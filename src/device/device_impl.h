@@ -6,11 +6,11 @@
 
 #include <stdatomic.h>
 
-/* Slots are required up to describe_workspace. Sizes are in bytes; copy and fill_zero are never
- * called with size 0. */
 /* Instructions that multiply bf16 operands: dot products of vectors, AMX tiles. */
 typedef enum qd_bf16_unit { QD_BF16_DOTS, QD_BF16_AMX } qd_bf16_unit;
 
+/* Slots are required up to describe_workspace. Sizes are in bytes; copy and fill_zero are never
+ * called with size 0. */
 typedef struct qd_device_ops {
     void (*destroy)(qd_device *device); /* frees the backend's struct, whose first member is qd_device */
     qd_status (*alloc)(qd_device *device, int64_t bytes, void **address); /* zeroed; bytes >= 1 */

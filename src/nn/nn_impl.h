@@ -51,7 +51,6 @@ static inline int64_t call_rows(const qd_op_call *c)
     return qd_program_rows(c->frame->program);
 }
 
-/* Parts of the INPUT operand, in the layout of qd_context_select. */
 /* Where attention notes the largest scores of its heads; NULL: nowhere. Each prediction module has
  * those of all heads of the model. */
 static inline float *call_maxima(const qd_op_call *c)
@@ -60,7 +59,8 @@ static inline float *call_maxima(const qd_op_call *c)
     return maxima && c->op->ahead > 0 ? maxima + (int64_t)(c->op->ahead - 1) * c->frame->program->ledger->model.heads : maxima;
 }
 
-/* The part of module op->ahead that predicts further tokens: 0: its tokens, 1: its targets. */
+/* Parts of the INPUT operand, in the layout of qd_context_select. First those of module op->ahead,
+ * which predicts further tokens: 0: its tokens, 1: its targets. */
 static inline const int32_t *input_ahead(const qd_op_call *c, int i, int part)
 {
     return (const int32_t *)c->at[i] + qd_program_input_ahead(c->frame->program) + (2 * (c->op->ahead - 1) + part) * call_rows(c);
