@@ -19,6 +19,7 @@ static void run_fma(void *context, int64_t begin, int64_t end, int thread)
         *sink = qd_cpu_ceiling_for(context)->fma(STEPS);
 }
 
+#if defined(__x86_64__)
 static void run_dots(void *context, int64_t begin, int64_t end, int thread)
 {
     float *sink = qd_cpu_workspace(context, thread);
@@ -32,6 +33,7 @@ static void run_amx(void *context, int64_t begin, int64_t end, int thread)
     for (int64_t i = begin; i < end; i++)
         *sink = qd_cpu_ceiling_for(context)->amx(AMX_STEPS);
 }
+#endif
 
 static void run_adds(void *context, int64_t begin, int64_t end, int thread)
 {
