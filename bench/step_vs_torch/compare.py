@@ -58,7 +58,7 @@ def parse_case(text):
     """"gpt2:1x2" as key, ranks, threads per rank."""
     key, _, layout = text.partition(":")
     ranks, _, threads = layout.partition("x")
-    if key not in CASES or not ranks.isdigit() or not threads.isdigit() or CASES[key][4] % int(ranks):
+    if key not in CASES or not ranks.isdigit() or not threads.isdigit() or int(ranks) < 1 or CASES[key][4] % int(ranks):
         raise argparse.ArgumentTypeError(f"'{text}': MODEL:RANKSxTHREADS, where MODEL is one of {', '.join(CASES)} and RANKS divides its batch")
     return key, int(ranks), int(threads)
 

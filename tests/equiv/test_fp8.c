@@ -205,7 +205,7 @@ static void refused_programs(void **state)
 {
     (void)state;
     qd_arena *arena;
-    for (int change = 0; change < 5; change++) {
+    for (int change = 0; change < 7; change++) {
         qd_program *program = trained_program(LLAMA FP8, &arena);
         const qd_program *programs[] = {program};
         qd_module_class *c = (qd_module_class *)(uintptr_t)qd_program_class(program, 1);
@@ -224,6 +224,8 @@ static void refused_programs(void **state)
         case 2: c->ops[casts[1]].slot[QD_CAST_AMAX] = c->ops[casts[0]].slot[QD_CAST_AMAX]; break; /* another tensor's scale */
         case 3: c->slots[c->ops[dw].slot[QD_LINEAR_DW_X]].dtype = c->slots[c->ops[dw].slot[QD_LINEAR_DW_DY]].dtype = QD_F8E5M2; break;
         case 4: c->ops[dw].slot[QD_LINEAR_DW_X] = c->ops[dw].slot[QD_LINEAR_DW_DY]; break;
+        case 5: c->slots[op->slot[QD_LINEAR_X]].dtype = QD_F8E5M2; break; /* fewer bits than it should have */
+        case 6: c->slots[c->ops[dw].slot[QD_LINEAR_DW_DY]].dtype = QD_F8E4M3; break; /* a smaller range */
         }
         if (qd_prove_programs(&program->ledger->mesh, programs, NULL) == QD_OK)
             fail_msg("change %d is not refused", change);

@@ -104,7 +104,8 @@ static const struct {
 
 qd_status qd_proof_formats(const proof_walk *w)
 {
-    int fp8 = 0, wide = 0;
+    const qd_fp8 *as = &w->program->strategy.fp8;
+    int fp8 = 0;
     for (int j = 0; j < QD_OP_SLOTS; j++)
         fp8 += w->op->slot[j] >= 0 && qd_dtype_is_fp8(w->ops->slots[w->op->slot[j]].dtype);
     bool casts = w->op->kind == QD_OP_CAST || w->op->kind == QD_OP_ACTIVATION_CAST || w->op->kind == QD_OP_ACTIVATION_GRAD_CAST;
@@ -113,16 +114,18 @@ qd_status qd_proof_formats(const proof_walk *w)
     if (!forms[w->op->kind].gemm || fp8 != 2)
         return qd_proof_fail(w, NO_OPERAND, 0, -1, "it reads a value in fp8, which only a GEMM of two such values does");
     for (int i = 0; i < 2; i++) {
-        const qd_slot *slot = &w->ops->slots[qd_proof_slot_of(w->op, forms[w->op->kind].operand[i])];
-        wide += slot->dtype == QD_F8E5M2;
-        if (!qd_dtype_is_fp8(slot->dtype) || slot->transposed != forms[w->op->kind].transposed[i])
-            return qd_proof_fail(w, forms[w->op->kind].operand[i], 0, -1, "the GEMM needs it %s", forms[w->op->kind].transposed[i]
-                                                                                                  ? "transposed" : "as it is");
-        bool weight = forms[w->op->kind].operand[i] == WEIGHT;
-        if (slot->scaling != qd_fp8_scaling_of(w->program->strategy.fp8.recipe, weight))
-            return qd_proof_fail(w, forms[w->op->kind].operand[i], 0, -1, "its scales are not those of fp8.recipe");
+        const proof_operand operand = forms[w->op->kind].operand[i];
+        const bool transposed = forms[w->op->kind].transposed[i];
+        const qd_slot *slot = &w->ops->slots[qd_proof_slot_of(w->op, operand)];
+        if (!qd_dtype_is_fp8(slot->dtype) || slot->transposed != transposed)
+            return qd_proof_fail(w, operand, 0, -1, "the GEMM needs it %s", transposed ? "transposed" : "as it is");
+        if (slot->scaling != qd_fp8_scaling_of(as->recipe, operand == WEIGHT))
+            return qd_proof_fail(w, operand, 0, -1, "its scales are not those of fp8.recipe");
+        if (slot->dtype != (operand == DY ? as->grad : QD_F8E4M3))
+            return qd_proof_fail(w, operand, 0, -1, "it is %s: gradients are in the format of fp8.grad, everything else in E4M3",
+                                 qd_dtype_name(slot->dtype));
     }
-    return wide < 2 ? QD_OK : qd_proof_fail(w, NO_OPERAND, 0, -1, "both of its operands are E5M2");
+    return QD_OK;
 }
 
 /* A copy in fp8 stands for its source, and its scale comes from the largest magnitude of that. */
