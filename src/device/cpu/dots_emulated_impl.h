@@ -1,5 +1,4 @@
-/* VDPBF16PS in multiply-adds, for tests on machines without it. Included by gemm_isa.c, in front of
- * the register tile. */
+/* VDPBF16PS in multiply-adds, for tests on machines without it. */
 #ifndef QD_DEVICE_CPU_DOTS_EMULATED_IMPL_H
 #define QD_DEVICE_CPU_DOTS_EMULATED_IMPL_H
 

@@ -244,19 +244,33 @@ QD_INLINE vf vf_from_bf16(vh h)
 #endif
 }
 
-QD_INLINE vh vf_to_bf16(vf v)
+/* The rounded value in the high half of each lane; the low half is arbitrary. */
+QD_INLINE vu vf_round_to_bf16(vf v)
 {
     vu bits = (vu)v;
     vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
 #if defined(__AVX512F__)
     __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
-    __m512i chosen = _mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
-    return (vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+    return (vu)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
 #else
     vu nan = (vu)(v != v);
-    bits = (rounded & ~nan) | ((bits | 0x400000u) & nan);
-    return __builtin_convertvector(bits >> 16, vh);
+    return (rounded & ~nan) | ((bits | 0x400000u) & nan);
 #endif
+}
+
+/* The high halves of the lanes. */
+QD_INLINE vh vu_high_halves(vu x)
+{
+#if defined(__AVX512F__)
+    return (vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)x, 16));
+#else
+    return __builtin_convertvector(x >> 16, vh);
+#endif
+}
+
+QD_INLINE vh vf_to_bf16(vf v)
+{
+    return vu_high_halves(vf_round_to_bf16(v));
 }
 
 /* A float split into a bf16 half and the low 16 bits; see base/half.h. */

@@ -4,68 +4,17 @@
  * Sums, scores, probabilities and their gradients are fp32, as in the fp32 kernels; probabilities
  * and the gradients of scores are rounded to bf16 where a GEMM reads them. Operands have two forms:
  *   rows   (BLOCK, dim) bf16: what a GEMM sums along its rows
- *   pairs  (columns / 32, k / 2, 32): bf16 elements that follow each other in k, in 32 bits
+ *   pairs  (columns / 32, k / 2, 32): see attention_pairs_impl.h
  * Heads are whole tiles of k (qd_cpu_attention_has_tiles), and rows up to a whole tile are 0. */
 #ifndef QD_DEVICE_CPU_ATTENTION_ATTENTION_AMX_IMPL_H
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_AMX_IMPL_H
 
 #include "device/cpu/amx_impl.h"
+#include "device/cpu/attention/attention_pairs_impl.h"
 
-enum { GROUPS = BLOCK / AMX_LINES, PAIR_ROWS = BLOCK / 2 };
+enum { GROUPS = BLOCK / AMX_LINES };
 _Static_assert(BLOCK % AMX_LINES == 0 && FORWARD % BLOCK == 0 && AMX_LINES % QD_VF == 0, "blocks are whole tiles");
 _Static_assert(3 * BLOCK * BLOCK * 2 <= BLOCK * HEAD * 4, "rounded scores must fit the buffer of v");
-
-/* bf16 in the high half of each lane, rounded to nearest even; the low half is arbitrary. */
-QD_INLINE vu rounded_high(vf x)
-{
-    const vu bits = (vu)x, nan = (vu)(x != x);
-    return ((bits + 0x7fffu + ((bits >> 16) & 1u)) & ~nan) | ((bits | 0x400000u) & nan);
-}
-
-QD_INLINE vf pair_of(vf even, vf odd)
-{
-    return (vf)((rounded_high(odd) & 0xffff0000u) | rounded_high(even) >> 16);
-}
-
-/* to (all, dim) = rows of x; the rest 0. */
-static void half_rows(uint16_t *to, const void *x, int64_t first, int64_t stride, int rows, int all, int dim)
-{
-    for (int r = 0; r < rows; r++)
-        memcpy(to + r * dim, (const uint16_t *)x + first + r * stride, (size_t)dim * 2);
-    memset(to + rows * dim, 0, (size_t)((all - rows) * dim) * 2);
-}
-
-/* Pairs along the rows of x, (dim / 32, PAIR_ROWS, 32); rows from `rows` on are 0. */
-static void pairs_of_rows(float *to, const void *x, int64_t first, int64_t stride, int rows, int dim)
-{
-    for (int r = 0; r < BLOCK; r += 2)
-        for (int i = 0; i < dim; i += QD_VF) {
-            const uint16_t *at = (const uint16_t *)x + first + r * stride + i;
-            vh low = {0}, high = {0};
-            if (r < rows)
-                memcpy(&low, at, sizeof low);
-            if (r + 1 < rows)
-                memcpy(&high, at + stride, sizeof high);
-            vf_store(to + (i / AMX_LINES * PAIR_ROWS + r / 2) * AMX_LINES + i % AMX_LINES,
-                     (vf)((vu)vf_from_bf16(high) | (vu)vf_from_bf16(low) >> 16));
-        }
-}
-
-/* Pairs along the columns of x: of its transpose, (GROUPS, dim / 2, 32). */
-static void pairs_of_columns(float *to, const void *x, int64_t first, int64_t stride, int rows, int dim)
-{
-    for (int r = 0; r < BLOCK; r += QD_VF)
-        for (int p = 0; p < dim / 2; p += QD_VF) {
-            vf square[QD_VF];
-#pragma GCC unroll 16
-            for (int i = 0; i < QD_VF; i++)
-                square[i] = r + i < rows ? vf_load_bits((const uint16_t *)x + first + (r + i) * stride + 2 * p) : (vf){0};
-            transpose_square(square);
-#pragma GCC unroll 16
-            for (int i = 0; i < QD_VF; i++)
-                vf_store(to + (r / AMX_LINES * (dim / 2) + p + i) * AMX_LINES + r % AMX_LINES, square[i]);
-        }
-}
 
 /* c (32, 32; row stride ldc) [+]= a · b over `tiles` times 32 elements of k. a: rows of `lda`
  * elements; b: pairs of 32 columns. */
@@ -96,14 +45,6 @@ static void scale_rows(float *s, int rows, int vectors, float factor)
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
             vf_store(s + r * BLOCK + v * QD_VF, vf_load(s + r * BLOCK + v * QD_VF) * factor);
-}
-
-/* to (32, BLOCK) = rows of s, rounded. */
-static void round_rows(uint16_t *to, const float *s, int keys)
-{
-    for (int r = 0; r < AMX_LINES; r++)
-        for (int i = 0; i < keys; i += QD_VF)
-            vf_store_as(to, r * BLOCK + i, vf_load(s + r * BLOCK + i), QD_BF16);
 }
 
 /* to (keys, BLOCK): columns of 32 rows of s, rounded, at the place of these rows. */
@@ -157,7 +98,7 @@ static void forward_tiles(const job *a, const buffers *w, const item *now, int f
                 memset(o, 0, (size_t)(AMX_LINES * w->v_ld) * sizeof *o);
             continue;
         }
-        round_rows(rounded, w->s + g * AMX_LINES * BLOCK, groups[g] * AMX_LINES);
+        round_rows(rounded, w->s + g * AMX_LINES * BLOCK, AMX_LINES, groups[g] * AMX_LINES);
         for (int r = 0; r < AMX_LINES && !fresh; r++)
             for (int i = 0; i < v_dim; i += QD_VF)
                 vf_store(o + r * w->v_ld + i, vf_load(o + r * w->v_ld + i) * state->shrink[first + g * AMX_LINES + r]);
@@ -189,8 +130,8 @@ static void forward_amx(const job *a, const item *now, const item *ahead, void *
                           (rows + BLOCK - 1) / BLOCK * BLOCK, hd);
                 begun = true;
             }
-            pairs_of_columns(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd);
-            pairs_of_rows(w.v, a->v, (key0 + k.row) * a->v_stride + kv * v_dim, a->v_stride, k.keys, v_dim);
+            pairs_of_columns(w.k_t, AMX_LINES, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd);
+            pairs_of_rows(w.v, AMX_LINES, a->v, (key0 + k.row) * a->v_stride + kv * v_dim, a->v_stride, k.keys, v_dim);
             fetches f = fetches_of(a, now, ahead, k_run, from, least);
             for (int first = 0; first < rows; first += BLOCK)
                 forward_tiles(a, &w, now, first, &k, fresh, &state, &most, &f);
@@ -211,12 +152,7 @@ static void forward_amx(const job *a, const item *now, const item *ahead, void *
         stream_fence();
 }
 
-/* Backward. A buffer of rows is followed by the same rows in pairs. */
-
-static float *pairs_behind(float *rows, int64_t ld)
-{
-    return rows + BLOCK * ld / 2;
-}
+/* Backward. */
 
 static void pack_query_tiles(const job *a, const buffers *w, const pair *b)
 {
@@ -224,17 +160,17 @@ static void pack_query_tiles(const job *a, const buffers *w, const pair *b)
                   d_o = row * a->o_stride + b->head * a->v_dim;
     half_rows((uint16_t *)w->q, a->q, q, a->q_stride, b->q.rows, BLOCK, a->head_dim);
     half_rows((uint16_t *)w->d_o, a->d_o, d_o, a->o_stride, b->q.rows, BLOCK, a->v_dim);
-    pairs_of_rows(pairs_behind(w->q, w->ld), a->q, q, a->q_stride, b->q.rows, a->head_dim);
-    pairs_of_rows(pairs_behind(w->d_o, w->v_ld), a->d_o, d_o, a->o_stride, b->q.rows, a->v_dim);
+    pairs_of_rows(pairs_behind(w->q, w->ld), AMX_LINES, a->q, q, a->q_stride, b->q.rows, a->head_dim);
+    pairs_of_rows(pairs_behind(w->d_o, w->v_ld), AMX_LINES, a->d_o, d_o, a->o_stride, b->q.rows, a->v_dim);
 }
 
 static void pack_key_tiles(const job *a, const buffers *w, const pair *b, int kv)
 {
     const int64_t row = b->batch * a->k_seq + b->k.row, k = row * a->k_stride + kv * a->head_dim,
                   v = row * a->v_stride + kv * a->v_dim;
-    pairs_of_columns(w->k_t, a->k, k, a->k_stride, b->k.keys, a->head_dim);
-    pairs_of_columns(w->v_t, a->v, v, a->v_stride, b->k.keys, a->v_dim);
-    pairs_of_rows(w->k, a->k, k, a->k_stride, b->k.keys, a->head_dim);
+    pairs_of_columns(w->k_t, AMX_LINES, a->k, k, a->k_stride, b->k.keys, a->head_dim);
+    pairs_of_columns(w->v_t, AMX_LINES, a->v, v, a->v_stride, b->k.keys, a->v_dim);
+    pairs_of_rows(w->k, AMX_LINES, a->k, k, a->k_stride, b->k.keys, a->head_dim);
 }
 
 /* The rounded probabilities and gradients of scores of a pair, (BLOCK, BLOCK) each, in the buffer
@@ -278,7 +214,7 @@ static void pair_gradients(const job *a, const buffers *w, const pair *b, fetche
             round_columns(to.ds_columns + g * AMX_LINES, dp, keys);
         }
         if (with_dq) {
-            round_rows(to.ds_rows, dp, keys);
+            round_rows(to.ds_rows, dp, AMX_LINES, keys);
             for (int i = 0; i < hd; i += AMX_LINES)
                 tile_product(dq + i, w->ld, to.ds_rows, BLOCK, w->k + i * PAIR_ROWS, groups[g], add_dq);
         }

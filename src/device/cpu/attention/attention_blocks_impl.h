@@ -4,6 +4,7 @@
 #define QD_DEVICE_CPU_ATTENTION_ATTENTION_BLOCKS_IMPL_H
 
 #include "device/cpu/attention/attention_impl.h"
+#include "device/cpu/dots_impl.h"
 #include "device/cpu/transpose_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -60,12 +61,13 @@ static buffers carve(const job *a, void *workspace)
     return w;
 }
 
-/* What a GEMM does with the contents of c: overwrite, add, or add to `factor` (one per row) times
- * c. */
-typedef enum keeping { SET, ADD, SCALE } keeping;
+/* What a GEMM does with the contents of c: overwrite, overwrite by the product times *factor, add,
+ * or add to `factor` (one per row) times c. */
+typedef enum keeping { SET, SET_TIMES, ADD, SCALE } keeping;
 
-/* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. */
-QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float *restrict c, int64_t ldc,
+/* c (rows, nv vectors) [+]= sum over p of a[i * row + p * step] * b[p * ldb + …]. dots: elements of
+ * a and b are bf16 pairs. */
+QD_INLINE void micro(bool dots, int rows, int nv, keeping keep, const float *factor, float *restrict c, int64_t ldc,
                      const float *restrict a, int64_t row, int64_t step, const float *restrict b, int64_t ldb,
                      int64_t count)
 {
@@ -74,9 +76,9 @@ QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float 
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < nv; j++)
-            sum[i][j] = keep == SET     ? (vf){0}
-                        : keep == SCALE ? vf_load(c + i * ldc + j * QD_VF) * factor[i]
-                                        : vf_load(c + i * ldc + j * QD_VF);
+            sum[i][j] = keep == SET || keep == SET_TIMES ? (vf){0}
+                        : keep == SCALE                  ? vf_load(c + i * ldc + j * QD_VF) * factor[i]
+                                                         : vf_load(c + i * ldc + j * QD_VF);
     for (int64_t p = 0; p < count; p++) {
         vf line[NV];
 #pragma GCC unroll 4
@@ -84,22 +86,24 @@ QD_INLINE void micro(int rows, int nv, keeping keep, const float *factor, float 
             line[j] = vf_load(b + p * ldb + j * QD_VF);
 #pragma GCC unroll 8
         for (int i = 0; i < rows; i++) {
-            vf_factor x = vf_factor_of(a[i * row + p * step]);
+            float value;
+            memcpy(&value, a + i * row + p * step, sizeof value); /* pairs are not floats to the compiler */
+            vf_factor x = vf_factor_of(value);
 #pragma GCC unroll 4
             for (int j = 0; j < nv; j++)
-                sum[i][j] = vf_add_product(sum[i][j], x, line[j]);
+                sum[i][j] = dots ? add_dot(sum[i][j], x, line[j]) : vf_add_product(sum[i][j], x, line[j]);
         }
     }
 #pragma GCC unroll 8
     for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < nv; j++)
-            vf_store(c + i * ldc + j * QD_VF, sum[i][j]);
+            vf_store(c + i * ldc + j * QD_VF, keep == SET_TIMES ? sum[i][j] * *factor : sum[i][j]);
 }
 
 /* c (MR, vectors) [+]= a · b, in stripes of up to NV vectors. transposed: a is stored (count, MR…)
  * with row stride lda, else (MR, count). */
-QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float *c, int64_t ldc, const float *a,
+QD_INLINE void stripes(bool dots, bool transposed, keeping keep, const float *factor, float *c, int64_t ldc, const float *a,
                        int64_t lda, const float *b, int64_t ldb, int64_t count, int vectors)
 {
     int64_t row = transposed ? 1 : lda, step = transposed ? lda : 1;
@@ -107,13 +111,13 @@ QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float
         /* 5 and 6 as 3 + 2 and 3 + 3: narrow stripes leave multipliers idle. */
         int nv = vectors >= NV && (NV < 4 || vectors == 4 || vectors > 6) ? NV : vectors < 3 || NV < 3 ? vectors : 3;
         if (nv == NV)
-            micro(MR, NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+            micro(dots, MR, NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
         else if (NV > 3 && nv == 3)
-            micro(MR, 3 < NV ? 3 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+            micro(dots, MR, 3 < NV ? 3 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
         else if (NV > 2 && nv == 2)
-            micro(MR, 2 < NV ? 2 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
+            micro(dots, MR, 2 < NV ? 2 : NV, keep, factor, c, ldc, a, row, step, b, ldb, count);
         else
-            micro(MR, 1, keep, factor, c, ldc, a, row, step, b, ldb, count);
+            micro(dots, MR, 1, keep, factor, c, ldc, a, row, step, b, ldb, count);
         c += nv * QD_VF;
         b += nv * QD_VF;
         vectors -= nv;
@@ -123,24 +127,45 @@ QD_INLINE void stripes(bool transposed, keeping keep, const float *factor, float
 static void product_set(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
                         int vectors)
 {
-    stripes(false, SET, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+    stripes(false, false, SET, NULL, c, ldc, a, lda, b, ldb, count, vectors);
 }
 static void product_add(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t count,
                         int vectors)
 {
-    stripes(false, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+    stripes(false, false, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
 }
 static void product_add_transposed(float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,
                                    int64_t count, int vectors)
 {
-    stripes(true, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
+    stripes(false, true, ADD, NULL, c, ldc, a, lda, b, ldb, count, vectors);
 }
 
 static void product_scale(const float *factor, float *c, int64_t ldc, const float *a, int64_t lda, const float *b,
                           int64_t ldb, int64_t count, int vectors)
 {
-    stripes(false, SCALE, factor, c, ldc, a, lda, b, ldb, count, vectors);
+    stripes(false, false, SCALE, factor, c, ldc, a, lda, b, ldb, count, vectors);
 }
+
+/* The same with dot products: count pairs, and row strides of a in pairs. factor: see micro(). */
+#define DOTS(name, transposed, keep)                                                                                                   \
+    static __attribute__((noinline)) void name##_unflushed(const float *factor, float *c, int64_t ldc, const float *a, int64_t lda,    \
+                                                           const float *b, int64_t ldb, int64_t count, int vectors)                    \
+    {                                                                                                                                  \
+        stripes(true, transposed, keep, factor, c, ldc, a, lda, b, ldb, count, vectors);                                               \
+    }                                                                                                                                  \
+    static inline void name(const float *factor, float *c, int64_t ldc, const float *a, int64_t lda, const float *b, int64_t ldb,      \
+                            int64_t count, int vectors)                                                                                \
+    {                                                                                                                                  \
+        const unsigned saved = flush_subnormals();                                                                                     \
+        name##_unflushed(factor, c, ldc, a, lda, b, ldb, count, vectors);                                                              \
+        restore_subnormals(saved);                                                                                                     \
+    }
+DOTS(dots_set, false, SET)
+DOTS(dots_set_times, false, SET_TIMES)
+DOTS(dots_add, false, ADD)
+DOTS(dots_add_transposed, true, ADD)
+DOTS(dots_scale, false, SCALE)
+#undef DOTS
 
 /* to (rows, ld) = factor * rows of x (rows, head_dim; row stride `stride`), starting at element
  * `first`. Padding columns, and rows up to a whole register tile, are 0. */

@@ -84,14 +84,16 @@ typedef struct qd_cpu_attention {
 } qd_cpu_attention;
 QD_CPU_TABLE_EMULATED(qd_cpu_attention, qd_cpu_attention)
 
-/* Heads that AMX tiles compute, if q, k, v and d_o are bf16. Others are computed in fp32. */
+/* Heads that AMX tiles or dot products compute, if q, k, v and d_o are bf16. Others are computed in
+ * fp32. */
 static inline bool qd_cpu_attention_has_tiles(int head_dim, int v_dim)
 {
     return head_dim % 32 == 0 && v_dim % 32 == 0;
 }
 
 #if defined(__x86_64__)
-extern const qd_cpu_attention qd_cpu_attention_amx, qd_cpu_attention_amx_emulated;
+extern const qd_cpu_attention qd_cpu_attention_amx, qd_cpu_attention_amx_emulated, qd_cpu_attention_dots,
+    qd_cpu_attention_dots_emulated;
 #endif
 
 static inline const qd_cpu_attention *qd_cpu_attention_of(const qd_cpu *cpu, qd_dtype dtype, int head_dim, int v_dim)
@@ -102,6 +104,10 @@ static inline const qd_cpu_attention *qd_cpu_attention_of(const qd_cpu *cpu, qd_
         return &qd_cpu_attention_amx;
     if (tiles && cpu->isa == QD_CPU_amx_emulated)
         return &qd_cpu_attention_amx_emulated;
+    if (tiles && cpu->isa == QD_CPU_avx512bf16)
+        return &qd_cpu_attention_dots;
+    if (tiles && cpu->isa == QD_CPU_avx512bf16_emulated)
+        return &qd_cpu_attention_dots_emulated;
 #else
     (void)dtype;
     (void)head_dim;

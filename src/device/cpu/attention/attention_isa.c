@@ -4,13 +4,16 @@
  *
  * In every block, the row groups of a GEMM skip the keys that none of their rows attends to. */
 #include "device/cpu/attention/attention_blocks_impl.h"
+#include "device/cpu/attention/attention_pairs_impl.h"
 
 #include <math.h>
 
 #if defined(__AVX512F__)
 #define QD_ATTENTION_TILES qd_cpu_attention_amx
+#define QD_ATTENTION_DOTS qd_cpu_attention_dots
 #elif defined(QD_ISA_emulated)
 #define QD_ATTENTION_TILES qd_cpu_attention_amx_emulated
+#define QD_ATTENTION_DOTS qd_cpu_attention_dots_emulated
 #endif
 
 /* The running result of an item's rows, and the factor by which the current block of keys shrinks
@@ -198,7 +201,9 @@ static void raise_to(float *to, float value)
         ;
 }
 
-static void forward(const job *a, const item *now, const item *ahead, void *workspace)
+/* pairs: q, k and v are bf16, heads are whole vectors of pairs, and dot products multiply them. Scores
+ * and sums are fp32 all the same; probabilities are rounded to bf16 where they are multiplied by v. */
+QD_INLINE void forward_as(const job *a, const item *now, const item *ahead, void *workspace, bool pairs)
 {
     buffers w = carve(a, workspace);
     const tile *at = &now->tile;
@@ -208,9 +213,13 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
     int64_t q0 = (row0 + at->row) * a->q_stride + head * a->head_dim;
     int rows = at->rows, hd = a->head_dim, kv = head / (a->heads / a->kv_heads);
     float *lse = a->lse + (batch * a->heads + head) * a->q_seq + at->row;
-    /* fp32 queries are read in place, except for the rows of an incomplete group. */
-    int in_place = a->dtype == QD_F32 ? rows / MR * MR : 0, done = 0;
-    const float cap = a->softcap * LOG2_E;
+    /* Queries that are fp32 or whole pairs are read in place, except for the rows of an incomplete
+     * group. */
+    const bool readable = pairs ? a->q_stride % 2 == 0 && (uintptr_t)a->q % sizeof(float) == 0 : a->dtype == QD_F32;
+    const int per = pairs ? 2 : 1, in_place = readable ? rows / MR * MR : 0; /* per: elements of a step */
+    const int64_t packed_ld = pairs ? hd / 2 : w.ld;
+    const float cap = a->softcap * LOG2_E, factor = a->scale * LOG2_E;
+    int done = 0;
     bool streamed = streams_rows(a, a->o, a->o_stride, a->v_dim, (int64_t)a->heads * a->v_dim), begun = false;
     running state;
     float most = 0;
@@ -222,14 +231,22 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
             bool fresh = !begun && !a->merge;
             if (!begun) {
                 begin_rows(a, &w, at, row0, lse, head, &state);
-                pack_rows(w.q + in_place * w.ld, w.ld, a->q, q0 + in_place * a->q_stride, a->q_stride, rows - in_place,
-                          hd, 1, a->dtype);
+                const int64_t at_q = q0 + in_place * a->q_stride;
+                const int left = rows - in_place;
+                if (pairs)
+                    half_rows((uint16_t *)(w.q + in_place * packed_ld), a->q, at_q, a->q_stride, left, (left + MR - 1) / MR * MR, hd);
+                else
+                    pack_rows(w.q + in_place * packed_ld, packed_ld, a->q, at_q, a->q_stride, left, hd, 1, a->dtype);
                 begun = true;
             }
-            pack_transposed(w.k_t, a->k, (key0 + k.row) * a->k_stride + kv * hd, a->k_stride, k.keys, hd,
-                            a->scale * LOG2_E, a->dtype);
-            pack_rows(w.v, w.v_ld, a->v, (key0 + k.row) * a->v_stride + kv * a->v_dim, a->v_stride, k.keys, a->v_dim, 1,
-                      a->dtype);
+            const int64_t at_k = (key0 + k.row) * a->k_stride + kv * hd, at_v = (key0 + k.row) * a->v_stride + kv * a->v_dim;
+            if (pairs) {
+                pairs_of_columns(w.k_t, BLOCK, a->k, at_k, a->k_stride, k.keys, hd);
+                pairs_of_rows(w.v, a->v_dim, a->v, at_v, a->v_stride, k.keys, a->v_dim);
+            } else {
+                pack_transposed(w.k_t, a->k, at_k, a->k_stride, k.keys, hd, factor, a->dtype);
+                pack_rows(w.v, w.v_ld, a->v, at_v, a->v_stride, k.keys, a->v_dim, 1, a->dtype);
+            }
             fetches f = fetches_of(a, now, ahead, k_run, from, least);
             for (int g = 0; g < rows; g += MR) {
                 int64_t seen = outside_window(a, at->position + g, &k) ? 0 : group_keys(at->position + g, &k);
@@ -242,11 +259,12 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                 bool last = a->k_run_count == 1 &&
                             (at->position + g + MR <= k.position + k.keys || from + BLOCK >= k_run->count);
                 int vectors = key_vectors(seen);
-                if (g < in_place)
-                    product_set(w.s, BLOCK, (const float *)a->q + q0 + g * a->q_stride, a->q_stride, w.k_t, BLOCK, hd,
-                                vectors);
+                const float *q = g < in_place ? qd_cpu_at(a->q, q0 + g * a->q_stride, a->dtype) : w.q + g * packed_ld;
+                const int64_t q_ld = g < in_place ? a->q_stride / per : packed_ld;
+                if (pairs)
+                    dots_set_times(&factor, w.s, BLOCK, q, q_ld, w.k_t, BLOCK, hd / 2, vectors);
                 else
-                    product_set(w.s, BLOCK, w.q + g * w.ld, w.ld, w.k_t, BLOCK, hd, vectors);
+                    product_set(w.s, BLOCK, q, q_ld, w.k_t, BLOCK, hd, vectors);
                 if (cap > 0)
                     cap_scores(w.s, MR, vectors, cap);
                 for (int r = g; r < g + MR; r++) {
@@ -262,7 +280,11 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
                     most = here > most ? here : most;
                 }
                 softmax_rows(w.s, vectors, &state, g, &f);
-                if (fresh)
+                if (pairs) {
+                    round_rows((uint16_t *)w.dp, w.s, MR, vectors * QD_VF);
+                    (fresh ? dots_set : dots_scale)(state.shrink + g, o, w.v_ld, w.dp, PAIR_ROWS, w.v, w.v_ld, (seen + 1) / 2,
+                                                    w.v_vectors);
+                } else if (fresh)
                     product_set(o, w.v_ld, w.s, BLOCK, w.v, w.v_ld, seen, w.v_vectors);
                 else
                     product_scale(state.shrink + g, o, w.v_ld, w.s, BLOCK, w.v, w.v_ld, seen, w.v_vectors);
@@ -286,6 +308,11 @@ static void forward(const job *a, const item *now, const item *ahead, void *work
         finish_rows(a, &w, &state, g, (int)smaller(MR, rows - g), row0 + at->row, head, lse, streamed);
     if (streamed)
         stream_fence();
+}
+
+static void forward(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    forward_as(a, now, ahead, workspace, false);
 }
 
 static void backward_delta(const qd_attention_args *a, int64_t batch, int64_t t)
@@ -454,6 +481,7 @@ static void put_gradients(const job *a, void *to, int64_t stride, int64_t row, i
 
 #ifdef QD_ATTENTION_TILES
 #include "device/cpu/attention/attention_amx_impl.h"
+#include "device/cpu/attention/attention_dots_impl.h"
 #endif
 
 /* With which instructions a pass computes. The factors are those that dq and dk still lack. */
@@ -663,6 +691,39 @@ const qd_cpu_attention QD_ISA_NAME(qd_cpu_attention) = {
     .backward_dq = backward_dq,
     .backward_delta = backward_delta,
 };
+
+#ifdef QD_ATTENTION_DOTS
+static means dots_of(const job *a)
+{
+    return (means){pack_query_pairs, pack_key_pairs, dot_gradients, a->scale, a->scale};
+}
+
+static void forward_dots(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    forward_as(a, now, ahead, workspace, true);
+}
+
+static void backward_dots(const job *a, const qd_cpu_attention_keys *now, const qd_cpu_attention_keys *ahead, bool with_dq,
+                          void *workspace)
+{
+    const means by = dots_of(a);
+    backward_by(a, &by, now, ahead, with_dq, workspace);
+}
+
+static void backward_dq_dots(const job *a, const item *now, const item *ahead, void *workspace)
+{
+    const means by = dots_of(a);
+    (void)ahead;
+    backward_dq_by(a, &by, now, workspace);
+}
+
+const qd_cpu_attention QD_ATTENTION_DOTS = {
+    .forward = forward_dots,
+    .backward = backward_dots,
+    .backward_dq = backward_dq_dots,
+    .backward_delta = backward_delta,
+};
+#endif
 
 #ifdef QD_ATTENTION_TILES
 static means tiles_of_amx(const job *a)

@@ -11,6 +11,7 @@
  * order, each block summed in ascending k. This holds for every position, so results are
  * bit-identical however c is split. A dot product is two fused multiply-adds, the pair's second
  * element first, with subnormal operands and results flushed to 0. */
+#include "device/cpu/dots_impl.h"
 #include "device/cpu/gemm/matmul_impl.h"
 #include "device/cpu/transpose_impl.h"
 #include "device/cpu/vec_math.h"
@@ -274,11 +275,6 @@ typedef struct tile {
 #if defined(__AVX512F__)
 #include "device/cpu/gemm/tile_avx512_impl.h"
 #else
-#ifdef QD_ISA_emulated
-#include "device/cpu/dots_emulated_impl.h"
-#else
-#define add_dot vf_add_product /* not used: the device has no dot products */
-#endif
 /* Cache lines per piece of the next panel that a tile of kc steps prefetches: one every four steps
  * of a row of c. */
 QD_INLINE int64_t lines_fetched(int64_t kc)

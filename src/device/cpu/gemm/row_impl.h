@@ -11,13 +11,7 @@ QD_INLINE vf add_step(vf sum, float x, vf y, slot kind)
     if (kind == PAIRS) {
         uint32_t bits;
         memcpy(&bits, &x, sizeof bits);
-        const vf pair = (vf)((vu){0} + bits);
-#ifdef QD_ISA_emulated
-        return add_dot(sum, pair, y);
-#else
-        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(pair), "v"(y));
-        return sum;
-#endif
+        return add_dot(sum, (vf)((vu){0} + bits), y);
     }
 #endif
     (void)kind;
