@@ -1,5 +1,5 @@
 """Runs are bit-identical however the ranks are started.
-ctest: timeout 240
+ctest: timeout 300
 ctest: processors 2
 """
 import json
@@ -42,20 +42,26 @@ class SameBits(program.ProgramTest):
             self.assertEqual(self.run_into("muon-mpi-whole", "train.optimizer=muon", launcher=launcher), first)
 
     def test_kernels(self):
-        """bf16 GEMMs of different instruction sets may differ; within one, nothing changes a bit."""
+        """bf16 GEMMs and attention of different instruction sets may differ; within one, nothing changes a bit."""
         best = json.loads(self.ok(self.run_program("doctor", "--json")).stdout)["isa"]
-        both = ("train.precision=bf16", "parallel.ranks=2")
+        both = ("train.precision=bf16", "parallel.ranks=2", "model.heads=1")  # tiles and dot products need heads of 32
         chosen = self.run_into("chosen", *both)
-        for kernels in dict.fromkeys((best, "neon" if best == "neon" else "generic")):
+        others = ("neon",) if best == "neon" else ("avx512bf16_emulated", "amx_emulated", "generic")
+        for kernels in dict.fromkeys((best, *others)):
             pinned = (*both, f"run.kernels={kernels}")
+            if best == "generic" and kernels != best:  # the emulations need AVX2
+                continue
             first = self.run_into(f"{kernels}-1", *pinned, "run.threads=1")
             if kernels == best:
                 self.assertEqual(first, chosen)
-            self.assertEqual(self.run_into(f"{kernels}-3", *pinned, "run.threads=3"), first)
+            self.assertEqual(self.run_into(f"{kernels}-4", *pinned, "run.threads=4", "parallel.zero=1"), first)
             self.assertEqual(self.run_into(f"{kernels}-zero", *pinned, "parallel.zero=3", "--ranks-as", "threads"), first)
             if program.MPIRUN:
                 launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
-                self.assertEqual(self.run_into(f"{kernels}-mpi", *pinned, launcher=launcher), first)
+                self.assertEqual(self.run_into(f"{kernels}-mpi", *pinned, "train.recompute=full", launcher=launcher), first)
+                staged = (*pinned, "parallel.pp=2", "train.micro_batch=3")
+                piped = self.run_into(f"{kernels}-gpipe", *staged, "parallel.schedule=gpipe", "run.threads=2")
+                self.assertEqual(self.run_into(f"{kernels}-zb", *staged, "parallel.schedule=zb_h1", launcher=launcher), piped)
 
     def test_tensor_parallel(self):
         layout = ("parallel.ranks=4", "parallel.tp=2")
