@@ -36,8 +36,10 @@ static void put_rows(qd_json_writer *w, const qd_bench_table *t)
     qd_json_end(w);
 }
 
-static void print_rows(const qd_bench_table *t, bool shares)
+/* step: of bench step; NULL: bench kernels. */
+static void print_rows(const qd_bench_table *t, const qd_bench_step_result *step)
 {
+    const bool shares = step != NULL;
     printf("%s; measured ceilings: %.1f GFLOP/s of multiply-adds, ", t->device, t->fma_flops * 1e-9);
     if (t->dot_flops > 0.0)
         printf("%.1f GFLOP/s of bf16 dot products, ", t->dot_flops * 1e-9);
@@ -47,16 +49,16 @@ static void print_rows(const qd_bench_table *t, bool shares)
     if (shares)
         printf("next to the steps: %.1f GFLOP/s of multiply-adds, the ceiling of GEMMs%s; the ceiling of other rows is copying\n\n",
                t->beside_flops * 1e-9,
-               t->amx_flops > 0.0   ? " (bf16 GEMMs: AMX tiles, faster by the ratio above)"
-               : t->dot_flops > 0.0 ? " (bf16 GEMMs: dot products, faster by the ratio above)"
-                                    : "");
+               step->uses_amx    ? " (bf16 GEMMs: AMX tiles, faster by the ratio above) and of attention"
+               : step->uses_dots ? " (bf16 GEMMs: dot products, faster by the ratio above) and of attention"
+                                 : " and of attention");
     else
         cli_explain(
             "time, rate: the best run. ceiling: each GEMM run is compared with multiply-adds of the same threads right before and after "
             "it, for about as long as the run; the median of these ratios. GEMMs that use AMX tiles or bf16 dot products: with that rate "
-            "times the ratio of the ceilings. Other rows: the best run compared with copying; data that stays in the caches exceeds it. "
-            "quiet: the median over runs during which no other program used our cores: multiply-adds and integer additions reached 85 %% "
-            "of their best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
+            "times the ratio of the ceilings; attention always with multiply-adds. Other rows: the best run compared with copying; data "
+            "that stays in the caches exceeds it. quiet: the median over runs during which no other program used our cores: multiply-adds "
+            "and integer additions reached 85 %% of their best (at least 5 runs). runs: quiet ones / all. Runs of the GEMMs alternate");
     if (shares)
         printf("%-26s %11s %7s %14s %9s\n", "", "time", "share", "rate", "ceiling");
     else
@@ -90,7 +92,7 @@ static qd_status run_kernels(cli_call *call)
     QD_TRY(qd_bench_kernels(call->options, qd_options_float(call->options, "seconds"), &table));
     progress_watch_end();
     if (!qd_options_bool(call->options, "json")) {
-        print_rows(&table, false);
+        print_rows(&table, NULL);
         return QD_OK;
     }
     qd_strbuf text = {0};
@@ -158,7 +160,7 @@ static qd_status run_step(cli_call *call)
     QD_TRY(status);
     if (qd_options_bool(call->options, "json"))
         return print_step_json(&r, &table);
-    print_rows(&table, true);
+    print_rows(&table, &r);
     printf("\n%d rank%s x %d thread%s: step %.3f s, %.0f tokens/s, %.1f GFLOP/s, %.1f %% of the %s ceiling\n", r.ranks,
            r.ranks == 1 ? "" : "s", r.threads, r.threads == 1 ? "" : "s", r.step_seconds, r.tokens_per_second, r.flops * 1e-9,
            100.0 * r.ceiling_share, r.uses_amx ? "AMX" : r.uses_dots ? "bf16 dot product" : "FMA");
