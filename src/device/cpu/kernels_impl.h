@@ -147,8 +147,13 @@ typedef struct qd_cpu_embedding_ops {
 } qd_cpu_embedding_ops;
 QD_CPU_TABLE(qd_cpu_embedding_ops, qd_cpu_embedding_ops)
 
+typedef struct qd_cpu_cross_entropy_job {
+    const qd_cross_entropy_args *args;
+    const qd_cpu *cpu;
+} qd_cpu_cross_entropy_job;
 typedef struct qd_cpu_cross_entropy_ops {
-    qd_pool_body rows, part; /* part: context qd_cross_entropy_part_args */
+    qd_pool_body rows; /* context: qd_cpu_cross_entropy_job */
+    qd_pool_body part; /* context: qd_cross_entropy_part_args */
 } qd_cpu_cross_entropy_ops;
 QD_CPU_TABLE(qd_cpu_cross_entropy_ops, qd_cpu_cross_entropy_ops)
 

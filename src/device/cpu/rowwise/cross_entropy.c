@@ -12,7 +12,8 @@ qd_status qd_cpu_cross_entropy(qd_stream *stream, const qd_cross_entropy_args *a
             return QD_FAIL(QD_USAGE, "cross_entropy: row %lld has target %d; the vocabulary ends at %lld",
                            (long long)row, a->targets[row], (long long)a->vocab - 1);
     const qd_cpu_cross_entropy_ops *ops = qd_cpu_cross_entropy_ops_for(qd_cpu_of(stream));
-    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->vocab), ops->rows, a);
+    const qd_cpu_cross_entropy_job job = {a, qd_cpu_of(stream)};
+    qd_cpu_for(stream, a->rows, qd_cpu_row_grain(a->vocab), ops->rows, &job);
     return QD_OK;
 }
 

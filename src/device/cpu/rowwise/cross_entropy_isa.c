@@ -1,7 +1,8 @@
 /* Softmax and cross-entropy, row by row in two passes. The first computes the maximum and the sum
  * of exponentials together, in stretches that fit in the L1 cache; the second writes the gradient.
- * Where fp32 logits are replaced by their gradient, the first pass stores the exponentials for the
- * second, each stretch relative to the maximum so far. */
+ * Where logits are replaced by their gradient, the first pass stores the exponentials for the
+ * second, each stretch relative to the maximum so far: fp32 logits in their place, others in the
+ * workspace. */
 #include "device/cpu/kernels_impl.h"
 #include "device/cpu/vec_math.h"
 
@@ -11,8 +12,9 @@
 #define STRETCHES_MOST 128 /* of a row whose exponentials are stored */
 
 /* *top = maximum of x (count); returns the sum of e^(x - *top). A row of minus infinities gives
- * *top = 0 and sum 0. If shifts is set, x (fp32) is overwritten by e^(x - shift of the stretch). */
-static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float *shifts)
+ * *top = 0 and sum 0. kept: becomes e^(x - shift of the stretch), and may be x; NULL: is not
+ * wanted. */
+static double exp_sum(const void *x, int64_t vocab, qd_dtype dtype, float *top, float *kept, float *shifts)
 {
     double sum = 0;
     float most = -INFINITY;
@@ -31,13 +33,13 @@ static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float 
         vf even = {0}, odd = {0};
         QD_FOR_VECTORS(i, n, count, {
             vf v = vf_exp(vec_first(vec_load(x, first + i, n, dtype), n, -INFINITY) - shift);
-            if (shifts)
-                vec_store(x, first + i, v, n, QD_F32);
+            if (kept)
+                vec_store(kept, first + i, v, n, QD_F32);
             vf next = even + v;
             even = odd;
             odd = next;
         });
-        if (shifts)
+        if (kept)
             shifts[first / STRETCH] = most; /* minus infinity if all logits so far were: the exponentials stay 0 */
         sum += (double)vf_sum(even + odd);
     }
@@ -45,13 +47,13 @@ static double exp_sum(void *x, int64_t vocab, qd_dtype dtype, float *top, float 
     return sum;
 }
 
-/* Turns exponentials that exp_sum() stored into factor * e^(x - top). */
-static void scale_kept(float *x, int64_t vocab, float factor, const float *shifts, float top)
+/* x = factor * e^(x - top), from the exponentials that exp_sum() stored. */
+static void scale_kept(void *x, qd_dtype dtype, const float *kept, int64_t vocab, float factor, const float *shifts, float top)
 {
     for (int64_t first = 0; first < vocab; first += STRETCH) {
         int64_t count = vocab - first < STRETCH ? vocab - first : STRETCH;
         float here = factor * expf(shifts[first / STRETCH] - top);
-        QD_FOR_VECTORS(i, n, count, { vec_store(x, first + i, vec_load(x, first + i, n, QD_F32) * here, n, QD_F32); });
+        QD_FOR_VECTORS(i, n, count, { vec_store(x, first + i, vec_load(kept, first + i, n, QD_F32) * here, n, dtype); });
     }
 }
 
@@ -59,8 +61,9 @@ static void row_capped(const qd_cross_entropy_args *a, int64_t row);
 
 static void rows(void *context, int64_t begin, int64_t end, int thread)
 {
-    (void)thread;
-    const qd_cross_entropy_args *a = context;
+    const qd_cpu_cross_entropy_job *job = context;
+    const qd_cross_entropy_args *a = job->args;
+    _Static_assert((int64_t)STRETCH * STRETCHES_MOST * 4 <= QD_CPU_WORKSPACE_BYTES, "exponentials must fit the workspace");
     for (int64_t row = begin; row < end; row++) {
         if (a->cap > 0.0f) {
             row_capped(a, row);
@@ -73,14 +76,16 @@ static void rows(void *context, int64_t begin, int64_t end, int thread)
             a->losses[row] = 0.0f;
         } else {
             float top, logit = load_as(x, target, a->dtype), shifts[STRETCHES_MOST];
-            bool kept = a->grad && a->dtype == QD_F32 && a->vocab <= (int64_t)STRETCH * STRETCHES_MOST;
-            double sum = exp_sum(x, a->vocab, a->dtype, &top, kept ? shifts : NULL);
+            float *kept = a->dtype == QD_F32 ? x : qd_cpu_workspace(job->cpu, thread);
+            if (!a->grad || a->vocab > (int64_t)STRETCH * STRETCHES_MOST)
+                kept = NULL;
+            double sum = exp_sum(x, a->vocab, a->dtype, &top, kept, shifts);
             double shifted = (double)logit - (double)top;
             a->losses[row] = (float)(log(sum) - shifted);
             if (a->grad) {
                 float factor = (float)((double)a->scale / sum);
                 if (kept)
-                    scale_kept(x, a->vocab, factor, shifts, top);
+                    scale_kept(x, a->dtype, kept, a->vocab, factor, shifts, top);
                 else
                     QD_FOR_VECTORS(i, n, a->vocab, {
                         vec_store(x, i, vf_exp(vec_load(x, i, n, a->dtype) - top) * factor, n, a->dtype);
