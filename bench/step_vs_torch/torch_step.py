@@ -4,8 +4,9 @@
 One process is one rank. With --ranks above 1 it joins the others over gloo, with
 DistributedDataParallel or, with --sharded, FSDP2 (fully_shard of each block and of the rest). The
 model follows the PyTorch documentation's advice for speed: fused attention, fused AdamW, one
-backward pass. Every rank prints one JSON object: seconds of each timed step, the loss of the last
-step, and this process's resident bytes before the model was created and at the peak while training.
+backward pass. Every rank prints one JSON object: seconds of each timed step, by the clock and of processor
+time, the loss of the last step, and this process's resident bytes before the model was created and at
+the peak while training.
 With --text it trains on random windows of a file's bytes instead of random tokens, and prints the
 losses of all steps (losses.py).
 """
@@ -149,7 +150,7 @@ def main():
     rest = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-3,
                                   betas=(0.9, 0.95), fused=True)
-    seconds, losses = [], []
+    seconds, processor, losses = [], [], []
     corpus = torch.frombuffer(bytearray(open(o.text, "rb").read()), dtype=torch.uint8).long() if o.text else None
     forget_peak()
     for step in range(o.warm_up + o.steps):
@@ -157,7 +158,7 @@ def main():
             text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
         else:
             text = torch.stack([corpus[at:at + o.seq + 1] for at in torch.randint(0, len(corpus) - o.seq, (o.batch,)).tolist()])
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         with torch.autocast("cpu", torch.bfloat16, enabled=o.precision == "bf16"):
             loss = model(text[:, :-1], text[:, 1:])
         loss.backward()
@@ -168,7 +169,8 @@ def main():
             losses.append(loss.item())
         if step >= o.warm_up:
             seconds.append(time.perf_counter() - begin)
-    print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
+            processor.append(time.process_time() - used)
+    print(json.dumps({"seconds": seconds, "processor_seconds": processor, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
                       "peak_bytes": resident("VmHWM"), **({"losses": losses} if losses else {})}))
     if o.ranks > 1:
         torch.distributed.destroy_process_group()

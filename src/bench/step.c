@@ -127,8 +127,8 @@ static void add_row(qd_bench_table *t, int ranks, double mean, const char *name,
     }
 }
 
-/* Attention is compared with multiply-adds: much of its time is in fp32, with AMX tiles and dot
- * products too. */
+/* Attention is compared with multiply-adds: much of its time is in fp32, also where its GEMMs are
+ * not. */
 static bool is_attention(qd_op_kind kind)
 {
     return kind == QD_OP_ATTENTION || kind == QD_OP_ATTENTION_CACHED || kind == QD_OP_ATTENTION_GRAD || kind == QD_OP_ATTENTION_PART ||

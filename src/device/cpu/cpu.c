@@ -71,9 +71,9 @@ static bool machine_has(qd_cpu_isa isa)
     return true;
 }
 
-/* Whether an instruction set is chosen without being named. Zen 4 starts as many dot products of
- * bf16 pairs per cycle as multiply-adds, which doubles the rate (measured). On processors of other
- * vendors the gain has not been measured: run.kernels=avx512bf16 tries it. Emulations are
+/* Whether an instruction set is chosen without being named. Zen 4 and 5 start as many dot products
+ * of bf16 pairs per cycle as multiply-adds, which doubles the rate (measured). On processors of
+ * other vendors the gain has not been measured: run.kernels=avx512bf16 tries it. Emulations are
  * slow. The choice decides bits, so it follows the processor and not a measurement. */
 static bool machine_gains(qd_cpu_isa isa)
 {

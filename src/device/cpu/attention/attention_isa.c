@@ -201,8 +201,9 @@ static void raise_to(float *to, float value)
         ;
 }
 
-/* pairs: q, k and v are bf16, heads are whole vectors of pairs, and dot products multiply them. Scores
- * and sums are fp32 all the same; probabilities are rounded to bf16 where they are multiplied by v. */
+/* pairs: q, k and v are bf16, heads are whole vectors of pairs, and dot products multiply them.
+ * Scores and sums are fp32 all the same; probabilities are rounded to bf16 where they are
+ * multiplied by v. */
 QD_INLINE void forward_as(const job *a, const item *now, const item *ahead, void *workspace, bool pairs)
 {
     buffers w = carve(a, workspace);
