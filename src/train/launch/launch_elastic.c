@@ -178,11 +178,17 @@ static qd_status fit(qd_elastic *e, const qd_options *given, int allowed)
     return status;
 }
 
+/* Without regard to ranks that fail again and again. */
+static int most_now(const qd_elastic *e)
+{
+    const int most = e->available < e->most ? e->available : e->most;
+    return e->limit >= 0 && e->limit < most ? e->limit : most;
+}
+
 static int allowed_now(qd_elastic *e)
 {
     read_available(e);
-    int most = e->available < e->most ? e->available : e->most;
-    return (e->limit >= 0 && e->limit < most ? e->limit : most) - e->lost;
+    return most_now(e) - e->lost;
 }
 
 /* Why the run cannot continue with so few; NULL: it can. */
@@ -231,7 +237,7 @@ qd_status qd_elastic_options(qd_elastic *e, const qd_options *given, qd_options 
 
 bool qd_elastic_exclude(qd_elastic *e, const qd_options *given, int ranks)
 {
-    const int most = e->available < e->most ? e->available : e->most;
+    const int most = most_now(e);
     if (e->most == 0 || ranks - 1 < e->least)
         return false;
     qd_error_record record;
