@@ -68,7 +68,7 @@ static uint64_t hash(const char *text, size_t length)
 
 qd_status qd_hosts_read(qd_hosts *h)
 {
-    char *text = NULL, *save = NULL;
+    char *text = NULL, *rest = NULL;
     size_t length = 0;
     int number = 0;
     if (h->path[0] == '\0')
@@ -76,20 +76,24 @@ qd_status qd_hosts_read(qd_hosts *h)
     qd_status status = qd_file_read(h->path, (size_t)16 << 20, &text, &length);
     if (status != QD_OK)
         return qd_error_prefix(status, "run.hosts: ");
-    const uint64_t now = hash(text, length);
-    if (h->list && now == h->text) {
-        free(text);
-        return QD_OK;
+    qd_hosts next = {.path = h->path, .check = h->check, .most_failures = h->most_failures, .text = hash(text, length), .blamed = -1};
+    const bool changed = !h->list || next.text != h->text;
+    for (char *line = text; line && changed && status == QD_OK; line = rest) {
+        rest = strchr(line, '\n');
+        if (rest)
+            *rest++ = '\0';
+        status = read_line(&next, line, ++number);
+    }
+    free(text);
+    if (changed && status == QD_OK && next.count == 0)
+        status = QD_FAIL(QD_USAGE, "run.hosts: %s names no host", h->path);
+    if (!changed || status != QD_OK) {
+        qd_hosts_end(&next);
+        return status;
     }
     qd_hosts_end(h);
-    h->text = now;
-    h->blamed = -1;
-    for (char *line = strtok_r(text, "\n", &save); line && status == QD_OK; line = strtok_r(NULL, "\n", &save))
-        status = read_line(h, line, ++number);
-    free(text);
-    if (status == QD_OK && h->count == 0)
-        status = QD_FAIL(QD_USAGE, "run.hosts: %s names no host", h->path);
-    return status;
+    *h = next;
+    return QD_OK;
 }
 
 /* A copy of the text with each {name} replaced by its value. */

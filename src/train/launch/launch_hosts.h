@@ -26,7 +26,8 @@ typedef struct qd_hosts {
 /* config: outlives it. */
 void qd_hosts_begin(qd_hosts *h, const qd_config *config);
 void qd_hosts_end(qd_hosts *h);
-/* Reads the file if it has changed, which admits excluded hosts again. QD_USAGE names the line. */
+/* Reads the file if it has changed, which admits excluded hosts again. QD_USAGE names the line, and
+ * the hosts stay as they were. */
 qd_status qd_hosts_read(qd_hosts *h);
 /* Asks all hosts concurrently whether they answer, for at most ten seconds. */
 void qd_hosts_ask(qd_hosts *h);

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 /* Consecutive failures after the same step with the same message: the next one would be the same.
@@ -47,6 +48,8 @@ typedef struct keeper {
     qd_hosts hosts;
     int needs;           /* ranks of a run with hosts that is not elastic */
     double asked_hosts;  /* clock time when they were asked last */
+    char noted[256];     /* by note_once() */
+    struct stat replaced; /* metrics.jsonl before the first attempt of a command; its steps are of an earlier run */
 } keeper;
 
 /* Why a run failed, in the words of the journal; NULL: a restart would fail in the same way. */
@@ -211,10 +214,32 @@ static void note_host(keeper *k, const char *event, const qd_host *host, const c
         k->observer->on_note(k->observer->context, text);
 }
 
+/* What is looked at again and again is reported when it changes. */
+static void note_once(keeper *k, const char *text)
+{
+    if (strncmp(k->noted, text, sizeof k->noted - 1) == 0)
+        return;
+    snprintf(k->noted, sizeof k->noted, "%s", text);
+    pass_note(k, k->noted);
+}
+
+/* A file that has become wrong does not end a run that knows its hosts. */
+static qd_status read_hosts(keeper *k)
+{
+    char text[256];
+    qd_status status = qd_hosts_read(&k->hosts);
+    if (status == QD_OK || k->hosts.count == 0)
+        return status;
+    snprintf(text, sizeof text, "%.220s: hosts stay as they were", qd_error_message());
+    qd_error_clear();
+    note_once(k, text);
+    return QD_OK;
+}
+
 /* The hosts that answer now, if there are any. */
 static qd_status ready_hosts(keeper *k)
 {
-    QD_TRY(qd_hosts_read(&k->hosts));
+    QD_TRY(read_hosts(k));
     if (k->hosts.count == 0)
         return QD_OK;
     bool *before = calloc((size_t)k->hosts.count, sizeof *before);
@@ -231,7 +256,6 @@ static qd_status ready_hosts(keeper *k)
     }
     free(before);
     const int slots = qd_hosts_slots(&k->hosts);
-    qd_hosts_attempt(&k->hosts);
     qd_elastic_limit(&k->elastic, slots);
     if (k->elastic.most == 0 && k->needs == 0)
         k->needs = qd_options_is_set(k->given, "parallel.ranks") ? (int)qd_options_int(k->given, "parallel.ranks") : slots;
@@ -392,7 +416,7 @@ static int wanted(void *context, int ranks)
     keeper *k = context;
     int number = qd_elastic_wanted(&k->elastic, k->given, ranks);
     if (number < 0)
-        pass_note(k, k->elastic.reason);
+        note_once(k, k->elastic.reason);
     return number;
 }
 
@@ -431,16 +455,36 @@ static void blame_host(keeper *k)
     k->equal = 0;
 }
 
+/* metrics.jsonl as it is now; zeros: there is none. */
+static struct stat metrics_now(const keeper *k)
+{
+    char path[PATH_MAX + 16];
+    struct stat now = {0};
+    snprintf(path, sizeof path, "%s/metrics.jsonl", k->run->config.run_dir);
+    return stat(path, &now) == 0 ? now : (struct stat){0};
+}
+
+/* The last step that the ranks of a command have done; -1: none. A command that fails at once
+ * leaves the metrics of the run that it was to replace. */
+static int64_t last_step(const keeper *k)
+{
+    const struct stat now = metrics_now(k), *then = &k->replaced;
+    const bool same = now.st_ino == then->st_ino && now.st_dev == then->st_dev && now.st_size == then->st_size &&
+                      now.st_mtim.tv_sec == then->st_mtim.tv_sec && now.st_mtim.tv_nsec == then->st_mtim.tv_nsec;
+    return same && !k->resumed ? -1 : qd_launch_last_step(&k->run->config);
+}
+
 static qd_status run_command(keeper *k, char *const *argv, bool *resized, int *stopped)
 {
     const qd_config *c = &k->run->config;
     qd_strbuf text = {0};
+    qd_hosts_attempt(&k->hosts);
     QD_TRY(qd_hosts_command(&k->hosts, c->launcher, c->world, &text));
     qd_command command = {.text = text.data, .sized = k->elastic.most > 0 || k->hosts.count > 0, .context = k, .line = listen_for_hosts,
                           .resizes = resizes};
     qd_status status = qd_launch_command(k->run, argv, &command, stopped);
     *resized = command.resized && status == QD_STOPPED && *stopped == 0;
-    k->step = qd_launch_last_step(c);
+    k->step = last_step(k);
     qd_strbuf_free(&text);
     return status;
 }
@@ -473,6 +517,7 @@ static qd_status run_attempts(keeper *k, char *const *argv)
 static qd_status prepare_first(keeper *k)
 {
     qd_run_summary summary = {0};
+    k->replaced = metrics_now(k);
     if (k->run->config.launcher[0] == '\0' || (k->elastic.most == 0 && k->hosts.path[0] == '\0'))
         return QD_OK;
     QD_TRY(ready_hosts(k));
@@ -485,6 +530,10 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
 {
     keeper k = {.run = run, .observer = observer, .resumed = run->config.resume, .attempt = 1, .step = -1, .before_step = -1,
                 .given = run->options};
+    /* Where SIGCHLD is ignored, the system keeps no exit status of children. */
+    struct sigaction before, action = {.sa_handler = SIG_DFL};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGCHLD, &action, &before);
     k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
     load_journal(&k);
     qd_elastic_begin(&k.elastic, &run->config);
@@ -499,5 +548,6 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
     qd_elastic_end(&k.elastic);
     qd_hosts_end(&k.hosts);
     qd_strbuf_free(&k.journal);
+    sigaction(SIGCHLD, &before, NULL);
     return status;
 }
