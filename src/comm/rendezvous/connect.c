@@ -102,6 +102,13 @@ static outcome try_all(qd_rendezvous *r, const struct addrinfo *to, const struct
     return result;
 }
 
+static bool any_loopback(const struct addrinfo *a)
+{
+    while (a && !qd_address_loopback(a->ai_addr))
+        a = a->ai_next;
+    return a != NULL;
+}
+
 qd_status qd_rendezvous_connect(qd_rendezvous *r, const qd_comm_join *join)
 {
     char port[16], why[256] = "";
@@ -116,6 +123,10 @@ qd_status qd_rendezvous_connect(qd_rendezvous *r, const qd_comm_join *join)
     while (result != JOINED) {
         struct addrinfo *to = NULL;
         int error = getaddrinfo(join->address, port, &hints, &to);
+        if (!error && !r->keyed && !any_loopback(to)) {
+            freeaddrinfo(to);
+            return qd_rendezvous_unprotected(join);
+        }
         if (error)
             snprintf(why, sizeof why, "%s", gai_strerror(error));
         else

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STRANGERS_MOST = 128, ACCEPTS_MOST = 64, BACKLOG = 1024 };
+enum { ACCEPTS_MOST = 64, BACKLOG = 1024 };
 #define HELLO_SECONDS 5.0
 #define ERROR_SECONDS 2.0
 
@@ -72,10 +72,7 @@ static qd_status bind_one(listener *l, const qd_comm_join *join)
     qd_status status = QD_OK;
     for (const struct addrinfo *a = list; a && l->fd < 0 && status == QD_OK; a = a->ai_next) {
         if (!r->keyed && !qd_address_loopback(a->ai_addr)) {
-            status = QD_FAIL(QD_USAGE,
-                             "the ranks meet at %s, which other machines reach, and there is no secret that keeps strangers out: set "
-                             "run.secret_file, or the variable QUADRILLE_SECRET, to the same on all ranks (docs/clusters.md)",
-                             join->address);
+            status = qd_rendezvous_unprotected(join);
             break;
         }
         int fd = socket(a->ai_family, SOCK_STREAM, 0);
@@ -115,6 +112,13 @@ static qd_status turn_away(qd_peer *peer, qd_status status)
     return status;
 }
 
+/* Whether the other end has closed the connection. What it has sent before may still be unread. */
+static bool has_closed(int fd)
+{
+    struct pollfd ready = {.fd = fd, .events = POLLRDHUP};
+    return poll(&ready, 1, 0) > 0;
+}
+
 /* The hello is complete. */
 static qd_status judge(listener *l, stranger *s)
 {
@@ -146,8 +150,7 @@ static qd_status judge(listener *l, stranger *s)
         return status;
     }
     if (r->peers[rank].fd >= 0) {
-        char byte;
-        if (recv(r->peers[rank].fd, &byte, 1, MSG_PEEK) != 0) { /* the first one is still there */
+        if (!has_closed(r->peers[rank].fd)) {
             status = QD_FAIL(QD_USAGE, "two processes were started as rank %lld of %d: every process needs a RANK of its own",
                              (long long)rank, r->size);
             turn_away(&peer, status);

@@ -10,6 +10,9 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+/* Connections to rank 0 that have not proved anything yet. */
+enum { STRANGERS_MOST = 128 };
+
 /* The connection to another rank. */
 typedef struct qd_peer {
     int fd; /* -1: none */
@@ -53,6 +56,9 @@ bool qd_address_loopback(const struct sockaddr *address);
 qd_status qd_interface_address(const char *interface, struct sockaddr_storage *address, socklen_t *length);
 /* Whether the other end of this loopback connection belongs to a process of this user. */
 bool qd_socket_same_user(int fd);
+
+/* rendezvous.c: QD_USAGE for an address that is not a loopback one, without a secret. */
+qd_status qd_rendezvous_unprotected(const qd_comm_join *join);
 
 /* listen.c: rank 0 waits for the others. connect.c: another rank finds rank 0. */
 qd_status qd_rendezvous_listen(qd_rendezvous *r, const qd_comm_join *join);

@@ -12,12 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* The first byte of a message. */
 enum { TABLE, FAILED, LEAVING, ALL_LEFT, LOST };
+#define MESSAGE_MOST ((int64_t)1 << 30) /* bytes; lengths are sent in 32 bits */
 #define SEND_SECONDS 5.0 /* for a message of the watching thread */
 #define SECRET_LEAST 16  /* bytes: a shorter secret can be found by trying */
+enum { OTHER_FILES = 64 }; /* that a rank has open, at least */
 
 static qd_status check(const qd_comm_join *join)
 {
@@ -32,10 +35,37 @@ static qd_status check(const qd_comm_join *join)
     return QD_OK;
 }
 
+qd_status qd_rendezvous_unprotected(const qd_comm_join *join)
+{
+    return QD_FAIL(QD_USAGE,
+                   "the ranks meet at %s, which other machines reach, and there is no secret that keeps strangers out: set "
+                   "run.secret_file, or the variable QUADRILLE_SECRET, to the same on all ranks (docs/clusters.md)",
+                   join->address);
+}
+
+/* Rank 0 is connected to every rank here, and over TCP every rank to every other one. The soft
+ * limit on open files is often 1024; the hard one is what the system allows. */
+static qd_status allow_connections(const qd_comm_join *join)
+{
+    const rlim_t least = (rlim_t)join->ranks + OTHER_FILES, most = 2 * (rlim_t)join->ranks + STRANGERS_MOST + OTHER_FILES;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return QD_OK;
+    if (limit.rlim_cur < most) {
+        limit.rlim_cur = limit.rlim_max < most ? limit.rlim_max : most;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (join->rank > 0 || limit.rlim_cur >= least)
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "rank 0 is connected to %d ranks and may have %lld files open: raise the limit (ulimit -n) to %lld",
+                   join->ranks, (long long)limit.rlim_cur, (long long)most);
+}
+
 qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **out)
 {
     *out = NULL;
     QD_TRY(check(join));
+    QD_TRY(allow_connections(join));
     qd_rendezvous *r = calloc(1, sizeof *r);
     if (!r)
         return QD_FAIL(QD_NO_MEMORY, "no memory for the rendezvous of %d ranks", join->ranks);
@@ -102,6 +132,11 @@ static qd_status gather(qd_rendezvous *r, const void *blob, int64_t bytes, unsig
         memcpy(all + head + at, part, (size_t)part_bytes);
         free(part);
         at += part_bytes;
+        if (head + at > MESSAGE_MOST) {
+            free(all);
+            return QD_FAIL(QD_UNSUPPORTED, "ranks 0 to %d exchange more than %lld bytes at the start: the world of %d ranks is too large",
+                           p, (long long)MESSAGE_MOST, r->size);
+        }
         memcpy(all + 16 + 8 * p, &at, sizeof at);
     }
     *message = all;
@@ -135,7 +170,7 @@ static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_
 {
     const char *why = "";
     int64_t most = 8 + 8 * ((int64_t)r->size + 1) + QD_RENDEZVOUS_BLOB_MOST * r->size;
-    if (!qd_peer_receive(&r->peers[0], most < INT32_MAX ? most : INT32_MAX, qd_clock_now() + 2 * r->seconds, message, length, &why))
+    if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, qd_clock_now() + 2 * r->seconds, message, length, &why))
         return QD_FAIL(QD_REMOTE, "rank 0, at %s, was lost at the start: %s", r->where, why);
     if (*length > 0 && (*message)[0] == TABLE)
         return QD_OK;
