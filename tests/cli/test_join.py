@@ -19,14 +19,18 @@ def free_port():
 
 
 class Joins(program.ProgramTest):
-    def start_all(self, name, variables, *more, ranks=2):
-        """One process per rank; returns (status, standard output, standard error) of each."""
+    @staticmethod
+    def environment(variables, rank):
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCH"))}
         if program.SANITIZED:
             clean["ASAN_OPTIONS"] = "detect_leaks=0"  # UCX
+        return {**clean, **{key: value.replace("{rank}", str(rank)) for key, value in variables.items()}}
+
+    def start_all(self, name, variables, *more, ranks=2):
+        """One process per rank; returns (status, standard output, standard error) of each."""
         arguments = self.small("train.steps=2", f"run.dir={self.path(name)}", "run.join_deadline=15", *more)
         runs = [subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 env={**clean, **{key: value.replace("{rank}", str(rank)) for key, value in variables.items()}})
+                                 env=self.environment(variables, rank))
                 for rank in range(ranks)]
         results = []
         for run in runs:
@@ -43,7 +47,7 @@ class Joins(program.ProgramTest):
     def slurm(self, **more):
         # The job only chooses the port.
         return {"SLURM_JOB_ID": str(os.getpid() * 7), "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "{rank}",
-                "SLURM_STEP_NODELIST": "localhost,other[003-010,12]", **more}
+                "SLURM_STEP_NODELIST": "[127-128].0.0.[1,003-010],other", **more}
 
     def test_starts(self):
         self.ok(self.run_program(*self.small("train.steps=2", f"run.dir={self.path('local')}", "--ranks", "2")))
@@ -75,6 +79,62 @@ class Joins(program.ProgramTest):
         (status, _, err), = self.start_all("none", {}, "run.backend=ucx", ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("the environment does not name their world", err)
+        (status, _, err), = self.start_all("alone", self.named(MASTER_ADDR="192.0.2.1", RANK="1"), ranks=1)
+        self.assertEqual(status, 2)
+        self.assertIn("there is no secret that keeps strangers out", err)
+        for key, by, more in (("run.restarts=2", "another program", {}), ("run.elastic=1..2", "torchrun", {"TORCHELASTIC_RUN_ID": "x"})):
+            results = self.start_all("supervised", self.named(**more), key)
+            self.assertEqual([status for status, _, _ in results], [2, 2])
+            self.assertIn(f"{key.split('=')[0]} is for the process that starts the ranks, and {by} started these: leave it out", results[0][2])
+
+    def test_incomplete_variables(self):
+        """Each process would be a run of its own, in the same folder."""
+        for name, value in (("RANK", ""), ("MASTER_PORT", "auto"), ("WORLD_SIZE", "two")):
+            for status, _, err in self.start_all("partly", self.named(**{name: value})):
+                self.assertEqual(status, 2)
+                self.assertIn(f"this is one of several processes, but {name} is missing or no such number", err)
+        (status, _, err), = self.start_all("one", self.named(WORLD_SIZE="1", RANK=""), ranks=1)
+        self.assertEqual((status, err), (0, ""))
+
+    def test_limit_of_files(self):
+        """A soft limit is raised; the hard one is reported at once."""
+        script = 'ulimit -S -n 40; ulimit -H -n 100; exec "$0" "$@"'
+        variables = self.environment(self.named(WORLD_SIZE="64"), 0)
+        result = subprocess.run(["sh", "-c", script, program.PROGRAM, *self.small("train.global_batch=64")], cwd=self.folder, env=variables,
+                                capture_output=True, text=True, timeout=20, check=False)
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("rank 0 is connected to 64 ranks and may have 100 files open: raise the limit (ulimit -n) to 320", result.stderr)
+
+    def test_rank_that_starts_again(self):
+        """Rank 1 is killed after it has sent its address, while rank 0 waits for rank 2."""
+        variables = self.named(WORLD_SIZE="3")
+        arguments = self.small("train.steps=2", "train.global_batch=12", "run.join_deadline=20")
+
+        def start(rank):
+            run = subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   text=True, env=self.environment(variables, rank))
+            self.addCleanup(lambda: (run.kill(), run.communicate()))
+            return run
+
+        def has_sent():
+            with open("/proc/net/tcp", encoding="ascii") as table:
+                rows = [line.split() for line in list(table)[1:]]
+            port = f":{int(variables['MASTER_PORT']):04X}"
+            return any(row[1].endswith(port) and row[3] == "01" and int(row[4].split(":")[1], 16) > 0 for row in rows)
+
+        runs = [start(0), start(1)]
+        if not program.wait_until(lambda: has_sent() or runs[0].poll() is not None, 15) or runs[0].poll() is not None:
+            err = runs[0].communicate(timeout=30)[1]
+            self.assertIn("this build has no UCX", err)
+            self.skipTest("this build has no UCX")
+        runs[1].kill()
+        runs[1].wait()
+        runs[1] = start(1)
+        self.assertTrue(program.wait_until(lambda: has_sent() or runs[0].poll() is not None, 15))
+        runs.append(start(2))
+        for run in runs:
+            err = run.communicate(timeout=60)[1]
+            self.assertEqual((run.returncode, err), (0, ""))
 
 
 if __name__ == "__main__":

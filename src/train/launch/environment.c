@@ -28,24 +28,37 @@ bool qd_launch_world_named(qd_launch_world *world)
     *world = (qd_launch_world){.rank = number("RANK", 0), .size = number("WORLD_SIZE", 1), .port = number("MASTER_PORT", 1)};
     if (!address || world->rank < 0 || world->size <= 1 || world->port < 0)
         return false;
-    world->starter = getenv("TORCHELASTIC_RUN_ID") ? "torchrun" : "the environment";
+    world->starter = getenv("TORCHELASTIC_RUN_ID") ? "torchrun" : "another program";
     if (store && strcmp(store, "True") == 0) /* torchrun itself listens at the port */
         world->port += world->port < 65535 ? 1 : -1;
     snprintf(world->address, sizeof world->address, "%s", address);
     return true;
 }
 
-/* The first of "node[003-010,12],other": "node003". */
+const char *qd_launch_world_missing(void)
+{
+    static const struct {
+        const char *name;
+        int least; /* 0 to 1: of a number; -1: a text */
+    } variables[] = {{"RANK", 0}, {"WORLD_SIZE", 1}, {"MASTER_ADDR", -1}, {"MASTER_PORT", 1}};
+    if (!getenv("WORLD_SIZE") || number("WORLD_SIZE", 1) == 1 || (!getenv("RANK") && !getenv("MASTER_ADDR")))
+        return NULL;
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        if (variables[i].least < 0 ? !getenv(variables[i].name) : number(variables[i].name, variables[i].least) < 0)
+            return variables[i].name;
+    return NULL;
+}
+
+/* The first of "c[1-2]n[003-010,12],other": "c1n003". */
 static void first_host(const char *list, char *host, size_t bytes)
 {
     size_t at = 0;
-    bool inside = false;
-    for (const char *c = list; *c && at + 1 < bytes; c++) {
-        if (*c == '[' && !inside)
-            inside = true;
-        else if (*c == ',' || *c == ']' || (inside && *c == '-'))
-            break;
-        else
+    bool inside = false, past = false; /* brackets; the first number in them */
+    for (const char *c = list; *c && at + 1 < bytes && (inside || *c != ','); c++) {
+        past = inside && (past || *c == '-' || *c == ',');
+        if (*c == '[' || *c == ']')
+            inside = *c == '[';
+        else if (!past)
             host[at++] = *c;
     }
     host[at] = '\0';

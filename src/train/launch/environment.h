@@ -7,7 +7,7 @@
 #include <quadrille/options.h>
 
 typedef struct qd_launch_world {
-    const char *starter; /* "torchrun", "srun" or "the environment" */
+    const char *starter; /* "torchrun", "srun" or "another program" */
     char address[256];
     int port, rank, size;
 } qd_launch_world;
@@ -15,6 +15,9 @@ typedef struct qd_launch_world {
 /* The variables of torchrun and of Kubernetes operators: RANK, WORLD_SIZE, MASTER_ADDR and
  * MASTER_PORT. False if they are not set, or name a world of one rank. */
 bool qd_launch_world_named(qd_launch_world *world);
+/* Of these variables, one that is missing, or not a number, where others say that this process is
+ * one of several; NULL: none. */
+const char *qd_launch_world_missing(void);
 /* A task of a Slurm step, whose ranks meet on the first machine of the step. */
 bool qd_launch_world_slurm(int rank, int size, qd_launch_world *world);
 /* Joins it. The secret: run.secret_file, or else the variable QUADRILLE_SECRET. options: NULL if

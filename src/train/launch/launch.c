@@ -359,9 +359,18 @@ static qd_status check_world(const place *p, bool mpi, const qd_options *options
 {
     const char *backend = qd_options_string(options, "run.backend");
     bool asks_ucx = p->role != ROLE_LOCAL_RANK && strcmp(backend, "ucx") == 0, asks_mpi = strcmp(backend, "mpi") == 0;
-    int64_t restarts = qd_options_int(options, "run.restarts");
+    const char *missing = p->role == ROLE_FIRST && !asks_mpi ? qd_launch_world_missing() : NULL;
+    const char *supervisor = qd_options_int(options, "run.restarts") > 0 ? "run.restarts" : NULL;
+    static const char *const supervisors[] = {"run.elastic", "run.available", "run.hosts", "run.host_check"};
+    for (size_t i = 0; i < sizeof supervisors / sizeof *supervisors && !supervisor; i++)
+        supervisor = qd_options_string(options, supervisors[i])[0] != '\0' ? supervisors[i] : NULL;
     if (p->role == ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");
+    if (missing && qd_options_string(options, "run.launcher")[0] == '\0')
+        return QD_FAIL(QD_USAGE,
+                       "the environment says that this is one of several processes, but %s is missing or no such number: set RANK, "
+                       "WORLD_SIZE, MASTER_ADDR and MASTER_PORT (docs/clusters.md), or unset them, and the ranks are started here",
+                       missing);
     if (asks_ucx && !p->joins)
         return QD_FAIL(QD_USAGE,
                        "run.backend=ucx is for ranks that are started without MPI, and the environment does not name their world: set "
@@ -377,11 +386,16 @@ static qd_status check_world(const place *p, bool mpi, const qd_options *options
                        "start one process, which starts "
                        "its ranks by itself (--ranks %d)",
                        p->starter, p->size, p->size);
-    if (restarts > 0)
+    if (supervisor && p->joins && strcmp(p->starter, "srun") != 0)
         return QD_FAIL(QD_USAGE,
-                       "run.restarts is for the process that starts the ranks, and %s started these: call quadrille train once, with "
+                       "%s is for the process that starts the ranks, and %s started these: leave it out; what started the ranks starts "
+                       "them again, with --resume (docs/clusters.md)",
+                       supervisor, p->starter);
+    if (supervisor)
+        return QD_FAIL(QD_USAGE,
+                       "%s is for the process that starts the ranks, and %s started these: call quadrille train once, with "
                        "run.launcher='%s ...' (docs/operations.md)",
-                       p->starter, p->starter);
+                       supervisor, p->starter, p->starter);
     if (p->joins)
         return QD_OK;
     if (!qd_mpi_built())
