@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Checks the layout of every source file: lines of at most 140 columns (160 in Python), files of at
 most 800 lines, no tabs, no trailing spaces, a newline at the end of the file, and at most 30 files
-in a source folder. Statements are laid out by hand; .clang-format is for editors.
+in a source folder; and that every code block of a Markdown file ends with a line of its own.
+Statements are laid out by hand; .clang-format is for editors.
 
 Prints one line per offence and exits with 1 if there is any.
 """
@@ -40,17 +41,29 @@ def offences(columns, text):
             yield number, "trailing spaces"
 
 
+def code_blocks(text):
+    begun = 0
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("```"):
+            begun = 0 if begun else number
+        elif "```" in line:
+            yield number, "the mark of a code block inside a line"
+    if begun:
+        yield begun, "a code block without an end"
+
+
 def main():
     root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
     count = found = 0
     for path in sources(root):
         full = os.path.join(root, path)
-        columns = COLUMNS.get(os.path.splitext(path)[1])
-        if not columns or not os.path.exists(full):
+        ending = os.path.splitext(path)[1]
+        if (ending not in COLUMNS and ending != ".md") or not os.path.exists(full):
             continue
         count += 1
         with open(full, encoding="utf-8", newline="") as file:
-            for line, what in offences(columns, file.read()):
+            text = file.read()
+            for line, what in code_blocks(text) if ending == ".md" else offences(COLUMNS[ending], text):
                 print(f"{path}:{line}: {what}")
                 found += 1
     folders = collections.Counter(os.path.dirname(path) for path in sources(root) if path.startswith(FOLDERS))
