@@ -273,6 +273,15 @@ class Worlds(program.ProgramTest):
             self.assertTrue(program.wait_until(lambda: not self.alpha.processes() + self.beta.processes(), 20), "processes are left")
             subprocess.run(["rm", "-r", self.path("run")], check=True)
 
+    def test_lost_machine(self):
+        """All ranks of the machine of rank 0 are killed: one of the others reports it."""
+        self.begin_long()
+        for victim in self.runs[:2]:
+            os.kill(self.process_of(victim), signal.SIGKILL)
+        self.assertEqual([run.wait(timeout=30) for run in self.runs[2:]], [1, 1])
+        self.assertIn("rank 0 failed: its process has ended (killed, or its machine is gone)", self.text("err2"))
+        self.assertEqual(self.text("err3"), "")
+
 
 if __name__ == "__main__":
     hosts.enter()

@@ -481,6 +481,16 @@ static qd_status check_start(const qd_run *run, const qd_comm *world, qd_run_sum
     return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->shown.warning);
 }
 
+/* Whether this rank reports the loss of another one; below 0: none is lost. That is rank 0. Where it
+ * is lost itself, the other ranks of its machine may be as well: it is the first one elsewhere. */
+static bool speaks_for(const qd_comm *world, int lost)
+{
+    const qd_comm_where where = qd_comm_locate(world);
+    if (lost != 0)
+        return lost > 0 && qd_comm_rank(world) == 0;
+    return where.machines > 1 ? where.machine == 1 && where.local_rank == 0 : qd_comm_rank(world) == 1;
+}
+
 static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summary, const qd_train_observer *observer)
 {
     /* Most errors show before the world is joined; checks that need its size come later. An error
@@ -522,9 +532,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
 done:
     if (status != QD_OK && status != QD_REMOTE && !qd_ended_in_order(status) && qd_error_message()[0] != '\0' && !agreed)
         qd_comm_abort(world, qd_error_message());
-    /* The lowest of the ranks that are left. */
-    int lost = qd_comm_lost(world);
-    atomic_store(&speaks_for_lost, lost >= 0 && qd_comm_rank(world) == (lost == 0));
+    atomic_store(&speaks_for_lost, speaks_for(world, qd_comm_lost(world)));
     tell_failure(status, observer);
     qd_comm_destroy(world);
     return status;
