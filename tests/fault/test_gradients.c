@@ -1,8 +1,9 @@
 /* Single bits flip in the gradients of one rank before they are summed: a step that computes its
  * gradients twice (run.check_gradients) notices every flip and names the rank. Without flips
- * nothing is noticed, and results are bit-identical to those of steps that compute once.
+ * nothing is noticed, and results are bit-identical to those of steps that compute once. A rank
+ * that is lost before the verdict leaves no state that others may keep.
  * QUADRILLE_FLIPS=200 for the long form.
- * ctest: wrap qd_nn_run
+ * ctest: wrap qd_nn_run qd_comm_all_gather
  * ctest: timeout 120 */
 #include "nn/nn.h"
 #include "support/layout.h"
@@ -46,6 +47,18 @@ qd_status __wrap_qd_nn_run(const qd_frame *frame, unsigned phases)
     ((uint32_t *)(void *)frame->use[QD_USE_GRAD])[at] ^= UINT32_C(1) << flip.bit;
     flip.done = 1;
     return QD_OK;
+}
+
+/* Once the gradients are compared, every rank sees that another one is lost. */
+static atomic_int lost;
+qd_status __real_qd_comm_all_gather(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work);
+qd_status __wrap_qd_comm_all_gather(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work);
+
+qd_status __wrap_qd_comm_all_gather(qd_comm *comm, const void *in, void *out, int64_t count, qd_dtype dtype, qd_work **work)
+{
+    if (lost && dtype == QD_I32)
+        return QD_FAIL(QD_REMOTE, "rank 2 was lost");
+    return __real_qd_comm_all_gather(comm, in, out, count, dtype, work);
 }
 
 static uint64_t drawn = 88172645463325252u;
@@ -114,6 +127,32 @@ static void flips_are_noticed(void **state)
     notices("parallel.ranks=4 parallel.pp=2 train.micro_batch=6", 4);
 }
 
+static atomic_int torn;
+
+static qd_status step_and_look(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    qd_step_output out = {.torn = false};
+    (void)world, (void)argument;
+    qd_status status = qd_trainer_step(trainer, &out);
+    torn += out.torn && qd_trainer_position(trainer).step == 0;
+    return status;
+}
+
+/* The update has been applied, but the position is still before the step: a rank that kept this
+ * state would apply it twice. */
+static void a_lost_rank_leaves_no_state(void **state)
+{
+    qd_random_tokens random;
+    qd_team *team;
+    (void)state;
+    start("parallel.ranks=2 train.micro_batch=6", "run.check_gradients=1", &random, &team);
+    lost = 1;
+    assert_int_equal(qd_team_call(team, step_and_look, NULL), QD_REMOTE);
+    lost = 0;
+    assert_int_equal(torn, 2);
+    qd_team_destroy(team);
+}
+
 static void same_bits(const char *layout)
 {
     enum { STEPS = 6 };
@@ -153,6 +192,7 @@ static void results_are_the_same(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(flips_are_noticed), cmocka_unit_test(results_are_the_same)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(flips_are_noticed), cmocka_unit_test(results_are_the_same),
+                                       cmocka_unit_test(a_lost_rank_leaves_no_state)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -481,8 +481,8 @@ static qd_status check_start(const qd_run *run, const qd_comm *world, qd_run_sum
     return qd_run_machine_check(&run->config, &summary->plan, qd_comm_locate(world).local_ranks, summary->shown.warning);
 }
 
-/* Whether this rank reports the loss of another one; below 0: none is lost. That is rank 0. Where it
- * is lost itself, the other ranks of its machine may be as well: it is the first one elsewhere. */
+/* Whether this rank reports the loss of another one (below 0: none is lost). Rank 0 does. If it is
+ * lost itself, the other ranks of its machine may be as well, and the first one elsewhere does. */
 static bool speaks_for(const qd_comm *world, int lost)
 {
     const qd_comm_where where = qd_comm_locate(world);

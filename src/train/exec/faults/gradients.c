@@ -49,5 +49,7 @@ qd_status qd_gradients_twice(qd_interpreter *interpreter, const qd_program *prog
         status = qd_interpret(interpreter, &twice, output);
     free(check.hashes);
     QD_TRY(status);
-    return name_ranks(world, check.first, output->different, sizeof output->different);
+    status = name_ranks(world, check.first, output->different, sizeof output->different);
+    output->torn = status != QD_OK; /* the update has been applied, and nobody knows whether it was right */
+    return status;
 }
