@@ -95,6 +95,8 @@ typedef struct qd_comm_join {
     int64_t secret_bytes;
     const char *interface; /* network interface to use, by name or address; NULL: the one on the way to `address` */
     double seconds;        /* how long to wait for all ranks */
+    bool (*stops)(void *context); /* NULL, or called while waiting, several times per second: true ends it with QD_INTERRUPTED */
+    void *context;
 } qd_comm_join;
 /* Sets the defaults: 300 s; no address. */
 QD_API void qd_comm_join_init(qd_comm_join *join, size_t size);

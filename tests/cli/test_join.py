@@ -4,6 +4,7 @@ ctest: not under thread
 ctest: processors 2
 """
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -68,6 +69,9 @@ class Joins(program.ProgramTest):
         (status, _, err), = self.start_all("late", self.named(), "run.join_deadline=0.5", ranks=1)
         self.assertEqual(status, 1)
         self.assertIn("waited 0.5 s in vain for rank 1", err)
+        self.assertNotIn("run.interface", err)
+        (status, _, err), = self.start_all("late", self.named(QUADRILLE_SECRET=32 * "s"), "run.join_deadline=0.5", ranks=1)
+        self.assertIn("other machines cannot reach that address: name another one in MASTER_ADDR, or set run.interface", err)
         (status, _, err), = self.start_all("elsewhere", self.named(MASTER_ADDR="192.0.2.1", QUADRILLE_SECRET=32 * "s"), ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("192.0.2.1 is not an address of this machine, and rank 0 must run there", err)
@@ -95,6 +99,29 @@ class Joins(program.ProgramTest):
                 self.assertIn(f"this is one of several processes, but {name} is missing or no such number", err)
         (status, _, err), = self.start_all("one", self.named(WORLD_SIZE="1", RANK=""), ranks=1)
         self.assertEqual((status, err), (0, ""))
+
+    def test_signals(self):
+        """A start that waits for other ranks ends when it is asked to."""
+        for rank, number, status, message in ((0, signal.SIGTERM, 75, "SIGTERM: stopped before the first step, while ranks were missing"),
+                                              (1, signal.SIGINT, 1, "interrupted before the first step, while ranks were missing")):
+            variables = self.named()
+            run = subprocess.Popen([program.PROGRAM, *self.small()], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                   text=True, env=self.environment(variables, rank))
+            self.addCleanup(lambda r=run: (r.kill(), r.communicate()))
+            port = f":{int(variables['MASTER_PORT']):04X}"
+            # Rank 0 listens; rank 1 has found nothing there.
+            program.wait_until(lambda r=run, p=port: r.poll() is not None or self.has_socket(p), 2)
+            run.send_signal(number)
+            err = run.communicate(timeout=20)[1]
+            if "this build has no UCX" in err:
+                self.skipTest("this build has no UCX")
+            self.assertEqual(run.returncode, status, err)
+            self.assertIn(message, err)
+
+    @staticmethod
+    def has_socket(port):
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            return any(line.split()[1].endswith(port) for line in list(table)[1:])
 
     def test_limit_of_files(self):
         """A soft limit is raised; the hard one is reported at once."""

@@ -133,6 +133,9 @@ qd_status qd_rendezvous_connect(qd_rendezvous *r, const qd_comm_join *join)
             result = try_all(r, to, source_length ? (struct sockaddr *)&source : NULL, source_length, why, sizeof why);
         if (to)
             freeaddrinfo(to);
+        if (result != JOINED && join->stops && join->stops(join->context))
+            return QD_FAIL(QD_INTERRUPTED, "interrupted while rank %d tried to reach rank 0 at %s port %d: %s", r->rank, join->address,
+                           join->port, why);
         double now = qd_clock_now();
         if (result == REFUSED && refused++ == 0)
             refused_at = now;

@@ -232,15 +232,17 @@ static void list_missing(const qd_rendezvous *r, char *text, size_t bytes)
 static qd_status late(const listener *l)
 {
     char missing[128], refused[160] = "";
+    const bool loopback = l->r->keyed && (strncmp(l->r->where, "127.", 4) == 0 || strncmp(l->r->where, "::1 ", 4) == 0);
     int64_t others = l->refused[QD_HELLO_JUNK] + l->users;
     list_missing(l->r, missing, sizeof missing);
     if (l->refused[QD_HELLO_SECRET] + l->refused[QD_HELLO_VERSION] + others > 0)
         snprintf(refused, sizeof refused, "; refused: %lld with another secret, %lld of another version, %lld strangers",
                  (long long)l->refused[QD_HELLO_SECRET], (long long)l->refused[QD_HELLO_VERSION], (long long)others);
-    return QD_FAIL(QD_TIMEOUT, "rank 0, at %s, waited %g s in vain for rank %s%s", l->r->where, l->r->seconds, missing, refused);
+    return QD_FAIL(QD_TIMEOUT, "rank 0, at %s, waited %g s in vain for rank %s%s%s", l->r->where, l->r->seconds, missing, refused,
+                   loopback ? "; other machines cannot reach that address: name another one in MASTER_ADDR, or set run.interface" : "");
 }
 
-static qd_status wait_for_all(listener *l)
+static qd_status wait_for_all(listener *l, const qd_comm_join *join)
 {
     double end = qd_clock_now() + l->r->seconds, seen = qd_clock_now();
     while (l->missing > 0) {
@@ -254,6 +256,8 @@ static qd_status wait_for_all(listener *l)
                 ready[count++] = (struct pollfd){.fd = l->strangers[k].fd, .events = POLLIN};
             }
         poll(ready, count, 200);
+        if (join->stops && join->stops(join->context))
+            return QD_FAIL(QD_INTERRUPTED, "interrupted while rank 0, at %s, waited for other ranks", l->r->where);
         double now = qd_clock_now();
         end += qd_clock_lost(&seen, now); /* time in which the job was suspended */
         for (nfds_t i = 1; i < count; i++) {
@@ -282,7 +286,7 @@ qd_status qd_rendezvous_listen(qd_rendezvous *r, const qd_comm_join *join)
         l->strangers[k].fd = -1;
     qd_status status = bind_one(l, join);
     if (status == QD_OK)
-        status = wait_for_all(l);
+        status = wait_for_all(l, join);
     for (int k = 0; k < STRANGERS_MOST; k++)
         if (l->strangers[k].fd >= 0)
             drop(&l->strangers[k]);

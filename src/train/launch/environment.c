@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +102,13 @@ static qd_status read_secret(const char *path, char secret[SECRET_MOST], int64_t
     return n > 0 ? QD_OK : QD_FAIL(QD_USAGE, "run.secret_file: %s is empty", path);
 }
 
-qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *options, const qd_comm_config *config, qd_comm **comm)
+static bool is_asked(void *stop)
+{
+    return atomic_load((const atomic_int *)stop) != 0;
+}
+
+qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *options, const atomic_int *stop,
+                               const qd_comm_config *config, qd_comm **comm)
 {
     char secret[SECRET_MOST];
     const char *file = options ? qd_options_string(options, "run.secret_file") : "", *variable = getenv("QUADRILLE_SECRET");
@@ -111,6 +118,8 @@ qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *o
     join.port = world->port;
     join.rank = world->rank;
     join.ranks = world->size;
+    join.stops = is_asked;
+    join.context = (void *)(uintptr_t)stop;
     if (options) {
         join.interface = qd_options_string(options, "run.interface");
         join.seconds = qd_options_float(options, "run.join_deadline");

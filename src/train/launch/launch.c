@@ -463,7 +463,9 @@ static qd_status join_world(const place *p, const qd_options *options, const qd_
 {
     qd_error_record record;
     qd_error_keep(&record);
-    qd_status status = p->joins ? qd_launch_world_join(&p->world, options, config, world) : qd_mpi_comm_create(config, world);
+    qd_status status = p->joins ? qd_launch_world_join(&p->world, options, &stop_asked, config, world) : qd_mpi_comm_create(config, world);
+    if (status == QD_INTERRUPTED)
+        status = qd_run_early_end(atomic_load(&stop_asked), "ranks were missing");
     if (early == QD_OK)
         return status;
     qd_error_put_back(&record);

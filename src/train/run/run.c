@@ -73,11 +73,16 @@ static bool report_progress(void *context, const char *what, int64_t done, int64
 
 /* Tokenizing may take hours, and there is no state to save yet: a request to stop need not wait for
  * a step. */
-static qd_status tell_early_end(int asked)
+qd_status qd_run_early_end(int asked, const char *during)
 {
     if (asked == SIGINT)
-        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while the text was tokenized");
-    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while the text was tokenized: start again", signal_name(asked));
+        return QD_FAIL(QD_INTERRUPTED, "interrupted before the first step, while %s", during);
+    return QD_FAIL(QD_STOPPED, "%s: stopped before the first step, while %s: start again", signal_name(asked), during);
+}
+
+static qd_status end_tokenizing(const atomic_int *stop)
+{
+    return qd_run_early_end(atomic_load(stop), "the text was tokenized");
 }
 
 /* How many examples there are, how well they fill the sequences, and what was lost of them. */
@@ -111,7 +116,7 @@ qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer
     watcher w = {observer, stop};
     qd_status status = qd_run_corpus_open(config, &(qd_run_corpus_progress){report_progress, &w}, &corpus);
     if (status == QD_INTERRUPTED)
-        return tell_early_end(atomic_load(stop));
+        return end_tokenizing(stop);
     QD_TRY(status);
     summary->shown.samples = qd_data_windows(corpus.data);
     if (config->data.examples)
@@ -123,7 +128,7 @@ qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer
         status = qd_run_corpus_open_evaluation(config, &corpus, &(qd_run_corpus_progress){report_progress, &w}, &text);
     qd_data_close(text);
     qd_run_corpus_close(&corpus);
-    return status == QD_INTERRUPTED ? tell_early_end(atomic_load(stop)) : status;
+    return status == QD_INTERRUPTED ? end_tokenizing(stop) : status;
 }
 
 qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary)

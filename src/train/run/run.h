@@ -42,6 +42,9 @@ qd_status qd_run_resume_check(const qd_config *config);
  * in qd_run, ends it early: QD_INTERRUPTED after SIGINT, QD_STOPPED after the others. */
 qd_status qd_run_make_ready(qd_config *config, const qd_train_observer *observer, const atomic_int *stop, qd_run_summary *summary);
 
+/* The status of a run that the signal `asked` ends before its first step, with a message. */
+qd_status qd_run_early_end(int asked, const char *during);
+
 /* All of these for a run whose ranks are on this machine, in the process that starts them. Fills
  * `config` and the summary; run->options and run->stop are set. */
 qd_status qd_run_prepare_local(qd_run *run, const qd_train_observer *observer, qd_run_summary *summary);
