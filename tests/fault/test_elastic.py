@@ -223,6 +223,14 @@ class Elastic(program.ProgramTest):
         self.assertIn("with a checkpoint", errors)
         self.assertIn("1 rank is available, and run.elastic needs at least 2", self.output)
 
+    def test_replaced_run(self):
+        """The number of ranks of the run that is replaced is not that of the new one."""
+        for more in ([], ["--overwrite"]):
+            run = self.start(BATCH, "train.steps=200", "run.dir=run", "--ranks", "4", "--restarts", "3", "run.elastic=2..4", *more)
+            self.finish(run)
+            self.assertEqual(self.journal(), [])
+            self.resize(2)
+
     def test_refusals(self):
         small = self.small("run.dir=run", "--ranks", "4")
         for words, part in ((["run.elastic=5..8", "--restarts", "3"], "parallel.ranks is 4"), (["run.elastic=2..4"], "set run.restarts"),

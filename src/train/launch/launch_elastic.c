@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 qd_status qd_elastic_check(const qd_config *c)
 {
@@ -54,6 +55,12 @@ void qd_elastic_begin(qd_elastic *e, const qd_config *c)
         snprintf(e->path, sizeof e->path, "%s", c->available);
     else
         snprintf(e->path, sizeof e->path, "%.*s/" QD_AVAILABLE_FILE, PATH_MAX - 16, c->run_dir);
+}
+
+void qd_elastic_forget(const qd_elastic *e, const qd_config *c)
+{
+    if (e->most > 0 && c->available[0] == '\0')
+        unlink(e->path);
 }
 
 void qd_elastic_end(qd_elastic *e)
@@ -271,7 +278,8 @@ qd_status qd_train_resize(const char *folder, int ranks)
     QD_TRY_DONE(load_run(folder, &options));
     QD_TRY_DONE(qd_elastic_resolve(options, &config));
     if (config.elastic_most == 0)
-        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s: the number of ranks of this run is fixed: resume it with run.elastic=FEWEST..MOST", folder));
+        QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s: the number of ranks of this run is fixed: resume it with run.elastic=FEWEST..MOST (with "
+                                      "run.launcher: write the number to %s/" QD_AVAILABLE_FILE ")", folder, folder));
     if (config.available[0] != '\0')
         QD_TRY_DONE(QD_FAIL(QD_USAGE, "%s: this run reads the number of ranks from %s (run.available): write it there", folder,
                             config.available));

@@ -26,6 +26,8 @@ typedef struct qd_elastic {
 qd_status qd_elastic_check(const qd_config *config);
 void qd_elastic_begin(qd_elastic *e, const qd_config *config);
 void qd_elastic_end(qd_elastic *e);
+/* What was said to the run that this one replaces does not hold for it. */
+void qd_elastic_forget(const qd_elastic *e, const qd_config *config);
 /* The hosts can take so many ranks. */
 void qd_elastic_limit(qd_elastic *e, int ranks);
 /* The number of ranks that the run should have now; 0: no other than `ranks`, which it has; below

@@ -537,6 +537,8 @@ qd_status qd_launch_restarting(qd_run *run, char *const *argv, const qd_train_ob
     k.passed = (qd_train_observer){.size = sizeof k.passed, .context = &k, .on_step = pass_step, .on_end = pass_end, .on_note = pass_note};
     load_journal(&k);
     qd_elastic_begin(&k.elastic, &run->config);
+    if (qd_options_bool(run->options, "run.overwrite"))
+        qd_elastic_forget(&k.elastic, &run->config);
     qd_hosts_begin(&k.hosts, &run->config);
     qd_status status = prepare_first(&k);
     if (status == QD_OK)
