@@ -11,6 +11,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import inject  # noqa: E402
 import program  # noqa: E402
 
 
@@ -122,6 +123,26 @@ class Joins(program.ProgramTest):
     def has_socket(port):
         with open("/proc/net/tcp", encoding="ascii") as table:
             return any(line.split()[1].endswith(port) for line in list(table)[1:])
+
+    @unittest.skipUnless(inject.POSSIBLE, inject.MISSING)
+    def test_ports_that_stay_open(self):
+        """A kernel, or a container's, that has no filters."""
+        source = self.write("refuse.c", """#include <errno.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
+{
+    errno = ENOPROTOOPT;
+    return level == SOL_SOCKET && name == SO_ATTACH_FILTER ? -1 : (int)syscall(SYS_setsockopt, fd, level, name, value, bytes);
+}
+""")
+        library = self.path("refuse.so")
+        subprocess.run([inject.COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
+        results = self.start_all("open", self.named(LD_PRELOAD=library))
+        errors = "".join(err for _, _, err in results)
+        self.assertEqual([status for status, _, _ in results], [0, 0], errors)
+        self.assertEqual(errors.count("the ports of UCX stay open for the whole run, to anyone who can reach them"), 1, errors)
 
     def test_limit_of_files(self):
         """A soft limit is raised; the hard one is reported at once."""

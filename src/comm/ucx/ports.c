@@ -7,8 +7,10 @@
 #include "comm/ucx/ucx_impl.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
+#include <quadrille/log.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,13 +100,17 @@ void qd_ucx_ports_open(qd_ucx_ports *ports, bool open)
 {
     struct sock_filter drop = BPF_STMT(BPF_RET | BPF_K, 0);
     struct sock_fprog program = {.len = 1, .filter = &drop};
-    int none = 0;
+    int none = 0, refused = 0;
     for (int i = 0; i < ports->count; i++) {
         if (open)
             setsockopt(ports->listening[i], SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof none);
-        else
-            setsockopt(ports->listening[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+        else if (setsockopt(ports->listening[i], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0)
+            refused = errno;
     }
+    if (refused != 0 && !ports->warned)
+        qd_log(QD_LOG_WARN, "run.backend", "the ports of UCX stay open for the whole run, to anyone who can reach them: the kernel refuses "
+                                           "to filter them: %s", strerror(refused));
+    ports->warned = ports->warned || refused != 0;
 }
 
 qd_status qd_ucx_ports_find(qd_ucx_ports *ports)

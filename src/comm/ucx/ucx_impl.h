@@ -18,6 +18,7 @@ qd_status qd_ucx_check(ucs_status_t status, const char *call);
 typedef struct qd_ucx_ports {
     int *before, befores; /* sockets that the process had before */
     int *listening, count; /* those on which UCX listens */
+    bool warned; /* that they cannot be closed */
 } qd_ucx_ports;
 qd_status qd_ucx_ports_begin(qd_ucx_ports *ports); /* before UCX makes sockets */
 qd_status qd_ucx_ports_find(qd_ucx_ports *ports);  /* after it has; closed until opened */
