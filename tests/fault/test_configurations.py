@@ -102,6 +102,21 @@ class Configurations(program.ProgramTest):
             shutil.rmtree(folder, ignore_errors=True)
         return ("refused" if checked.returncode == 2 else "runs"), None
 
+    def test_two_errors(self):
+        """Of two errors both commands report the same one, wherever they are checked."""
+        for number, words in enumerate((["run.host_check=a", "parallel.pp=3"], ["run.available=a", "parallel.ep=2"],
+                                        ["run.elastic=2..3", "parallel.tp=3"], ["run.hosts=a", "run.restarts=2", "parallel.tp=3"])):
+            arguments = [f"{key}={value}" for key, value in BASE.items()] + words + ["parallel.ranks=2", f"run.dir={self.path(f'two{number}')}"]
+            checked = self.run_program("check", *arguments)
+            self.one_line(checked, 2)
+            self.assertEqual(self.run_program("train", *arguments, f"data.path={self.corpus}").stderr, checked.stderr)
+
+    def test_long_lists(self):
+        """Sequences whose list of ops would have millions of entries are refused at once; a tenth of that is accepted."""
+        base = [f"{key}={value}" for key, value in BASE.items()] + ["parallel.tp=2", "parallel.ranks=2"]
+        self.one_line(self.run_program("check", *base, "data.seq=100M", timeout=20), 2, "data.seq", "131072 pieces")
+        self.ok(self.run_program("check", *base, "data.seq=10M", timeout=60))
+
     def test_random(self):
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             results = list(pool.map(self.attempt, range(FIRST, FIRST + COUNT)))

@@ -63,6 +63,9 @@ static const qd_step steps[] = {
             (WEIGHT_GRAD, MATRIX_GRAD)),
 };
 
+/* Each chunk is several ops: lists of millions of them would take `check` minutes. */
+enum { MOST_CHUNKS = 1 << 17 };
+
 /* One stage for each chunk of rows. */
 static void emit_chunks(qd_sequence *s, int stage)
 {
@@ -98,6 +101,12 @@ void qd_place_loss(qd_placing *p, const qd_op *op)
     qd_sequence_slot(&s, LOSSES);
     if (w->tensor.size == 1 && !pairs) {
         qd_sequence_emit(&s, ONE_RANK);
+        return;
+    }
+    if (w->rows / chunk > MOST_CHUNKS) {
+        QD_CLASS_FAIL(w, QD_USAGE, "data.seq × train.micro_batch gives each rank %lld rows, and the loss is computed %lld rows at a time, "
+                                   "in at most %d pieces: reduce data.seq, or raise parallel.cp", (long long)w->rows, (long long)chunk,
+                      MOST_CHUNKS);
         return;
     }
     emit_chunks(&s, CHUNK);

@@ -49,6 +49,21 @@ static bool same_value(const qd_proof *proof, const proof_value *a, const proof_
     return true;
 }
 
+/* The segment that holds the row, which is one of the slot's. Heads of long sequences write and
+ * read tens of thousands of segments, so they are not searched one by one. */
+static int segment_at(const proof_slot *s, int64_t row)
+{
+    int low = 0, high = s->count - 1;
+    while (low < high) {
+        const int middle = low + (high - low) / 2;
+        if (s->segments[middle].end <= row)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static qd_status read_rows(proof_walk *w, proof_operand operand, int64_t first, int64_t rows, proof_value *value)
 {
     int slot = qd_proof_slot_of(w->op, operand);
@@ -62,10 +77,8 @@ static qd_status read_rows(proof_walk *w, proof_operand operand, int64_t first, 
         return qd_proof_fail(w, operand, 0, -1, "rows [%lld, %lld) of %lld are read", (long long)first, (long long)end,
                              (long long)row_count(w, slot));
     bool any = false;
-    for (int i = 0; i < s->count; i++) {
+    for (int i = s->count > 0 ? segment_at(s, first) : 0; i < s->count && s->segments[i].begin < end; i++) {
         const proof_segment *g = &s->segments[i];
-        if (g->end <= first || g->begin >= end)
-            continue;
         const proof_value *v = &g->value;
         if (v->kind == UNWRITTEN)
             return qd_proof_fail(w, operand, 0, -1, "rows [%lld, %lld) are read, but no op has written them", (long long)g->begin,
@@ -159,21 +172,15 @@ qd_status qd_proof_write_rows(proof_walk *w, proof_operand operand, int64_t firs
         s->segments[s->count++] = (proof_segment){.begin = 0, .end = all};
     /* Split at both ends, then merge what is between them into one segment. */
     for (int k = 0; k < 2; k++) {
-        int64_t at = k == 0 ? first : end;
-        for (int i = 0; i < s->count; i++) {
-            proof_segment *g = &s->segments[i];
-            if (at <= g->begin || at >= g->end)
-                continue;
-            memmove(g + 1, g, (size_t)(s->count++ - i) * sizeof *g);
-            g[0].end = g[1].begin = at;
-            break;
-        }
+        const int64_t at = k == 0 ? first : end;
+        const int i = at < all ? segment_at(s, at) : 0;
+        proof_segment *g = &s->segments[i];
+        if (at >= all || at == g->begin)
+            continue;
+        memmove(g + 1, g, (size_t)(s->count++ - i) * sizeof *g);
+        g[0].end = g[1].begin = at;
     }
-    int from = 0, to;
-    while (s->segments[from].begin < first)
-        from++;
-    for (to = from; to < s->count && s->segments[to].end <= end; to++)
-        ;
+    const int from = segment_at(s, first), to = end < all ? segment_at(s, end) : s->count;
     proof_segment *g = &s->segments[from];
     g->end = end;
     g->value = *value;

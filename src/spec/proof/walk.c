@@ -293,8 +293,8 @@ static qd_status operands_written(const proof_walk *w)
         if (slot < 0 || qd_op_roles(w->op->kind)[j] != 'r' || w->ops->slots[slot].kind == QD_SLOT_PARAM)
             continue;
         bool written = false;
-        for (int i = 0; i < w->slots[slot].count; i++)
-            written = written || w->slots[slot].segments[i].value.kind != UNWRITTEN;
+        for (int i = 0; i < w->slots[slot].count && !written; i++)
+            written = w->slots[slot].segments[i].value.kind != UNWRITTEN;
         if (!written)
             return qd_proof_fail_slot(w, slot, "it is read, but no op has written it");
     }
@@ -333,12 +333,39 @@ static qd_status forget(proof_walk *w)
                : qd_proof_fail(w, NO_OPERAND, 0, -1, "a recomputed op writes gradients of parameters a second time");
 }
 
+/* Marks the GEMMs from op `i` on that add to its gradient, if their windows follow each other and
+ * cover all rows: the usual case, with tens of thousands of windows for a long sequence. */
+static void mark_windows(const proof_walk *w, int i, bool *marked)
+{
+    const qd_op *op = &w->ops->ops[i];
+    const int grad = qd_proof_slot_of(op, WEIGHT_GRAD), x = qd_proof_slot_of(op, X);
+    for (int pass = 0; pass < 2; pass++) {
+        int64_t rows = 0;
+        for (int k = i; k < w->ops->op_count; k++) {
+            const qd_op *other = &w->ops->ops[k];
+            if (other->kind != QD_OP_LINEAR_DW || qd_proof_slot_of(other, WEIGHT_GRAD) != grad || qd_proof_slot_of(other, X) != x)
+                continue;
+            if (other->first != rows)
+                return;
+            rows += other->k;
+            marked[k] = pass == 1;
+        }
+        if (rows != w->ops->slots[x].rows)
+            return;
+    }
+}
+
 /* Windows of rows that contribute to one gradient must cover all rows, each once. */
 static qd_status check_windows(proof_walk *w)
 {
-    for (int i = 0; i < w->ops->op_count; i++) {
+    bool *marked = calloc((size_t)w->ops->op_count + 1, sizeof *marked);
+    qd_status status = marked ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
+    for (int i = 0; i < w->ops->op_count && status == QD_OK; i++) {
         const qd_op *op = &w->ops->ops[i];
-        if (op->kind != QD_OP_LINEAR_DW)
+        if (op->kind != QD_OP_LINEAR_DW || marked[i])
+            continue;
+        mark_windows(w, i, marked);
+        if (marked[i])
             continue;
         int grad = qd_proof_slot_of(op, WEIGHT_GRAD), x = qd_proof_slot_of(op, X);
         int64_t rows = 0;
@@ -354,12 +381,13 @@ static qd_status check_windows(proof_walk *w)
         w->op = op;
         w->index = i;
         if (again || rows != w->ops->slots[x].rows)
-            return qd_proof_fail(w, X, 0, -1,
-                                 again ? "some of its %lld rows count twice in a gradient (%lld in all)"
-                                       : "of its %lld rows %lld count in the gradient",
-                                 (long long)w->ops->slots[x].rows, (long long)rows);
+            status = qd_proof_fail(w, X, 0, -1,
+                                   again ? "some of its %lld rows count twice in a gradient (%lld in all)"
+                                         : "of its %lld rows %lld count in the gradient",
+                                   (long long)w->ops->slots[x].rows, (long long)rows);
     }
-    return QD_OK;
+    free(marked);
+    return status;
 }
 
 static bool reads_param(const qd_module_class *c, int param)

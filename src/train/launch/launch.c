@@ -574,12 +574,12 @@ qd_status qd_train_not_started(qd_status status, const qd_train_observer *observ
 static qd_status run_first(qd_run *run, char *const *argv, qd_run_summary *summary, const qd_train_observer *observer)
 {
     QD_TRY(qd_config_resolve(run->options, 0, &run->config));
-    QD_TRY(qd_elastic_check(&run->config));
     if (qd_options_string(run->options, "run.launcher")[0] != '\0') {
         QD_TRY(qd_run_prepare(run->options, 0, run->stop, &run->config, summary));
         QD_TRY(qd_run_resume_check(&run->config));
         return qd_launch_restarting(run, argv, observer); /* rank 0 shows the run */
     }
+    QD_TRY(qd_elastic_check(&run->config));
     QD_TRY(qd_run_prepare_local(run, observer, summary));
     const qd_config *c = &run->config;
     bool one = c->world == 1, supervised = c->restarts > 0;

@@ -22,7 +22,7 @@ typedef struct qd_elastic {
     double asked_at;      /* when it became known */
 } qd_elastic;
 
-/* Refuses keys that contradict each other. */
+/* Refuses more local ranks than one machine starts. */
 qd_status qd_elastic_check(const qd_config *config);
 void qd_elastic_begin(qd_elastic *e, const qd_config *config);
 void qd_elastic_end(qd_elastic *e);
