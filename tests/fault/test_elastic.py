@@ -268,6 +268,24 @@ exec "$@"
         self.finish(run)
         self.assertEqual(self.events("absent", "spare")[0]["host"], "gamma")
 
+    def test_command_that_waits_for_a_machine(self):
+        """A machine goes down just before the command starts, which waits for it, as srun does: the run continues on the other."""
+        self.write("hosts", "alpha slots=2\nbeta slots=2\n")
+        self.write("beta", "")
+        self.write("alpha", "")
+        script = self.write("start", """ranks=$1 hosts=$2; shift 2
+echo "ranks $ranks hosts $hosts" >> starts
+case $hosts in *beta*) rm beta; exec sleep 1000;; esac
+exec "$@"
+""")
+        run = self.start(BATCH, "train.steps=6", "run.dir=run", "--restarts", "1", "run.elastic=1..4", "run.hosts=hosts",
+                         f"run.launcher=sh {script} {{ranks}} {{hosts}}", f"run.host_check=test -e {self.path('{host}')}")
+        self.finish(run)
+        with open(self.path("starts"), encoding="utf-8") as file:
+            self.assertEqual(file.read().splitlines(), ["ranks 4 hosts alpha:2,beta:2", "ranks 2 hosts alpha:2"])
+        self.assertEqual([line["event"] for line in self.journal()], ["absent", "resize"])
+        self.assertEqual(len(self.metrics("run")), 6)
+
 
 if __name__ == "__main__":
     unittest.main()

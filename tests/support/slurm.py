@@ -17,7 +17,11 @@ def missing():
 
 
 class Slurm:
-    """Two ranks per machine, whatever its cores are. A machine that does not answer is down after some seconds, and back once it does."""
+    """Two ranks per machine, whatever its cores are. A machine that does not answer is down after some seconds, and back once it does.
+
+    The machines share the folder /tmp, where slurmd's PMIx plugin would make one folder per step: the second to make it fails. So each
+    has a folder of its own (TmpFS).
+    """
 
     def __init__(self, network, slots=2):
         self.network, folder = network, network.folder
@@ -25,6 +29,8 @@ class Slurm:
         plugins = os.path.join(root, "lib", "x86_64-linux-gnu", "slurm-wlm")
         self.configuration = os.path.join(folder, "slurm.conf")
         os.mkdir(os.path.join(folder, "slurm-state"))
+        for host in network.hosts:
+            os.mkdir(os.path.join(folder, f"slurm-tmp-{host.name}"))
         nodes = "".join(f"NodeName={h.name} NodeAddr={h.address} CPUs={slots} RealMemory=1000 State=UNKNOWN\n" for h in network.hosts)
         with open(self.configuration, "w", encoding="ascii") as file:
             file.write(f"""ClusterName=test
@@ -36,6 +42,7 @@ SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/slurm-state
 SlurmdSpoolDir={folder}/slurm-%n
+TmpFS={folder}/slurm-tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log

@@ -108,6 +108,8 @@ typedef struct qd_command {
     void (*line)(void *context, const char *line); /* a line of standard error */
     bool (*resizes)(void *context); /* each second: whether the ranks are to stop, because their number is to change */
     bool resized;     /* they were asked to */
+    bool futile;      /* set by resizes(): it waits for machines that are gone, and no rank has done a step; it is ended if it does
+                       * not end by itself */
 } qd_command;
 
 /* Starts the ranks with run.launcher, which ends when all have ended. *stopped: as above. */

@@ -112,7 +112,8 @@ static int start(char *const *arguments, const int errors[2], pid_t *child)
 }
 
 /* A command whose ranks have failed may wait for a machine that has vanished, for a quarter of an
- * hour: it is ended so many seconds after their message, and killed so many later. */
+ * hour: it is ended so many seconds after their message, and killed so many later. The same for
+ * one that has waited for such a machine since its start. */
 #define SECONDS_TO_END 15.0
 #define SECONDS_TO_KILL 5.0
 
@@ -132,7 +133,7 @@ static void follow(const qd_run *run, pid_t child, int errors, listener *l)
             told = true;
             kill(child, SIGUSR1);
         }
-        if (failed_at == 0.0 && l->message[0] && atomic_load(run->stop) == 0)
+        if (failed_at == 0.0 && (l->message[0] || l->command->futile) && atomic_load(run->stop) == 0)
             failed_at = qd_clock_now();
         if (failed_at > 0.0 && ended < 2 && qd_clock_now() > failed_at + SECONDS_TO_END + ended * SECONDS_TO_KILL)
             kill(child, ended++ == 0 ? SIGTERM : SIGKILL);

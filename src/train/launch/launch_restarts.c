@@ -50,6 +50,8 @@ typedef struct keeper {
     double asked_hosts;  /* clock time when they were asked last */
     char noted[256];     /* by note_once() */
     struct stat replaced; /* metrics.jsonl before the first attempt of a command; its steps are of an earlier run */
+    struct stat recorded; /* metrics.jsonl before the present command */
+    qd_command *command;  /* the present one */
 } keeper;
 
 /* Why a run failed, in the words of the journal; NULL: a restart would fail in the same way. */
@@ -428,8 +430,31 @@ static void listen_for_hosts(void *context, const char *line)
 
 #define SECONDS_BETWEEN_HOSTS 10.0
 
+/* metrics.jsonl as it is now; zeros: there is none. */
+static struct stat metrics_now(const keeper *k)
+{
+    char path[PATH_MAX + 16];
+    struct stat now = {0};
+    snprintf(path, sizeof path, "%s/metrics.jsonl", k->run->config.run_dir);
+    return stat(path, &now) == 0 ? now : (struct stat){0};
+}
+
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+    return a->st_ino == b->st_ino && a->st_dev == b->st_dev && a->st_size == b->st_size && a->st_mtim.tv_sec == b->st_mtim.tv_sec &&
+           a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
+}
+
+/* Whether a rank of the present command has done a step. */
+static bool has_begun(const keeper *k)
+{
+    const struct stat now = metrics_now(k);
+    return !is_same(&now, &k->recorded);
+}
+
 /* Ranks of a command stop with a checkpoint and are started again. Hosts are asked now and then,
- * whether more of them can be used; that those in use are gone shows in other ways. */
+ * whether more of them can be used. That those in use are gone is noticed by the ranks, unless
+ * there are none: srun waits in a queue for a machine that went down just before. */
 static bool resizes(void *context)
 {
     keeper *k = context;
@@ -440,7 +465,8 @@ static bool resizes(void *context)
     const int world = k->run->config.world, number = wanted(k, world);
     if (number < 0 && k->elastic.available < k->elastic.least)
         raise(SIGUSR1); /* as if a scheduler had: the ranks write a checkpoint and end */
-    return number > world || (number > 0 && k->elastic.available < world);
+    k->command->futile = k->hosts.count > 0 && number > 0 && number < world && !has_begun(k);
+    return k->command->futile || number > world || (number > 0 && k->elastic.available < world);
 }
 
 /* The host that the failure is due to is excluded, if it was not the first one. */
@@ -455,23 +481,12 @@ static void blame_host(keeper *k)
     k->equal = 0;
 }
 
-/* metrics.jsonl as it is now; zeros: there is none. */
-static struct stat metrics_now(const keeper *k)
-{
-    char path[PATH_MAX + 16];
-    struct stat now = {0};
-    snprintf(path, sizeof path, "%s/metrics.jsonl", k->run->config.run_dir);
-    return stat(path, &now) == 0 ? now : (struct stat){0};
-}
-
 /* The last step that the ranks of a command have done; -1: none. A command that fails at once
  * leaves the metrics of the run that it was to replace. */
 static int64_t last_step(const keeper *k)
 {
-    const struct stat now = metrics_now(k), *then = &k->replaced;
-    const bool same = now.st_ino == then->st_ino && now.st_dev == then->st_dev && now.st_size == then->st_size &&
-                      now.st_mtim.tv_sec == then->st_mtim.tv_sec && now.st_mtim.tv_nsec == then->st_mtim.tv_nsec;
-    return same && !k->resumed ? -1 : qd_launch_last_step(&k->run->config);
+    const struct stat now = metrics_now(k);
+    return is_same(&now, &k->replaced) && !k->resumed ? -1 : qd_launch_last_step(&k->run->config);
 }
 
 static qd_status run_command(keeper *k, char *const *argv, bool *resized, int *stopped)
@@ -482,8 +497,10 @@ static qd_status run_command(keeper *k, char *const *argv, bool *resized, int *s
     QD_TRY(qd_hosts_command(&k->hosts, c->launcher, c->world, &text));
     qd_command command = {.text = text.data, .sized = k->elastic.most > 0 || k->hosts.count > 0, .context = k, .line = listen_for_hosts,
                           .resizes = resizes};
+    k->command = &command;
+    k->recorded = metrics_now(k);
     qd_status status = qd_launch_command(k->run, argv, &command, stopped);
-    *resized = command.resized && status == QD_STOPPED && *stopped == 0;
+    *resized = command.resized && *stopped == 0 && (status == QD_STOPPED || (command.futile && status != QD_OK));
     k->step = last_step(k);
     qd_strbuf_free(&text);
     return status;
