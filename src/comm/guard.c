@@ -47,6 +47,8 @@ struct qd_guard {
     bool running;
     _Atomic double patience;
     double looked_at, stopped_at;
+    qd_guard_tell tell;
+    void *context;
 };
 
 qd_wait_board *qd_guard_board(const qd_guard *guard)
@@ -68,6 +70,9 @@ static void condemn(qd_guard *guard, qd_status status, const char *what, const c
     qd_last_call_text(&guard->lines[guard->next].board, last, sizeof last);
     QD_FAIL(status, "rank %d %s%s%s%s", guard->next_rank, what, last[0] ? " " : "", last, advice);
     qd_world_fail(guard->world, status);
+    /* Unless this rank fails for another reason. */
+    const bool ours = strncmp(guard->world->failure, qd_error_message(), sizeof guard->world->failure - 1) == 0;
+    if (guard->tell && ours) guard->tell(guard->context, qd_error_message());
 }
 
 static void condemn_ended(qd_guard *guard, const qd_process_state *state)
@@ -216,12 +221,12 @@ void qd_guard_destroy(qd_guard *guard)
     free(guard);
 }
 
-qd_status qd_comm_guard_start(qd_comm *comm, double patience)
+qd_status qd_comm_guard_start(qd_comm *comm, double patience, qd_guard_tell tell, void *context)
 {
     qd_guard *guard = calloc(1, sizeof *guard);
     guard_rank *ranks = calloc((size_t)qd_comm_size(comm), sizeof *ranks);
     qd_status status = QD_OK;
-    if (guard) *guard = (qd_guard){.world = comm->world, .pidfd = -1, .stop = -1, .patience = patience};
+    if (guard) *guard = (qd_guard){.world = comm->world, .pidfd = -1, .stop = -1, .patience = patience, .tell = tell, .context = context};
     if (!guard || !ranks) {
         status = QD_FAIL(QD_NO_MEMORY, "no memory to watch the ranks of this machine");
         qd_world_fail(comm->world, status); /* the others wait for it */

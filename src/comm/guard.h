@@ -10,8 +10,10 @@
 
 /* Starts watching, until the last communicator of the world is destroyed. Collective over the
  * world. A rank that is alone on its machine, or shares no process ids with the others there
- * (containers), is not watched. patience: see below. */
-qd_status qd_comm_guard_start(qd_comm *world, double patience);
+ * (containers), is not watched. patience: see below. tell: called from the watching thread when the
+ * watched rank is lost, after the operations of this rank have been ended; may be NULL. */
+typedef void (*qd_guard_tell)(void *context, const char *message);
+qd_status qd_comm_guard_start(qd_comm *world, double patience, qd_guard_tell tell, void *context);
 
 /* How long a rank may be stopped, in seconds. Not collective; nothing without a guard. */
 void qd_comm_guard_patience(qd_comm *world, double seconds);

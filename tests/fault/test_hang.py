@@ -4,7 +4,9 @@ ctest: timeout 120
 ctest: processors 2
 """
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +27,7 @@ static void look(int fd)
 {
     char link[64], path[4096];
     const char *part = getenv("HANG_PATH"), *from = getenv("HANG_FROM"), *rank = getenv("HANG_RANK"), *mine = getenv("QUADRILLE_RANK");
+    if (!mine) mine = getenv("OMPI_COMM_WORLD_RANK");
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
     path[n > 0 ? n : 0] = '\0';
@@ -104,6 +107,27 @@ class Hang(program.ProgramTest):
         errors, _ = self.hangs("checkpoints/", "run.save_every=5", "run.deadline=0.5", rank=1)
         self.assertRegex(errors, r"the checkpoint of step \d+ has not advanced for 5 s \(\d+ tensors written\): .*checkpoints does not answer")
         self.assertIn("hang.so", self.stacks())
+
+    @unittest.skipUnless(program.MPIRUN, "there is no mpirun")
+    def test_lost_while_others_are_busy(self):
+        """mpirun ends all ranks one second after it has lost one: the one that knows says so although it is busy with a disk."""
+        for number, (part, more) in enumerate((("checkpoints/", ["run.save_every=5"]), ("corpus", []))):
+            folder = f"busy{number}"
+            environment = {**os.environ, "LD_PRELOAD": self.path("hang.so"), "HANG_PATH": part, "HANG_FROM": self.path("now"), "HANG_RANK": "0"}
+            arguments = self.small("train.steps=1000000", f"run.dir={folder}", *more)
+            if os.path.exists(self.path("now")):
+                os.remove(self.path("now"))
+            with subprocess.Popen([program.MPIRUN, "--oversubscribe", "-n", "2", program.PROGRAM, *arguments], cwd=self.folder,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment) as run:
+                self.addCleanup(run.kill)
+                program.wait_until(lambda: os.path.exists(self.path(f"{folder}/metrics.jsonl")) and len(self.metrics(folder)) >= 10, 60)
+                self.write("now", "")
+                time.sleep(1.5)
+                victim = [pid for pid in program.processes(self.corpus) if program.variable_of(pid, "OMPI_COMM_WORLD_RANK") == "1"]
+                os.kill(victim[0], signal.SIGKILL)
+                errors = run.communicate(timeout=60)[1]
+            self.assertEqual(len(re.findall(r"quadrille: rank 1 was killed .* at 'step \d+, .*', (?:in|after) .*, (?:operation|message) \d+", errors)),
+                             1, errors)
 
 
 if __name__ == "__main__":

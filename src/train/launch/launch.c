@@ -11,6 +11,7 @@
 #include "base/process/stacks.h"
 #include "comm/guard.h"
 #include "train/launch/environment.h"
+#include "train/launch/launch_told.h"
 #include "train/ranks/common.h"
 #include "train/ranks/long_work.h"
 #include "train/elastic/handover.h"
@@ -451,10 +452,9 @@ static void tell_start(const qd_comm *world, qd_run_summary *summary, const qd_t
 /* Before this rank leaves the world: reports the failure to the observer, see on_failure. */
 static void tell_failure(qd_status status, const qd_train_observer *observer)
 {
-    if (status == QD_OK || !observer || !observer->on_failure || !qd_train_report(status))
+    if (status == QD_OK || !observer || !observer->on_failure || !qd_train_report(status) || atomic_exchange(&failure_told, 1))
         return;
     observer->on_failure(observer->context, qd_error_message());
-    atomic_store(&failure_told, 1);
 }
 
 /* If this fails too, the earlier failure is the one to report. options: NULL if they cannot be
@@ -493,7 +493,7 @@ static bool speaks_for(const qd_comm *world, int lost)
     return where.machines > 1 ? where.machine == 1 && where.local_rank == 0 : qd_comm_rank(world) == 1;
 }
 
-static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summary, const qd_train_observer *observer)
+static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summary, const qd_train_observer *given)
 {
     /* Most errors show before the world is joined; checks that need its size come later. An error
      * may concern one machine only, so the other ranks must be informed. */
@@ -503,9 +503,12 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
     if (early == QD_OK)
         comm_config.deadline_seconds = run->config.deadline;
     qd_comm *world = NULL;
+    qd_told told;
+    const qd_train_observer *observer = &told.observer;
     bool agreed = false; /* all ranks know of the failure: no abort is needed */
     qd_status status = QD_OK;
     QD_TRY(join_world(p, run->options, &comm_config, early, &world));
+    qd_told_begin(&told, given, &failure_told);
     int size = qd_comm_size(world);
     if (p->size > 1 && size == 1)
         QD_TRY_DONE(QD_FAIL(QD_USAGE,
@@ -514,7 +517,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
                             "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
                             p->starter, p->size));
     atomic_store(&world_joined, 1);
-    QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds)));
+    QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds), qd_told_lost, &told));
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
@@ -537,6 +540,7 @@ done:
     atomic_store(&speaks_for_lost, speaks_for(world, qd_comm_lost(world)));
     tell_failure(status, observer);
     qd_comm_destroy(world);
+    qd_told_end(&told);
     return status;
 }
 
