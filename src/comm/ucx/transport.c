@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/sized.h"
 
+#include <dirent.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <stdio.h>
@@ -28,6 +29,7 @@ enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
 #define REPORT_SECONDS 0.5 /* a rank of the same machine may know more about a lost one, and report it */
 #define GIVE_UP_SECONDS 0.1
 #define PROGRESS_MOST 8
+#define EAGER_MOST "524288" /* bytes; longer messages are announced, and fetched when a receive waits for them */
 
 typedef struct ucx_state ucx_state;
 typedef struct ucx_peer {
@@ -289,16 +291,33 @@ static bool is_default(const ucp_config_t *config, const char *line)
     return found;
 }
 
+/* Whether this machine has a network that reads the memory of another by itself. */
+static bool has_rdma(void)
+{
+    DIR *devices = opendir("/sys/class/infiniband");
+    bool any = false;
+    for (struct dirent *entry; devices && !any && (entry = readdir(devices));)
+        any = entry->d_name[0] != '.';
+    if (devices)
+        closedir(devices);
+    return any;
+}
+
 /* Settings that an older or newer UCX may not know change nothing else. */
 static qd_status choose(ucp_config_t *config, const char *interface)
 {
     static const char *const settings[][2] = {
-        {"MM_ERROR_HANDLING", "y"},          /* shared memory although the death of a peer is reported */
+        {"MM_ERROR_HANDLING", "y"},    /* shared memory although the death of a peer is reported */
         {"KEEPALIVE_INTERVAL", "inf"}, /* a network that is gone for a while is no death: deadlines are the core's */
         {"KEEPIDLE", "inf"},           /* the same, of TCP */
+        {"RX_SEG_SIZE", "131072"},     /* of TCP: longer messages arrive in fewer pieces */
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         ucp_config_modify(config, settings[i][0], settings[i][1]);
+    /* Over TCP, and in shared memory, asking first costs more than the copy that it saves
+     * (docs/notes/transports.md). */
+    if (!has_rdma() && is_default(config, "UCX_RNDV_THRESH=auto\n"))
+        ucp_config_modify(config, "RNDV_THRESH", EAGER_MOST);
     if (interface[0] != '\0' && is_default(config, "UCX_NET_DEVICES=all\n"))
         return qd_ucx_check(ucp_config_modify(config, "NET_DEVICES", interface), "ucp_config_modify");
     return QD_OK;

@@ -15,7 +15,7 @@ typedef struct qd_told {
     atomic_int *failure; /* 1: a failure has been reported */
 } qd_told;
 
-/* failure: set by whoever reports one first; outlives *told, as does the observer. */
+/* failure: set by the thread that reports one first; outlives *told, as does the observer. */
 void qd_told_begin(qd_told *told, const qd_train_observer *to, atomic_int *failure);
 void qd_told_end(qd_told *told);
 /* For the watching thread; a qd_guard_tell. Gives the training thread a moment to report it. */
