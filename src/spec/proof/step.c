@@ -316,6 +316,7 @@ static qd_status one_action(proof_run *r)
     if (qd_action_phases(a) != 0)
         return module_action(r);
     QD_TRY(right_elements(r));
+    QD_TRY(qd_proof_chunk_action(r));
     switch ((qd_action_kind)a->kind) {
     case QD_ACTION_ALLOC:
         r->contents[a->buffer] = (proof_content){-1, -1, -1};
@@ -383,12 +384,14 @@ static qd_status begin(proof_run *r)
     r->fresh_by = malloc(params * sizeof *r->fresh_by);
     r->clocks = malloc(((size_t)p->action_count + 1) * sizeof *r->clocks);
     r->updated = calloc(params, sizeof *r->updated);
+    r->chunks = calloc(buffers, sizeof *r->chunks);
+    r->directions = calloc(params, sizeof *r->directions);
     r->squared = calloc(modules, sizeof *r->squared);
     r->summed = calloc(params, sizeof *r->summed);
     r->clipped = calloc(params, sizeof *r->clipped);
     r->held = malloc(params * sizeof *r->held);
     if (!r->contents || !r->memory || !r->packed || !r->done || !r->loaded || !r->fresh || !r->fresh_by || !r->clocks || !r->updated ||
-        !r->squared || !r->summed || !r->clipped || !r->held)
+        !r->chunks || !r->directions || !r->squared || !r->summed || !r->clipped || !r->held)
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     memset(r->contents, 0xff, buffers * sizeof *r->contents);
     memset(r->fresh_by, 0xff, params * sizeof *r->fresh_by);
@@ -420,6 +423,8 @@ static void end(proof_run *r)
     free(r->fresh_by);
     free(r->clocks);
     free(r->updated);
+    free(r->chunks);
+    free(r->directions);
     free(r->squared);
     free(r->summed);
     free(r->clipped);
@@ -448,6 +453,8 @@ qd_status qd_proof_step(qd_proof *proof, proof_program *of)
         status = qd_proof_gradients_end(&r);
     if (status == QD_OK)
         status = qd_proof_clip_end(&r);
+    if (status == QD_OK)
+        status = qd_proof_chunk_end(&r);
     end(&r);
     return status;
 }

@@ -526,6 +526,35 @@ static qd_status update_param(proof_run *r, int param, int64_t count)
     return QD_OK;
 }
 
+/* Muon: each matrix has its momentum, then its owner orthogonalizes it, and then all update it. */
+static qd_status momentum(proof_run *r, int param, int64_t count)
+{
+    if (r->directions[param] != NO_DIRECTION)
+        return qd_proof_action_fail(r, param, 0, -1, "its momentum is updated a second time");
+    r->directions[param] = MOMENTUM_DIRECTION;
+    return count > 0 ? reads_final(r, param) : QD_OK;
+}
+
+static qd_status orthogonalize(proof_run *r)
+{
+    int own = qd_muon_own(r->program, r->action, r->program->rank);
+    if (own < 0)
+        return QD_OK;
+    int param = r->program->matrices[own].param;
+    if (r->directions[param] != MOMENTUM_DIRECTION)
+        return qd_proof_action_fail(r, param, 0, -1, "it is orthogonalized before its momentum is known, or twice");
+    r->directions[param] = ORTHOGONAL_DIRECTION;
+    return QD_OK;
+}
+
+static qd_status update_matrix(proof_run *r, int matrix, int param, int64_t count)
+{
+    bool own = qd_muon_own(r->program, r->action, r->program->rank) == matrix;
+    if (r->directions[param] < (own ? ORTHOGONAL_DIRECTION : MOMENTUM_DIRECTION))
+        return qd_proof_action_fail(r, param, 0, -1, "it is updated before its direction is known");
+    return update_param(r, param, count);
+}
+
 static qd_status update(proof_run *r)
 {
     const qd_action *a = r->action;
@@ -534,10 +563,7 @@ static qd_status update(proof_run *r)
         for (int i = a->param; i < a->param + a->params; i++) {
             int param = r->program->matrices[i].param;
             int64_t count = qd_program_holding(r->program, QD_BUFFER_PARAM, param).count;
-            if (a->kind == QD_ACTION_MOMENTUM && count > 0)
-                QD_TRY(reads_final(r, param));
-            else
-                QD_TRY(update_param(r, param, count));
+            QD_TRY(a->kind == QD_ACTION_MOMENTUM ? momentum(r, param, count) : update_matrix(r, i, param, count));
         }
         return QD_OK;
     }
@@ -604,10 +630,11 @@ qd_status qd_proof_gradients_action(proof_run *r)
     case QD_ACTION_FETCH: /* optimizer state, and matrices that Muon exchanges: no gradients */
     case QD_ACTION_STORE:
     case QD_ACTION_COLLECT:
-    case QD_ACTION_ORTHOGONALIZE:
     case QD_ACTION_HAND_BACK:
     case QD_ACTION_SHARE:
         return QD_OK;
+    case QD_ACTION_ORTHOGONALIZE:
+        return orthogonalize(r);
     case QD_ACTION_ALLOC: /* handled by step.c */
     case QD_ACTION_MAXIMA:
     case QD_ACTION_CLIP:

@@ -3,6 +3,7 @@
 #ifndef QD_SPEC_PROOF_STEP_IMPL_H
 #define QD_SPEC_PROOF_STEP_IMPL_H
 
+#include "spec/program/offload.h"
 #include "spec/proof/proof_impl.h"
 
 /* What a buffer of activations holds: the output of a module for a micro-batch. */
@@ -16,6 +17,17 @@ typedef struct proof_content {
 typedef struct proof_clock {
     int32_t at[QD_STREAM_COUNT];
 } proof_clock;
+
+/* What a chunk of optimizer state holds. */
+typedef struct proof_chunk {
+    qd_section sections[QD_STATE_KINDS];
+    int count;    /* of sections; 0: it has not been fetched */
+    int by;       /* the last action on it; -1: none */
+    bool changed; /* since it was fetched or stored */
+} proof_chunk;
+
+/* What is known of the direction in which Muon updates a matrix. */
+typedef enum proof_direction { NO_DIRECTION, MOMENTUM_DIRECTION, ORTHOGONAL_DIRECTION } proof_direction;
 
 typedef struct proof_run {
     qd_proof *proof;
@@ -34,6 +46,8 @@ typedef struct proof_run {
     proof_clock *clocks;              /* per action */
     proof_clock now[QD_STREAM_COUNT]; /* per stream, after its last action */
     int64_t *updated;                 /* per parameter: number of elements updated */
+    proof_chunk *chunks;              /* per buffer */
+    uint8_t *directions;              /* per parameter: proof_direction */
     bool *squared;                    /* per module: SQUARES has run */
     bool *summed;                     /* per parameter: an op has summed its squares */
     int *held;                        /* untied parameters that the rank holds, in order */
@@ -76,4 +90,7 @@ int64_t qd_proof_covered(const proof_run *r, int param, int64_t *from);
 /* step_clip.c: actions on the largest scores of heads, and the end of the step. */
 qd_status qd_proof_clip_action(proof_run *r);
 qd_status qd_proof_clip_end(const proof_run *r);
+/* step_offload.c: chunks of optimizer state; of all actions, before what else is followed. */
+qd_status qd_proof_chunk_action(proof_run *r);
+qd_status qd_proof_chunk_end(const proof_run *r);
 #endif

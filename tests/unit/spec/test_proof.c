@@ -43,6 +43,7 @@
 #define LORA "lora.rank=2 lora.alpha=6 "
 /* All sizes on a rank are multiples of 16. */
 #define FP8 "train.precision=fp8 model.hidden=64 model.ffn=128 model.kv_heads=4 data.seq=32 "
+#define AWAY "train.qk_clip=3 train.precision=bf16 train.offload=optimizer "
 #define EP2 "parallel.ranks=4 parallel.ep=2 "
 
 typedef struct mutant {
@@ -476,6 +477,11 @@ static const mutant mutants[] = {
     {MTP CP2 "train.qk_clip=3 ", {OP_AHEAD, "attention.part", "head", .nth = 0, .number = -1},
      {"(attention.part)", "prediction module 0, not 1", NULL}},
     {MTP "train.qk_clip=3 ", {ACTION_DROP, "clip_heads", NULL, .nth = 2}, {"heads of head", "are not rescaled", NULL}},
+    {LLAMA AWAY, {ACTION_WAITS, "update", NULL, .nth = 0}, {"does not wait", "works on its chunk", NULL}},
+    {LLAMA AWAY, {ACTION_WAITS, "store", NULL, .nth = 1}, {"does not wait", "works on its chunk", NULL}},
+    {LLAMA AWAY, {ACTION_COUNT, "clip_heads", NULL, .nth = 0, .number = 0}, {"does not hold the optimizer state", NULL, NULL}},
+    {LLAMA "train.optimizer=muon parallel.ranks=2 ", {ACTION_DROP, "orthogonalize", NULL, .nth = 0},
+     {"before its direction is known", NULL, NULL}},
     {MTP "parallel.ranks=2 ", {ACTION_DROP, "add_tied", NULL, .nth = 0}, {"embed.tokens.weight", "of its", NULL}},
     {MTP "parallel.ranks=4 parallel.pp=2 ", {ACTION_DROP, "add_tied", NULL, .nth = 0}, {"embed.tokens.weight", "of its", NULL}},
     {MTP TP2, {ACTION_DROP, "reduce", "tp", .param = "head.mtp.0.hidden_proj.weight", .nth = 0}, {"axis tp", "never summed", NULL}},
@@ -585,6 +591,9 @@ static void everything_is_needed(void **state)
         GPT2 "parallel.ranks=2 parallel.tp=2 run.device=cuda " FP8,
         OLMO2 "train.recompute=full " FP8,
         QWEN2_MOE "fp8.keep=attn model.shared_ffn=48 " FP8,
+        LLAMA TP2 "train.qk_clip=3 train.precision=bf16 train.offload=optimizer train.offload_chunk_mb=0.001 parallel.zero=1 ",
+        LATENT "train.qk_clip=3 train.optimizer=muon parallel.ranks=2 train.precision=bf16 train.offload=optimizer parallel.zero=2 ",
+        GPT2 "parallel.ranks=2 train.offload=optimizer parallel.overlap=false ",
     };
     int dropped = 0;
     for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
