@@ -1,11 +1,12 @@
 /* Single bits flip in the weights or moments of one rank: every flip in a part that has replicas is
  * noticed, the tensor and the rank are named, a majority heals it, and a run neither trains on nor
- * saves such a state. QUADRILLE_FLIPS=200 for the long form.
+ * saves such a state, nor do ranks hand it over. QUADRILLE_FLIPS=200 for the long form.
  * ctest: wrap qd_trainer_step
  * ctest: timeout 120 */
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
 #include "support/scratch.h"
+#include "train/elastic/handover.h"
 #include "train/run/replicas.h"
 
 #include <quadrille/train.h>
@@ -147,6 +148,76 @@ static void flips_are_noticed(void **state)
     notices("parallel.ranks=4 parallel.ep=2 model.experts=4 model.experts_per_token=2", 4, false, false);
 }
 
+typedef struct giving {
+    int fd;
+    uint64_t left; /* ranks that have the state */
+    bool complete[MOST_RANKS];
+} giving;
+
+static qd_status give(qd_trainer *trainer, qd_comm *world, void *argument)
+{
+    giving *g = argument;
+    qd_replicas *replicas;
+    qd_handover_facts facts = {.position = qd_trainer_position(trainer)};
+    const int rank = qd_comm_rank(world);
+    QD_TRY(qd_replicas_create(trainer, world, &replicas));
+    qd_status status = qd_replicas_mark(replicas, facts.marks);
+    qd_replicas_destroy(replicas);
+    if (status == QD_OK && (g->left >> rank & 1) != 0)
+        status = qd_handover_write(g->fd, trainer, g->left, &facts, &g->complete[rank]);
+    return status;
+}
+
+/* Whether what the ranks in `left` hand over differs. */
+static bool given_differs(qd_team *team, uint64_t left)
+{
+    giving g = {.left = left};
+    qd_handover *handover;
+    ok(qd_handover_create(&g.fd));
+    ok(qd_team_call(team, give, &g));
+    ok(qd_handover_open(g.fd, &handover));
+    const bool differs = qd_handover_differs(handover);
+    for (int rank = 0; rank < MOST_RANKS; rank++)
+        assert_int_equal(g.complete[rank], left >> rank & 1);
+    qd_handover_close(handover);
+    close(g.fd);
+    return differs;
+}
+
+/* left: the ranks that are left, in which every part of the state has a replica. */
+static void is_not_handed_over(const char *layout, uint64_t left)
+{
+    char words[512];
+    snprintf(words, sizeof words, MODEL "model.vocab=11 %s", layout);
+    qd_config config = layout_config(words);
+    qd_random_tokens random = {.seed = 3, .vocab = config.model.vocab};
+    qd_batch_source source = qd_random_source(&random);
+    qd_team *team;
+    qd_step_output out;
+    ok(qd_team_create(&config, &source, &team));
+    int params = qd_team_program(team)->ledger->param_count;
+    for (int n = 0; n < flips(); n++) {
+        static const qd_tensor_kind kinds[] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
+        trial t = {.flip = {draw(MOST_RANKS), draw(params), kinds[draw(3)], draw(1 << 20), draw(32)}};
+        ok(qd_team_step(team, &out));
+        assert_false(given_differs(team, left));
+        ok(qd_team_call(team, apply, &t));
+        assert_int_equal(given_differs(team, left), t.held && (left >> t.flip.rank & 1));
+        if (t.held)
+            ok(qd_team_call(team, apply, &t)); /* back again */
+    }
+    qd_team_destroy(team);
+}
+
+static void flips_are_not_handed_over(void **state)
+{
+    (void)state;
+    is_not_handed_over("parallel.ranks=4 train.micro_batch=3", 0x7);
+    is_not_handed_over("parallel.ranks=4 parallel.zero=1 parallel.dp_shard=2", 0xf);
+    is_not_handed_over("parallel.ranks=4 parallel.dp=2 parallel.pp=2", 0xf);
+    is_not_handed_over("parallel.ranks=4 parallel.dp=2 parallel.tp=2", 0xf);
+}
+
 static void majority_heals(void **state)
 {
     (void)state;
@@ -215,7 +286,8 @@ static void run_ends(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(flips_are_noticed), cmocka_unit_test(majority_heals),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(flips_are_noticed), cmocka_unit_test(flips_are_not_handed_over),
+                                       cmocka_unit_test(majority_heals),
                                        cmocka_unit_test_setup_teardown(run_ends, scratch_setup, scratch_teardown)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,6 +40,7 @@ struct qd_handover {
     const char *file;
     size_t bytes;
     qd_handover_facts facts;
+    bool differs;
 };
 
 static const qd_tensor_kind tensor_of[QD_CKPT_KIND_COUNT] = {QD_TENSOR_VALUE, QD_TENSOR_MOMENT1, QD_TENSOR_MOMENT2};
@@ -157,6 +158,9 @@ qd_status qd_handover_open(int fd, qd_handover **handover)
     for (int i = 0; i < shared->sections; i++) {
         const qd_handover_facts *facts = &((const section *)(h->file + shared->at[i]))->facts;
         const int32_t followed = h->facts.followed;
+        for (int k = 0; k < i; k++)
+            h->differs = h->differs ||
+                         qd_replica_marks_differ(facts->marks, ((const section *)(h->file + shared->at[k]))->facts.marks);
         h->facts = *facts;
         h->facts.followed = followed || facts->followed;
     }
@@ -175,6 +179,11 @@ void qd_handover_close(qd_handover *h)
 const qd_handover_facts *qd_handover_get_facts(const qd_handover *h)
 {
     return &h->facts;
+}
+
+bool qd_handover_differs(const qd_handover *h)
+{
+    return h->differs;
 }
 
 /* Copies what two boxes have in common; returns the number of elements. */

@@ -10,6 +10,7 @@
 
 #include "ckpt/checkpoint.h"
 #include "train/exec/trainer.h"
+#include "train/run/replicas.h"
 
 #include <limits.h>
 
@@ -22,6 +23,7 @@ typedef struct qd_handover_facts {
     qd_step_output output;     /* of the step, if that is not done; and how long it took */
     double seconds;
     char base[PATH_MAX];       /* adapters: folder of the frozen values; "": none is known */
+    qd_replica_mark marks[QD_REPLICA_MARKS]; /* of the state; parts 0: replicas are not compared */
 } qd_handover_facts;
 
 /* The launcher: an empty one. The caller closes the descriptor. */
@@ -35,6 +37,8 @@ typedef struct qd_handover qd_handover;
 qd_status qd_handover_open(int fd, qd_handover **handover);
 void qd_handover_close(qd_handover *handover); /* NULL is legal */
 const qd_handover_facts *qd_handover_get_facts(const qd_handover *handover);
+/* Whether ranks that hold the same part of the state have other bits there. */
+bool qd_handover_differs(const qd_handover *handover);
 /* Not collective. Fills weights and optimizer state of a trainer of any layout, and its position.
  */
 qd_status qd_handover_load(qd_handover *handover, qd_trainer *trainer);

@@ -21,19 +21,18 @@ static bool stays(const qd_rank_run *s, qd_status status)
     return status == QD_REMOTE || status == QD_TIMEOUT || (status == QD_OK && s->rests);
 }
 
-/* Frees everything but the trainer and what it refers to; releases the folder. */
+/* Frees everything but the trainer, what it refers to and what marks its state; releases the
+ * folder. */
 static void rest(qd_rank_run *s)
 {
     qd_saver_abandon(s->saver);
     qd_saver_destroy(s->saver);
     qd_metrics_destroy(s->metrics);
     qd_recorder_destroy(s->recorder);
-    qd_replicas_destroy(s->replicas);
     qd_samples_destroy(s->samples);
     s->saver = NULL;
     s->metrics = NULL;
     s->recorder = NULL;
-    s->replicas = NULL;
     s->samples = NULL;
 }
 
@@ -82,7 +81,21 @@ qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete)
                                .rollbacks = s->rollbacks, .other_validation = s->other_validation, .output = s->output,
                                .seconds = s->seconds};
     snprintf(facts.base, sizeof facts.base, "%s", s->base);
+    *complete = false;
+    if (s->replicas)
+        QD_TRY(qd_replicas_mark(s->replicas, facts.marks));
     return qd_handover_write(fd, s->trainer, left, &facts, complete);
+}
+
+/* Each part of the state comes from one rank: if that is the one with a flipped bit, all would get
+ * it, and no comparison would find it any more. */
+static qd_status check_replicas(const qd_rank_run *s)
+{
+    const qd_handover *h = s->run->handover;
+    if (!qd_handover_differs(h))
+        return QD_OK;
+    return QD_FAIL(QD_DIFFERENT, "the state after step %lld is not handed over: ranks that hold the same part of it differ there",
+                   (long long)qd_handover_get_facts(h)->position.step);
 }
 
 static qd_status load(void *state)
@@ -94,6 +107,7 @@ static qd_status load(void *state)
 qd_status qd_run_take_over(qd_rank_run *s, qd_position *at)
 {
     const qd_handover_facts *facts = qd_handover_get_facts(s->run->handover);
+    QD_TRY(qd_rank_agree(s, check_replicas(s)));
     QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load, s)));
     *at = facts->position;
     s->followed = facts->followed ? at->step : at->step - 1;

@@ -12,13 +12,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-/* Tensors that a rank holds whole have more replicas (along tp) than its shards. */
-enum { CLASSES = 2 * QD_FAMILY_COUNT };
-
-/* Which part, and its bits. Parts are compared if `part` is equal and not 0. */
-typedef struct mark {
-    int64_t part, bits;
-} mark;
+enum { CLASSES = QD_REPLICA_MARKS };
+typedef qd_replica_mark mark;
 
 struct qd_replicas {
     qd_trainer *trainer;
@@ -90,6 +85,19 @@ static qd_status mark_all(qd_replicas *r, bool bits, mark classes[CLASSES])
             m->bits = mix(m->bits, &one.bits, sizeof one.bits);
         }
     return QD_OK;
+}
+
+qd_status qd_replicas_mark(qd_replicas *r, qd_replica_mark marks[QD_REPLICA_MARKS])
+{
+    return mark_all(r, true, marks);
+}
+
+bool qd_replica_marks_differ(const qd_replica_mark *a, const qd_replica_mark *b)
+{
+    for (int i = 0; i < QD_REPLICA_MARKS; i++)
+        if (a[i].part != 0 && a[i].part == b[i].part && a[i].bits != b[i].bits)
+            return true;
+    return false;
 }
 
 /* A failure to read the state is this rank's alone: the others must not wait for it. */
