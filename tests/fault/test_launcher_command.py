@@ -79,6 +79,15 @@ class Commands(program.ProgramTest):
         self.assertEqual([line["event"] for line in self.journal()], ["absent", "excluded", "failure"])
         self.assertEqual(result.stdout.count("4 ranks are available, and run.elastic needs at least 6"), 1, result.stdout)
 
+    def test_first_host_of_a_line(self):
+        """A message names the host of the missing rank, then others."""
+        self.write("hosts", "alpha slots=2\nbeta slots=2\n")
+        command = self.script('case $hosts in *beta*) echo "quadrille: rank 2 on host beta (last in 2), rank 1 on host alpha (last in 3) '
+                              'did not arrive" >&2; exit 1;; esac')
+        self.ok(self.run_program(*self.small(*STEPS, "run.dir=run", "--restarts", "9", "run.elastic=1..4", "run.hosts=hosts",
+                                             "run.host_failures=1", command)))
+        self.assertEqual(self.starts(), ["4 alpha:2,beta:2", "2 alpha:2"])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -182,30 +182,38 @@ int qd_hosts_slots(const qd_hosts *h)
     return slots;
 }
 
-/* The name as a word of its own. */
-static bool names(const char *line, const char *name)
+/* Where the name is, as a word of its own; NULL: nowhere. */
+static const char *find_name(const char *line, const char *name)
 {
     const size_t length = strlen(name);
     for (const char *at = line; (at = strstr(at, name)); at++) {
         const char before = at > line ? at[-1] : ' ', after = at[length];
         if (!isalnum((unsigned char)before) && !strchr("-_.", before) && !isalnum((unsigned char)after) && after != '-' && after != '_')
-            return true;
+            return at;
     }
-    return false;
+    return NULL;
 }
 
 /* mpirun: "process rank 1 with PID 0 on node beta exited on signal 9", "Remote daemon: … on node
  * beta"; srun: "srun: error: beta: task 2: Killed", "Node failure on beta"; our own name the rank
- * and its host. When one rank fails, the others are ended, so the first line counts. */
+ * and its host. When one rank fails, the others are ended, so the first line counts; in it, the
+ * rank that has failed comes before those that noticed. */
 void qd_hosts_listen(qd_hosts *h, const char *line)
 {
     static const char *const signs[] = {"exited on signal", "exited with", "Remote daemon", "srun: error: ", "Node failure", "quadrille: "};
+    const char *first = NULL;
     bool sign = false;
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
         sign = sign || strstr(line, signs[i]);
-    for (int i = 0; sign && i < h->count && h->blamed < 0; i++)
-        if (names(line, h->list[i].name))
+    if (!sign || h->blamed >= 0)
+        return;
+    for (int i = 0; i < h->count; i++) {
+        const char *at = find_name(line, h->list[i].name);
+        if (at && (!first || at < first)) {
+            first = at;
             h->blamed = i;
+        }
+    }
 }
 
 void qd_hosts_attempt(qd_hosts *h)
