@@ -150,6 +150,8 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
         variables = self.environment(self.named(WORLD_SIZE="64"), 0)
         result = subprocess.run(["sh", "-c", script, program.PROGRAM, *self.small("train.global_batch=64")], cwd=self.folder, env=variables,
                                 capture_output=True, text=True, timeout=20, check=False)
+        if "this build has no UCX" in result.stderr:
+            self.skipTest("this build has no UCX")
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("rank 0 is connected to 64 ranks and may have 100 files open: raise the limit (ulimit -n) to 320", result.stderr)
 
