@@ -9,15 +9,11 @@ VENV is a virtual environment with PyTorch from the Python index. Each case runs
 and compiled) and ours again; times are medians of the timed steps, and the better of PyTorch's two
 counts. A case is a model, ranks and threads per rank; without --case, two models on two cores. For
 many cores: --case gpt2-long:1x16 --case gpt2-long:4x4.
-
---processor-time compares processor time instead, for machines on which other programs run; of one
-rank with one thread (--case llama:1x1), because threads that wait use processor time too.
 """
 import argparse
 import json
 import os
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -33,25 +29,13 @@ CASES = {  # name, preset, vocabulary, seq, global batch
 USUAL = ["gpt2:1x2", "gpt2:2x1", "llama:1x2", "llama:2x1"]
 
 
-def train(o, case, ranks, threads, steps, folder, text):
-    """The folder of a run of ours, and its processor time."""
+def ours(o, case, ranks, threads, folder, text):
     run = tempfile.mkdtemp(dir=folder)
     name, preset, vocab, seq, batch = case
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([o.quadrille, "train", f"model.preset={preset}", f"model.vocab={vocab}", f"data.path={text}", "data.tokenizer=bytes", f"data.seq={seq}",
-                    f"train.global_batch={batch}", f"train.steps={steps}", f"parallel.ranks={ranks}", f"train.precision={o.precision}",
+                    f"train.global_batch={batch}", f"train.steps={o.warm_up + o.steps}", f"parallel.ranks={ranks}", f"train.precision={o.precision}",
                     f"run.threads={threads}", f"run.dir={run}"], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return run, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def ours(o, case, ranks, threads, folder, text):
-    if o.processor_time: # of the steps: that of a run without them is subtracted
-        return (train(o, case, ranks, threads, o.warm_up + o.steps, folder, text)[1] -
-                train(o, case, ranks, threads, o.warm_up, folder, text)[1]) / o.steps
-    run, _ = train(o, case, ranks, threads, o.warm_up + o.steps, folder, text)
-    with open(os.path.join(run, "metrics.jsonl"), encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
+    lines = [json.loads(line) for line in open(os.path.join(run, "metrics.jsonl"))]
     return statistics.median(line["step_seconds"] for line in lines[o.warm_up:])
 
 
@@ -67,7 +51,7 @@ def theirs(o, case, ranks, threads, compiled, port):
     outputs = [p.communicate()[0] for p in procs]
     if any(p.returncode for p in procs):
         return None
-    return statistics.median(json.loads(outputs[0])["processor_seconds" if o.processor_time else "seconds"])
+    return statistics.median(json.loads(outputs[0])["seconds"])
 
 
 def parse_case(text):
@@ -86,7 +70,6 @@ def main():
     a.add_argument("--steps", type=int, default=5)
     a.add_argument("--warm-up", type=int, default=2)
     a.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: train.precision=bf16 against autocast")
-    a.add_argument("--processor-time", action="store_true", help="compare processor time; cases of one rank with one thread")
     a.add_argument("--json", action="store_true")
     a.add_argument("--case", type=parse_case, action="append", help="MODEL:RANKSxTHREADS instead of the usual four; may be repeated")
     a.add_argument("--kind", choices=("eager", "compiled"), action="append", help="of PyTorch, instead of both")

@@ -4,11 +4,10 @@
 One process is one rank. With --ranks above 1 it joins the others over gloo, with
 DistributedDataParallel or, with --sharded, FSDP2 (fully_shard of each block and of the rest). The
 model follows the PyTorch documentation's advice for speed: fused attention, fused AdamW, one
-backward pass. Every rank prints one JSON object: seconds of each timed step, by the clock and of processor
-time, the loss of the last step, and this process's resident bytes before the model was created and at
-the peak while training.
-With --text it trains on random windows of a file's bytes instead of random tokens, and prints the
-losses of all steps (losses.py).
+backward pass. Every rank prints one JSON object: seconds of each timed step, the loss of the last
+step, and this process's resident bytes before the model was created and at the peak while training.
+With --text it trains on a file's bytes, in consecutive windows in random order, as ours does, instead
+of random tokens, and prints the losses of all steps (losses.py).
 """
 import argparse
 import json
@@ -150,15 +149,17 @@ def main():
     rest = [p for p in model.parameters() if p.dim() <= 1]
     optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}], lr=1e-3,
                                   betas=(0.9, 0.95), fused=True)
-    seconds, processor, losses = [], [], []
+    seconds, losses = [], []
     corpus = torch.frombuffer(bytearray(open(o.text, "rb").read()), dtype=torch.uint8).long() if o.text else None
+    order = torch.cat([torch.randperm((len(corpus) - 1) // o.seq) for _ in range(1 + (o.warm_up + o.steps) * o.batch * o.seq // len(corpus))]
+                      ).tolist() if o.text else []
     forget_peak()
     for step in range(o.warm_up + o.steps):
         if corpus is None:
             text = torch.randint(0, m["vocab"], (o.batch, o.seq + 1))
         else:
-            text = torch.stack([corpus[at:at + o.seq + 1] for at in torch.randint(0, len(corpus) - o.seq, (o.batch,)).tolist()])
-        begin, used = time.perf_counter(), time.process_time()
+            text = torch.stack([corpus[at * o.seq:(at + 1) * o.seq + 1] for at in order[step * o.batch:(step + 1) * o.batch]])
+        begin = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=o.precision == "bf16"):
             loss = model(text[:, :-1], text[:, 1:])
         loss.backward()
@@ -169,8 +170,7 @@ def main():
             losses.append(loss.item())
         if step >= o.warm_up:
             seconds.append(time.perf_counter() - begin)
-            processor.append(time.process_time() - used)
-    print(json.dumps({"seconds": seconds, "processor_seconds": processor, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
+    print(json.dumps({"seconds": seconds, "loss": loss.item(), "torch": torch.__version__, "start_bytes": before,
                       "peak_bytes": resident("VmHWM"), **({"losses": losses} if losses else {})}))
     if o.ranks > 1:
         torch.distributed.destroy_process_group()
