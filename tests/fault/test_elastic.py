@@ -286,6 +286,18 @@ exec "$@"
         self.assertEqual([line["event"] for line in self.journal()], ["absent", "resize"])
         self.assertEqual(len(self.metrics("run")), 6)
 
+    def test_command_that_locks_itself_up(self):
+        """mpirun may hang after it has lost a rank that was starting: it is ended, and the run starts again."""
+        script = self.write("start", """[ -e first ] && exec "$@"
+touch first
+echo "mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed)." >&2
+exec sleep 1000
+""")
+        run = self.start(BATCH, "train.steps=6", "run.dir=run", "--restarts", "1", f"run.launcher=sh {script}")
+        self.finish(run)
+        self.assertEqual([line["event"] for line in self.journal()], ["failure", "restart"])
+        self.assertEqual(len(self.metrics("run")), 6)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -31,6 +31,7 @@ enum { EXIT_USAGE = 2, EXIT_AGAIN = 75 };
 typedef struct listener {
     char line[QD_ERROR_MESSAGE_BYTES], message[QD_ERROR_MESSAGE_BYTES];
     size_t length;
+    bool lost; /* mpirun has said that it lost a rank */
     qd_command *command;
 } listener;
 
@@ -41,6 +42,7 @@ static void take_line(listener *l)
     l->line[l->length] = '\0';
     const char *at = strstr(l->line, begin); /* srun -l and mpirun --tag-output put the rank before it */
     l->command->line(l->command->context, l->line);
+    l->lost = l->lost || strstr(l->line, "mpirun noticed that process rank");
     if (at)
         snprintf(l->message, sizeof l->message, "%s", at + sizeof begin - 1);
     l->length = 0;
@@ -113,7 +115,8 @@ static int start(char *const *arguments, const int errors[2], pid_t *child)
 
 /* A command whose ranks have failed may wait for a machine that has vanished, for a quarter of an
  * hour: it is ended so many seconds after their message, and killed so many later. The same for
- * one that has waited for such a machine since its start. */
+ * one that has waited for such a machine since its start, and for an mpirun that has lost a rank
+ * which was connecting to it: Open MPI 4.1 may then lock itself up. */
 #define SECONDS_TO_END 15.0
 #define SECONDS_TO_KILL 5.0
 
@@ -133,7 +136,7 @@ static void follow(const qd_run *run, pid_t child, int errors, listener *l)
             told = true;
             kill(child, SIGUSR1);
         }
-        if (failed_at == 0.0 && (l->message[0] || l->command->futile) && atomic_load(run->stop) == 0)
+        if (failed_at == 0.0 && (l->message[0] || l->lost || l->command->futile) && atomic_load(run->stop) == 0)
             failed_at = qd_clock_now();
         if (failed_at > 0.0 && ended < 2 && qd_clock_now() > failed_at + SECONDS_TO_END + ended * SECONDS_TO_KILL)
             kill(child, ended++ == 0 ? SIGTERM : SIGKILL);
