@@ -104,6 +104,8 @@ static qd_status print_json(const findings *f)
     qd_json_put_int(&w, "memory_available_bytes", m->memory_available_bytes);
     qd_json_put_int(&w, "memory_limit_bytes", m->memory_limit_bytes);
     qd_json_put_string(&w, "huge_pages", m->huge_pages);
+    qd_json_put_string(&w, "collective_ways", m->ways);
+    qd_json_put_string(&w, "collective_ways_file", m->ways_file[0] ? m->ways_file : NULL);
     qd_json_put_int(&w, "shared_bytes", m->shared_bytes);
     qd_json_put_int(&w, "shared_free_bytes", m->shared_free_bytes);
     qd_json_put_bool(&w, "mpi_built", m->mpi_built);
@@ -145,7 +147,7 @@ static void print_gpus(const qd_machine *m)
 static void print_text(const findings *f)
 {
     const qd_machine *m = &f->machine;
-    char memory[32], available[32], limit[32], shared[32];
+    char memory[32], available[32], limit[32], shared[32], stream[32];
     qd_text_bytes(m->memory_bytes, memory, sizeof memory);
     qd_text_bytes(m->memory_available_bytes, available, sizeof available);
     qd_text_bytes(m->memory_limit_bytes, limit, sizeof limit);
@@ -169,6 +171,13 @@ static void print_text(const findings *f)
     printf("memory         %s, %s free%s%s\n", memory, available, m->memory_limit_bytes > 0 ? ", limited to " : "",
            m->memory_limit_bytes > 0 ? limit : "");
     printf("huge pages     %s\n", m->huge_pages[0] ? m->huge_pages : "unknown");
+    qd_text_bytes(m->stream_bytes, stream, sizeof stream);
+    if (m->ways[0])
+        cli_say("collectives", 15, "results bypass the caches from %s of buffers on (copies: %s, the largest: %s); %s%s", stream,
+                m->stream_copy, m->far_copy, m->ways_file[0] ? "kept in " : "not kept: the cache folder cannot be written",
+                m->ways_file);
+    else
+        puts("collectives    built-in sizes and copies: the machine is too busy to measure them");
     printf("shared memory  %s in /dev/shm\n", m->shared_bytes > 0 ? shared : "none");
     printf("MPI            %s; %s\n", m->mpi_built ? "built in" : "not built in", f->mpirun[0] ? f->mpirun : "no mpirun in PATH");
     printf("serve          %s\n", qd_serve_built() ? "built in" : "not built in (Debian: libmicrohttpd-dev)");

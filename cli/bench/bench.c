@@ -26,11 +26,11 @@ qd_status bench_program(const char **path)
     return QD_OK;
 }
 
-/* Whether the option is one of the blank-separated words of part->options. */
-static bool is_taken(const bench_part *part, const char *option)
+/* Whether a word is one of a list in which each has a blank on both sides. */
+static bool is_listed(const char *list, const char *word)
 {
-    size_t length = strlen(option);
-    for (const char *at = part->options; (at = strstr(at, option)) != NULL; at += length)
+    size_t length = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)) != NULL; at += length)
         if (at[-1] == ' ' && at[length] == ' ')
             return true;
     return false;
@@ -43,15 +43,15 @@ static qd_status check_arguments(const cli_call *call, const bench_part *part)
     for (int i = 0; i < cli_bench.option_count; i++) {
         const char *option = cli_bench.options[i].key;
         char takers[128] = "";
-        if (!qd_options_is_set(call->options, option) || is_taken(part, option))
+        if (!qd_options_is_set(call->options, option) || is_listed(part->options, option))
             continue;
         for (int k = 0; parts[k]; k++)
-            if (is_taken(parts[k], option))
+            if (is_listed(parts[k]->options, option))
                 snprintf(takers + strlen(takers), sizeof takers - strlen(takers), "%s%s", takers[0] ? ", " : "", parts[k]->name);
         return QD_FAIL(QD_USAGE, "bench %s: --%s is for %s", part->name, option, takers);
     }
     for (int i = 0; part->keys && i < table.count; i++)
-        if (qd_options_is_set(call->options, table.options[i].key) && strcmp(table.options[i].key, part->keys) != 0)
+        if (qd_options_is_set(call->options, table.options[i].key) && !is_listed(part->keys, table.options[i].key))
             return QD_FAIL(QD_USAGE, "bench %s: %s has no effect here", part->name, table.options[i].key);
     int most = part->keys ? 1 : 2;
     return call->word_count <= most ? QD_OK : QD_FAIL(QD_USAGE, "bench %s: '%s' is one argument too many", part->name, call->words[most]);

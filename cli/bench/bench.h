@@ -7,7 +7,7 @@
 typedef struct bench_part {
     const char *name;
     const char *options; /* the options of bench that it accepts, each between blanks */
-    const char *keys;    /* the only configuration key that it accepts, or "" for none; NULL: all of them, and a CONFIG */
+    const char *keys;    /* the configuration keys that it accepts, as options; "": none; NULL: all of them, and a CONFIG */
     qd_status (*run)(cli_call *call); /* words[0] is the name */
 } bench_part;
 

@@ -14,6 +14,7 @@
 extern "C" {
 #endif
 
+enum { QD_BENCH_WAYS_MOST = 640 };
 typedef struct qd_bench_collectives_config {
     size_t size;
     int ranks;                             /* processes on this machine */
@@ -24,6 +25,7 @@ typedef struct qd_bench_collectives_config {
     /* NULL-terminated command that calls qd_bench_collectives_rank() with the arguments that are
      * appended to it. */
     const char *const *rank_command;
+    const char *ways; /* as run.collectives: a file, "none", or NULL or "" for the user's cache folder */
 } qd_bench_collectives_config;
 /* Sets the defaults: 2 ranks, 4 B to 64 MiB, without MPI. */
 QD_API void qd_bench_collectives_config_init(qd_bench_collectives_config *config, size_t size);
@@ -57,6 +59,8 @@ typedef struct qd_bench_collectives_result {
     char mpi_version[128]; /* "Open MPI v4.1.4"; "" without MPI */
     qd_bench_collectives_row *rows; /* released by qd_bench_collectives_free() */
     int count;
+    char ways[QD_BENCH_WAYS_MOST]; /* qd_comm_config.ways of the local world; "": those of a machine that was not measured */
+    double ways_seconds;           /* that they took to measure just now; 0: they were known */
 } qd_bench_collectives_result;
 QD_SIZED_DEFAULT(qd_bench_collectives_result)
 

@@ -46,6 +46,8 @@ typedef struct qd_comm_config {
     int64_t staging_bytes;   /* shared staging memory per rank and communicator, committed on use (local processes only) */
     bool no_remote_reads;    /* local: access only memory of qd_comm_alloc() directly and stage everything else, without
                                 system calls between processes; threads take the same code paths as processes */
+    const char *ways;        /* local: the sizes and copy kernels of all ranks, as qd_local_ways_measure() writes them; NULL:
+                                those of a machine that was not measured. No choice changes a result */
 } qd_comm_config;
 /* Sets the defaults: a deadline of 300 s, 1 MiB of staging memory. */
 QD_API void qd_comm_config_init(qd_comm_config *config, size_t size);
@@ -60,6 +62,15 @@ typedef struct qd_local_world qd_local_world;
 /* Creates the segment, owned by the caller. QD_USAGE for a size, deadline or staging memory out of
  * range. */
 QD_API qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **world);
+/* Measures which ways of moving data suit this machine, with up to four threads on cores of their
+ * own, in about `seconds` (0.2 is enough), at most three times that, with at most 256 MiB. The
+ * text, for qd_comm_config.ways, has at most QD_LOCAL_WAYS_MOST bytes with its end. *settled:
+ * nothing disturbed the measurement, so the result may be kept. Without memory or idle cores to
+ * measure with, the text is that of a machine that was not measured. Not collective. */
+enum { QD_LOCAL_WAYS_MOST = 640 };
+QD_API void qd_local_ways_measure(double seconds, char *text, size_t size, bool *settled);
+/* Checks a text for qd_comm_config.ways. QD_USAGE names what is wrong. */
+QD_API qd_status qd_local_ways_check(const char *text);
 /* The file descriptor for qd_local_comm_open(); it belongs to the world. */
 QD_API int qd_local_world_fd(const qd_local_world *world);
 /* Joins as `rank`; the caller owns *comm. attach: ranks as threads; open: ranks as processes.

@@ -39,10 +39,15 @@ typedef struct qd_machine {
     double dot_flops;          /* measured FLOP/s of bf16 dot products on one core; 0: the kernels have none */
     double bf16_product_flops; /* measured FLOP/s of bf16 GEMMs on one core */
     double amx_flops;          /* measured FLOP/s of AMX tiles of bf16 on one core; 0: the kernels have none */
+    char ways[640];            /* how collectives between local ranks copy here: qd_comm_config.ways */
+    char ways_file[1024];       /* where this is kept; "": nowhere */
+    int64_t stream_bytes;      /* of it: buffers of all ranks of an operation from which on results bypass the caches */
+    char stream_copy[16], far_copy[16]; /* of it: the non-temporal copy of such results, and of the largest */
 } qd_machine;
 QD_SIZED_DEFAULT(qd_machine)
 
-/* Fills `machine`. Takes about 0.2 s, mostly for the measurements. */
+/* Fills `machine`. Takes about 0.2 s, mostly for the measurements, and 0.3 s more once for `ways`,
+ * which it keeps in the user's cache folder. */
 QD_API qd_status qd_machine_look(qd_machine *machine);
 
 /* Bytes of memory that a run could allocate now: free memory, within the limits of this process's

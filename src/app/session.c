@@ -6,6 +6,7 @@
 #include "base/sized.h"
 #include "train/ranks/failure.h"
 #include "train/ranks/rank_threads.h"
+#include "train/launch/collective_ways.h"
 #include "train/run/resume_options.h"
 #include "train/run/run_state.h"
 
@@ -154,7 +155,10 @@ static qd_status start(qd_session *s)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", s->run.config.world);
     if (s->observer.on_start)
         s->observer.on_start(s->observer.context, &s->summary.shown);
+    qd_collective_ways ways;
     comm.deadline_seconds = s->run.config.deadline;
+    qd_collective_ways_find(s->run.config.collectives[0] != '\0' ? s->run.config.collectives : "none", false, &ways);
+    comm.ways = ways.text;
     block_signals(&before);
     qd_status status = qd_rank_threads_create(s->run.config.world, &comm, &s->threads);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -4,6 +4,7 @@
 #include "base/sized.h"
 
 #include "comm/mpi/native.h"
+#include "train/launch/collective_ways.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -190,6 +191,11 @@ static qd_status measure(const qd_bench_collectives_config *config, qd_bench_col
         open_mpi = strstr(result->mpi_version, "Open MPI") != NULL;
     }
     qd_comm_config comm_config = qd_comm_config_default();
+    qd_collective_ways ways;
+    qd_collective_ways_find(config->ways ? config->ways : "", true, &ways);
+    snprintf(result->ways, sizeof result->ways, "%s", ways.text);
+    result->ways_seconds = ways.seconds;
+    comm_config.ways = ways.text;
     QD_TRY_DONE(qd_local_world_create(config->ranks, &comm_config, &l.world));
     QD_TRY_DONE(make_board(&l));
     QD_TRY_DONE(make_words(&l, config, open_mpi));

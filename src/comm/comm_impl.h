@@ -304,10 +304,10 @@ typedef void (*qd_transfer_visit)(void *context, void *to, const void *from, int
 void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void *context);
 
 /* Copies what stays on this rank: its own part in all-gather and all-to-all, and the root's in
- * gather and scatter (nothing if it is in place already). Large copies bypass the caches, whatever
- * `way` is. For a group of one this is the whole operation; the core never calls a backend for
+ * gather and scatter (nothing if it is in place already). way NULL: large pieces bypass the
+ * caches. For a group of one this is the whole operation; the core never calls a backend for
  * those. */
-void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way);
+void qd_transfer_copy_own(const qd_transfer *op, const qd_copy_way *way);
 
 /* Compares a peer's call with ours. QD_MISMATCH names both sides; peer_place may be "". For send
  * and receive the kinds must be counterparts, and roots are not compared. */

@@ -15,16 +15,15 @@
 
 /* Copies whole cache lines with LINE; `to` is aligned to a line. Returns the bytes copied: all but
  * less than a line. Prefetches two pages ahead, also past the end, where the next copy often
- * begins: the hardware prefetcher stops at page boundaries. Far copies alternate between two pages,
- * so that TLB misses overlap. Near ones are faster without that, and with one prefetch for each
- * pair of lines. */
+ * begins: on some processors the hardware prefetcher stops at page boundaries. Page by page, one
+ * prefetch for each pair of lines is enough. */
 #define PAGE 4096
 #define FETCH(from) _mm_prefetch((from) + 2 * PAGE, _MM_HINT_T0)
 #define DEFINE_LINES(NAME, TARGET, LINE)                                                                    \
-    __attribute__((target(TARGET))) static int64_t NAME(char *to, const char *from, int64_t bytes, bool far) \
+    __attribute__((target(TARGET))) static int64_t NAME(char *to, const char *from, int64_t bytes, qd_copy_way way) \
     {                                                                                                       \
         int64_t i = 0;                                                                                      \
-        for (; far && i + 2 * PAGE <= bytes; i += 2 * PAGE)                                                 \
+        for (; way == QD_COPY_PAGES && i + 2 * PAGE <= bytes; i += 2 * PAGE)                                \
             for (int64_t k = i; k < i + PAGE; k += 128) {                                                   \
                 FETCH(from + k);                                                                            \
                 FETCH(from + k + 64);                                                                       \
@@ -35,7 +34,7 @@
                 LINE(to + k + PAGE, from + k + PAGE);                                                       \
                 LINE(to + k + PAGE + 64, from + k + PAGE + 64);                                             \
             }                                                                                               \
-        for (; i + 256 <= bytes; i += 256) {                                                                \
+        for (; way != QD_COPY_LINES && i + 256 <= bytes; i += 256) {                                        \
             FETCH(from + i);                                                                                \
             FETCH(from + i + 128);                                                                          \
             LINE(to + i, from + i);                                                                         \
@@ -57,11 +56,19 @@
         QUARTER((to) + 32, (from) + 32);                                                                    \
         QUARTER((to) + 48, (from) + 48);                                                                    \
     } while (0)
+#define LINE_256(to, from)                                                                                  \
+    do {                                                                                                    \
+        __m256i low = _mm256_loadu_si256((const __m256i *)(from));                                          \
+        __m256i high = _mm256_loadu_si256((const __m256i *)((from) + 32));                                  \
+        _mm256_stream_si256((__m256i *)(to), low);                                                          \
+        _mm256_stream_si256((__m256i *)((to) + 32), high);                                                  \
+    } while (0)
 DEFINE_LINES(stream_avx512, "avx512f", LINE_512)
+DEFINE_LINES(stream_avx, "avx", LINE_256)
 DEFINE_LINES(stream_sse2, "sse2", LINE_128)
 
 /* Visible to other ranks after finish_streaming(). */
-static void stream(char *to, const char *from, int64_t bytes, bool far)
+static void stream(char *to, const char *from, int64_t bytes, qd_copy_way way)
 {
     int64_t head = (int64_t)(-(uintptr_t)to & 63);
     if (head > bytes) head = bytes;
@@ -69,8 +76,9 @@ static void stream(char *to, const char *from, int64_t bytes, bool far)
     to += head;
     from += head;
     bytes -= head;
-    int64_t done = __builtin_cpu_supports("avx512f") ? stream_avx512(to, from, bytes, far)
-                                                     : stream_sse2(to, from, bytes, far);
+    int64_t done = __builtin_cpu_supports("avx512f") ? stream_avx512(to, from, bytes, way)
+                   : __builtin_cpu_supports("avx")   ? stream_avx(to, from, bytes, way)
+                                                     : stream_sse2(to, from, bytes, way);
     memcpy(to + done, from + done, (size_t)(bytes - done));
 }
 
@@ -79,9 +87,9 @@ static void finish_streaming(void)
     _mm_sfence();
 }
 #else
-static void stream(char *to, const char *from, int64_t bytes, bool far)
+static void stream(char *to, const char *from, int64_t bytes, qd_copy_way way)
 {
-    (void)far;
+    (void)way;
     memcpy(to, from, (size_t)bytes);
 }
 
@@ -93,7 +101,7 @@ static void finish_streaming(void)
 void qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way)
 {
     if (way != QD_COPY_NEAR) {
-        stream(to, from, bytes, way == QD_COPY_FAR);
+        stream(to, from, bytes, way);
         finish_streaming();
     } else {
         memcpy(to, from, (size_t)bytes);
@@ -108,7 +116,7 @@ void qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes,
         for (int i = 0; i < count; i++) {
             int64_t length = bytes - b < block ? bytes - b : block;
             if (past)
-                stream((char *)to[i] + b, (const char *)from + b, length, way == QD_COPY_FAR);
+                stream((char *)to[i] + b, (const char *)from + b, length, way);
             else
                 memcpy((char *)to[i] + b, (const char *)from + b, (size_t)length);
         }

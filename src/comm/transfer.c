@@ -149,15 +149,21 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
     }
 }
 
+#define STREAM_BYTES (1 << 20) /* without a given way, pieces of this size and more bypass the caches */
+#define PAGES_BYTES (8 << 20)  /* beyond the reach of the TLB */
+
 static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
 {
     const qd_copy_way *way = context;
-    qd_comm_copy(to, from, bytes, *way != QD_COPY_NEAR ? *way : qd_comm_copy_way(bytes, QD_COMM_STREAM_BYTES));
+    qd_comm_copy(to, from, bytes, way                    ? *way
+                                  : bytes < STREAM_BYTES ? QD_COPY_NEAR
+                                  : bytes < PAGES_BYTES  ? QD_COPY_PAGE
+                                                         : QD_COPY_PAGES);
 }
 
-void qd_transfer_copy_own(const qd_transfer *op, qd_copy_way way)
+void qd_transfer_copy_own(const qd_transfer *op, const qd_copy_way *way)
 {
-    qd_transfer_own_pieces(op, copy_piece, &way);
+    qd_transfer_own_pieces(op, copy_piece, (void *)(uintptr_t)way);
 }
 
 static const char *reduce_text(const qd_fingerprint *f)

@@ -299,7 +299,7 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
         qd_transfer op;
         op_fill(&op, comm, request, shape);
         if (alone) {
-            qd_transfer_copy_own(&op, QD_COPY_NEAR);
+            qd_transfer_copy_own(&op, NULL);
             op_end(&op, QD_OK);
         } else {
             status = op_submit(&op);
@@ -332,7 +332,7 @@ qd_status qd_transfer_submit(qd_comm *comm, const qd_coll_request *request, uint
     }
     if (alone) {
         item->begin = qd_clock_now();
-        qd_transfer_copy_own(&item->op, QD_COPY_NEAR);
+        qd_transfer_copy_own(&item->op, NULL);
         op_end(&item->op, QD_OK);
         item->end = qd_clock_now();
         atomic_store(&item->done, 1);

@@ -181,6 +181,22 @@ class RoughUse(program.ProgramTest):
             with self.subTest(arguments):
                 self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)
 
+    def test_ways_of_collectives(self):
+        """A damaged file of ways is reported in one line; the choice is part of the output."""
+        damaged = os.path.join(self.folder, "ways")
+        with open(damaged, "w", encoding="ascii") as file:
+            file.write("no ways\n")
+        bench = ["bench", "collectives", "--operation", "barrier", "--seconds", "0.001", "--json"]
+        built_in = self.run_program(*bench, "run.collectives=none")
+        self.assertEqual((built_in.returncode, built_in.stderr, json.loads(built_in.stdout)["ways"]), (0, "", ""))
+        again = self.run_program(*bench, f"run.collectives={damaged}")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertRegex(again.stderr, r"^(quadrille: collectives: .*ways is damaged: measuring again\n)+$")  # for 2 and 4 ranks
+        ways = json.loads(again.stdout)["ways"]  # "" on a busy machine
+        with open(damaged, encoding="ascii") as file:
+            kept = file.read()
+        self.assertTrue(ways == "" or kept.endswith(f": {ways}\n"), kept)
+
     def test_measurements_show_progress(self):
         slow = ["bench", "step", "run.threads=1", "--warm-up", "0", "--repeat", "3"]  # seconds; faster ones show nothing
         shown = self.on_terminal(*slow, TERM="xterm")

@@ -3,6 +3,7 @@
  * ctest: timeout 400 */
 #include "comm/checked.h"
 #include "dist/reference.h"
+#include "dist/ways.h"
 #include "support/ranks.h"
 #include "support/sample.h"
 
@@ -366,6 +367,38 @@ static qd_status large_messages(bench *b)
     return QD_OK;
 }
 
+/* Sizes on both sides of every limit that does not depend on the processor. */
+static qd_status sizes_of_ways(bench *b)
+{
+    static const int64_t elements[] = {5, 1500, 20011, 50021};
+    for (size_t i = 0; i < sizeof elements / sizeof *elements; i++) {
+        const int64_t count = elements[i];
+        b->salt++;
+        QD_TRY(try_all_reduce(b, count, QD_F32, QD_SUM, i % 2));
+        QD_TRY(try_reduce_scatter(b, count, QD_F32, QD_SUM, i % 2));
+        QD_TRY(try_reduce(b, count, QD_F32, QD_SUM, b->size - 1, i % 2));
+        QD_TRY(try_all_gather(b, count, QD_F32, i % 2));
+        QD_TRY(try_broadcast(b, count, QD_F32, 0));
+        QD_TRY(try_gather_scatter(b, count, QD_F32, b->size / 2));
+        QD_TRY(try_vectored(b, count / 20, i % 2, QD_F32, QD_SUM));
+        QD_TRY(try_all_to_all(b, count / b->size, QD_F32));
+        QD_TRY(try_all_to_all_v(b, count / 4 / b->size, QD_F32));
+        QD_TRY(try_messages(b, count, QD_F32));
+    }
+    return QD_OK;
+}
+
+static qd_status body_ways(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    bench b;
+    QD_TRY(bench_open(&b, world, call->text, MOST_ELEMENTS));
+    qd_status status = sizes_of_ways(&b);
+    call->value = b.hash;
+    bench_close(&b);
+    return status;
+}
+
 static qd_status body_every(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
@@ -577,7 +610,7 @@ static qd_status body_memory(qd_comm *world, void *arg)
 
 static const qd_ranks_entry bodies[] = {
     {"memory", body_memory},
-    {"every", body_every}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
+    {"every", body_every}, {"ways", body_ways}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
     {"arguments", body_arguments}};
 
 /* Runs a body; its values must be those of `first`. */
@@ -625,6 +658,33 @@ static void test_checked(void **unused)
         }
 }
 
+/* Every way of moving data gives bit-identical results, whatever a processor would choose. */
+static void test_ways(void **unused)
+{
+    (void)unused;
+    static const char *const memories[] = {"", "shared", "mixed"};
+    qd_ranks_result first[4], results[4];
+    for (int size = 2; size <= 3; size++) {
+        run_same("ways", QD_RANKS_THREADS, "", size, NULL, first);
+        for (size_t w = 0; w < FORCED_WAYS; w++)
+            for (size_t m = 0; m < sizeof memories / sizeof *memories; m++) {
+                qd_ranks_options options = {.text = memories[m], .deadline_seconds = 60, .limit_seconds = 180, .ways = forced_ways[w]};
+                qd_ranks_mode mode = (w + m) % 4 == 3 ? QD_RANKS_THREADS : QD_RANKS_PROCESSES;
+                if (m == 2 && !sample_has(w, (size_t)size, 2)) continue;
+                if (qd_ranks_run_ok("ways", mode, size, &options, results) != QD_OK)
+                    fail_msg("ways '%s', memory '%s': %s", forced_ways[w], memories[m], qd_error_message());
+                for (int r = 0; r < size; r++)
+                    if (results[r].value != first[r].value) fail_msg("ways '%s', memory '%s': other bits", forced_ways[w], memories[m]);
+            }
+    }
+    qd_local_world *world;
+    qd_comm_config config = qd_comm_config_default();
+    config.ways = "stream_bytes=1 speed=9";
+    assert_int_equal(qd_local_world_create(2, &config, &world), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "there is no 'speed'"));
+    qd_error_clear();
+}
+
 static void test_every(void **unused)
 {
     (void)unused;
@@ -664,7 +724,7 @@ static void test_memory(void **unused)
 int main(int argc, char **argv)
 {
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways), cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_async),
                                        cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory),
                                        cmocka_unit_test(test_checked)};

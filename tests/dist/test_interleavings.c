@@ -4,6 +4,7 @@
  * longer sequence per case.
  * ctest: wrap qd_clock_now qd_comm_copy qd_comm_spread qd_sum_tree qd_transfer_consumes */
 #include "dist/reference.h"
+#include "dist/ways.h"
 #include "support/ranks.h"
 #include "support/sample.h"
 
@@ -421,6 +422,30 @@ done:
     return status;
 }
 
+/* Direct all-reduces of buffers that all ranks reach by address, except those of rank 0, which is
+ * late. The others cannot know that before it posts, and it sums as soon as it has posted: their
+ * data must be in their lanes by then, whatever the ways say about such small messages. */
+static qd_status body_direct(qd_comm *world, void *arg)
+{
+    (void)arg;
+    enum { TIMES = 6 };
+    int rank = qd_comm_rank(world);
+    operation o = {.kind = QD_COLL_ALL_REDUCE, .dtype = QD_F32, .reduce = QD_SUM, .count = 4001};
+    buffers b = {.work = NULL};
+    qd_status status = QD_OK;
+    QD_TRY(take_buffers(world, &b));
+    for (int i = 0; i < TIMES; i++) {
+        o.salt = (uint64_t)i + 1;
+        o.in_place = i % 2;
+        if (rank == 0) pause_ms(20);
+        QD_TRY_DONE(begin(world, &o, &b, rank > 0, rank > 0));
+        QD_TRY_DONE(end(world, &o, &b));
+    }
+done:
+    if (status == QD_OK) give_buffers(world, &b);
+    return status;
+}
+
 /* Rank 1 stops while it reads a piece of rank 0's memory. Rank 0 gives up, names it, and reuses its
  * memory; then rank 1 continues. It must not take what it now finds for the message: its call
  * fails, or had received the message before. text: kind and bytes. */
@@ -470,22 +495,25 @@ static qd_status body_outdated(qd_comm *world, void *arg)
     return status;
 }
 
-static const qd_ranks_entry bodies[] = {{"sequence", body_sequence}, {"ahead", body_ahead}, {"outdated", body_outdated}};
+static const qd_ranks_entry bodies[] = {
+    {"sequence", body_sequence}, {"ahead", body_ahead}, {"direct", body_direct}, {"outdated", body_outdated}};
 
 static int wanted_operations, wanted_kind = -1;
 static unsigned long long wanted_seed = 1;
 
-static void run(qd_ranks_mode mode, bool staged)
+static void run(qd_ranks_mode mode, bool staged, const char *ways)
 {
-    int operations = wanted_operations ? wanted_operations : sample_count(120, 30);
+    int operations = wanted_operations ? wanted_operations : sample_count(ways ? 60 : 120, 30);
     if (!qd_ranks_mode_available(mode)) skip();
     for (int size = 2; size <= MOST_RANKS; size++) {
         char text[64];
         qd_ranks_result results[MOST_RANKS];
         snprintf(text, sizeof text, "%llu %d %d", wanted_seed * 10 + (unsigned long long)size, operations, wanted_kind);
-        qd_ranks_options options = {.text = text, .deadline_seconds = 60, .limit_seconds = 500, .no_remote_reads = staged};
+        qd_ranks_options options = {.text = text, .deadline_seconds = 60, .limit_seconds = 500, .no_remote_reads = staged,
+                                    .ways = ways};
         if (qd_ranks_run_ok("sequence", mode, size, &options, results) != QD_OK)
-            fail_msg("%s%s, seed %s: %s", qd_ranks_mode_name(mode), staged ? ", staged" : "", text, qd_error_message());
+            fail_msg("%s%s, ways '%s', seed %s: %s", qd_ranks_mode_name(mode), staged ? ", staged" : "", ways ? ways : "", text,
+                     qd_error_message());
     }
 }
 
@@ -496,6 +524,20 @@ static void test_ahead(void **unused)
     if (!qd_ranks_mode_available(QD_RANKS_STAGED)) skip();
     if (qd_ranks_run_ok("ahead", QD_RANKS_STAGED, 2, &(qd_ranks_options){.deadline_seconds = 60}, results) != QD_OK)
         fail_msg("%s", qd_error_message());
+}
+
+static void test_direct(void **unused)
+{
+    (void)unused;
+    static const qd_ranks_mode modes[] = {QD_RANKS_PROCESSES, QD_RANKS_THREADS};
+    qd_ranks_result results[3];
+    for (size_t m = 0; m < 2; m++)
+        for (int size = 2; size <= 3 && qd_ranks_mode_available(modes[m]); size++)
+            for (int w = 0; w < FORCED_WAYS; w++) {
+                qd_ranks_options options = {.deadline_seconds = 60, .no_remote_reads = m == 1, .ways = forced_ways[w]};
+                if (qd_ranks_run_ok("direct", modes[m], size, &options, results) != QD_OK)
+                    fail_msg("ways '%s': %s", forced_ways[w], qd_error_message());
+            }
 }
 
 static void test_outdated(void **unused)
@@ -523,26 +565,36 @@ static void test_outdated(void **unused)
 static void test_processes(void **unused)
 {
     (void)unused;
-    run(QD_RANKS_PROCESSES, false);
+    run(QD_RANKS_PROCESSES, false, NULL);
 }
 
 static void test_staged_processes(void **unused)
 {
     (void)unused;
-    run(QD_RANKS_PROCESSES, true);
+    run(QD_RANKS_PROCESSES, true, NULL);
 }
 
 static void test_threads(void **unused)
 {
     (void)unused;
-    run(QD_RANKS_THREADS, false);
+    run(QD_RANKS_THREADS, false, NULL);
+}
+
+/* The same with one way taken wherever it can be. */
+static void test_forced_ways(void **unused)
+{
+    (void)unused;
+    for (int w = 0; w < FORCED_WAYS; w++) {
+        if (qd_ranks_mode_available(QD_RANKS_PROCESSES)) run(QD_RANKS_PROCESSES, false, forced_ways[w]);
+        if (sample_has((size_t)w, 0, 2)) run(QD_RANKS_THREADS, true, forced_ways[w]);
+    }
 }
 
 /* Every path that processes take, where the thread sanitizer sees it. */
 static void test_staged_threads(void **unused)
 {
     (void)unused;
-    run(QD_RANKS_THREADS, true);
+    run(QD_RANKS_THREADS, true, NULL);
 }
 
 int main(int argc, char **argv)
@@ -552,8 +604,9 @@ int main(int argc, char **argv)
     if (argc > 2) wanted_seed = strtoull(argv[2], NULL, 10);
     for (int k = 0; argc > 3 && k < QD_COLL_KIND_COUNT; k++)
         if (strcmp(argv[3], qd_coll_kind_name((qd_coll_kind)k)) == 0) wanted_kind = k;
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ahead),     cmocka_unit_test(test_outdated),
-                                       cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes),
-                                       cmocka_unit_test(test_threads),   cmocka_unit_test(test_staged_threads)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_ahead),     cmocka_unit_test(test_direct),           cmocka_unit_test(test_outdated),
+        cmocka_unit_test(test_processes), cmocka_unit_test(test_staged_processes), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_staged_threads), cmocka_unit_test(test_forced_ways)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

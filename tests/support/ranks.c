@@ -426,6 +426,7 @@ qd_status qd_ranks_run(const char *body, qd_ranks_mode mode, int size, const qd_
     config.deadline_seconds = options->deadline_seconds > 0 ? options->deadline_seconds : 20;
     config.staging_bytes = options->staging_bytes > 0 ? options->staging_bytes : 256 * 1024;
     config.no_remote_reads = mode == QD_RANKS_STAGED || options->no_remote_reads;
+    config.ways = options->ways;
     double limit = options->limit_seconds > 0 ? options->limit_seconds : 60;
     memset(results, 0, (size_t)size * sizeof *results);
     if (size < 1 || size > MOST_RANKS || !find_body(body)) return QD_FAIL(QD_USAGE, "cannot run %s on %d ranks", body, size);

@@ -44,6 +44,7 @@ typedef struct qd_ranks_options {
     int64_t staging_bytes;   /* of the world; 0: 256 KiB, so that medium-sized messages already use the ring */
     double limit_seconds;    /* after which everything is killed; 0: 60 */
     bool no_remote_reads;    /* of the world, for threads too */
+    const char *ways;        /* of the world; NULL: those of a machine that was not measured */
     bool tell_deaths;        /* processes: the parent reports a rank's death to the others, as the launcher does */
 } qd_ranks_options;
 

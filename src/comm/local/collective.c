@@ -22,16 +22,12 @@
 #include <assert.h>
 #include <string.h>
 
-#define STREAM_BYTES (4 << 20) /* results of larger messages bypass the caches */
-#define PLACED_STREAM_BYTES (384 << 10) /* the same for an all-to-all by address, without own blocks */
-#define PLACED_LEAST (32 << 10) /* smaller ones use the lanes, also where ranks outnumber cores */
 #define PART_LEAST (16 << 10)  /* bytes of a part of a ring buffer, unless the ring is smaller */
 
-/* Processes: messages of at least REACH_LEAST bytes (of the whole message) go from memory to
- * memory, and those above these limits through the ring. Measured: below REACH_LEAST the system
- * call costs more than a second copy, above the limits pinning pages does. Where several ranks read
- * the same data, the ring is better at all sizes. */
-#define REACH_LEAST (64 << 10)
+/* Processes: messages of at least ways.reach_from bytes (of the whole message) go from memory to
+ * memory, and those above these limits through the ring. Measured: below reach_from the system call
+ * costs more than a second copy, above the limits pinning pages does. Where several ranks read the
+ * same data, the ring is better at all sizes. A reduce cannot: its sums would have no buffer. */
 static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more ranks */
     [QD_COLL_ALL_REDUCE] = {2 << 20, 0},      [QD_COLL_REDUCE_SCATTER] = {4 << 20, 0},
     [QD_COLL_ALL_GATHER] = {4 << 20, 0},      [QD_COLL_ALL_TO_ALL] = {4 << 20, 4 << 20},
@@ -39,13 +35,76 @@ static const int64_t reach_most[QD_COLL_KIND_COUNT][2] = { /* 2 ranks, more rank
     [QD_COLL_SCATTER] = {INT64_MAX, 8 << 20}, [QD_COLL_REDUCE] = {0, 0},
 };
 
+/* Results of messages of this size and more bypass the caches, unless the machine's measurement has
+ * a higher limit (ways.stream_bytes). Measured; higher where the result is the source of the next
+ * message. all-to-all: what a rank sends to others. */
+#define ROUNDS_STREAM_FROM (4 << 20)
+static const int64_t stream_from[QD_COLL_KIND_COUNT] = { /* straight from buffer to buffer */
+    [QD_COLL_ALL_REDUCE] = 768 << 10, [QD_COLL_REDUCE_SCATTER] = 4 << 20, [QD_COLL_ALL_GATHER] = 768 << 10,
+    [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
+    [QD_COLL_SCATTER] = 4 << 20,      [QD_COLL_ALL_TO_ALL] = 384 << 10,
+};
+#define OWN_STREAM_FROM (1 << 20) /* bytes of a rank's own part, which is in no other rank's cache */
+
 typedef qd_local_state state;
+
+static const qd_local_ways *ways_of(const qd_transfer *op)
+{
+    return &qd_local_group_of(op)->header->ways;
+}
+
+/* Bytes of the buffers of all ranks. all-to-all: as if all ranks sent as much as this one. */
+static int64_t touched_bytes(const qd_transfer *op, int64_t bytes)
+{
+    int64_t n = op->comm->size;
+    switch (op->request.kind) {
+    case QD_COLL_ALL_TO_ALL: return 2 * n * (bytes / (n - 1) * n);
+    case QD_COLL_ALL_REDUCE: return 2 * n * bytes;
+    case QD_COLL_BROADCAST: return n * bytes;
+    case QD_COLL_SCATTER: return 2 * bytes;
+    default: return (n + 1) * bytes;
+    }
+}
+
+qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool placed)
+{
+    int64_t from = placed ? stream_from[op->request.kind] : ROUNDS_STREAM_FROM;
+    return qd_local_ways_copy(ways_of(op), message_bytes, from, touched_bytes(op, message_bytes));
+}
+
+/* What a rank sends to others in an all-to-all; for other kinds the whole message. */
+static int64_t message_bytes(const qd_transfer *op)
+{
+    const qd_coll_request *r = &op->request;
+    int64_t elements = r->count;
+    if (r->kind == QD_COLL_ALL_TO_ALL) {
+        elements = 0;
+        for (int to = 0; to < op->comm->size; to++) elements += to == op->comm->rank ? 0 : r->in_counts[to];
+    }
+    return elements * qd_local_element_size(op);
+}
+
+/* Copies the part that stays on this rank: as the other results are written or, while that is not
+ * known, by its size. */
+static void copy_own(qd_transfer *op)
+{
+    const qd_coll_request *r = &op->request;
+    int me = op->comm->rank;
+    qd_copy_way way = qd_local_state_of(op)->large;
+    if (way == QD_COPY_NEAR) {
+        int64_t own = (r->kind == QD_COLL_ALL_TO_ALL ? r->in_counts[me] : qd_transfer_packed_count(op, me)) * qd_local_element_size(op);
+        way = qd_local_ways_copy(ways_of(op), own, OWN_STREAM_FROM, touched_bytes(op, message_bytes(op)));
+    }
+    qd_transfer_copy_own(op, &way);
+}
 
 /* Whether processes copy from memory to memory. Ranks with segment lists use the ring. */
 static bool reaches_memory(const qd_transfer *op, int64_t bytes)
 {
-    return qd_local_state_of(op)->remote && !op->request.lists && bytes > REACH_LEAST &&
-           bytes <= reach_most[op->request.kind][op->comm->size > 2];
+    const qd_local_ways *ways = ways_of(op);
+    qd_coll_kind kind = op->request.kind;
+    int64_t most = ways->reach_most >= 0 && kind != QD_COLL_REDUCE ? ways->reach_most : reach_most[kind][op->comm->size > 2];
+    return qd_local_state_of(op)->remote && !op->request.lists && bytes >= ways->reach_from && bytes <= most;
 }
 
 /* all-to-all: at the start a rank knows only its own counts, so each decides for its own blocks. */
@@ -55,22 +114,24 @@ static void plan_blocks(qd_transfer *op)
     const qd_coll_request *r = &op->request;
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank, n = op->comm->size;
-    int64_t size = qd_local_element_size(op), head = (n * (int64_t)sizeof(qd_local_block) + 63) / 64 * 64, end = head, bytes = 0;
+    int64_t size = qd_local_element_size(op), head = (n * (int64_t)sizeof(qd_local_block) + 63) / 64 * 64, end = head;
+    int64_t bytes = message_bytes(op);
     for (int to = 0; to < n; to++) {
         if (to == me) continue;
-        bytes += r->in_counts[to] * size;
         end += (r->in_counts[to] * size + 63) / 64 * 64;
     }
     /* Size of the whole message as for other kinds: even blocks, including the own one. */
     bool reached = reaches_memory(op, bytes / (n - 1) * n);
     bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE;
-    bool waits = placed ? bytes >= PLACED_LEAST && op->comm->world->spin > 0 : reached; /* for the readers */
+    bool waits = placed ? bytes >= ways_of(op)->placed_from && op->comm->world->spin > 0 : reached; /* for the readers */
     s->way = end <= QD_LOCAL_SMALL_BYTES && !waits ? QD_LOCAL_SMALL
              : placed                              ? QD_LOCAL_PLACED
              : reached                             ? QD_LOCAL_MEMORY
                                                    : QD_LOCAL_STAGED;
     s->part_elements = group->header->ring_bytes / n / size;
-    s->large = qd_comm_copy_way(bytes, placed ? PLACED_STREAM_BYTES : STREAM_BYTES);
+    s->large = qd_local_copy_way(op, bytes, placed);
+    /* Data that stays in the second-level caches is better copied by the rank that reads it. */
+    s->chunked = placed && bytes >= ways_of(op)->common_from;
     qd_local_block *blocks = qd_local_blocks_of(op, me);
     end = head;
     for (int to = 0; to < n; to++) {
@@ -105,8 +166,8 @@ static void plan(qd_transfer *op)
     s->combines = r->kind == QD_COLL_ALL_REDUCE || qd_transfer_is_split(op);
     s->many = s->combines || r->kind == QD_COLL_REDUCE_SCATTER || r->kind == QD_COLL_SCATTER ||
               r->kind == QD_COLL_ALL_TO_ALL;
-    s->large = qd_comm_copy_way(r->count * size, STREAM_BYTES);
-    if (r->kind == QD_COLL_ALL_REDUCE && qd_coll_direct(r->count * size, n)) {
+    s->large = qd_local_copy_way(op, r->count * size, false);
+    if (qd_local_is_direct(op)) {
         assert(r->count * size <= QD_LOCAL_SMALL_BYTES);
         s->direct = true;
         return;
@@ -219,7 +280,7 @@ qd_status qd_local_collective_start(qd_transfer *op)
     }
     atomic_store_explicit(&post->posted, sequence, memory_order_release);
     qd_local_ring_all(op->comm);
-    if (!s->direct && !s->fused && !s->own_left) qd_transfer_copy_own(op, s->large);
+    if (!s->direct && !s->fused && !s->own_left) copy_own(op);
     return QD_OK;
 }
 
@@ -431,8 +492,9 @@ qd_status qd_local_collective_poll(qd_transfer *op, bool *done, bool *moved)
             qd_local_pass_plan(op);
         } else {
             begin_rounds(op);
+            assert(!s->direct); /* its data would be late: see qd_local_pass_large() */
             if (s->produced > 0) qd_local_ring_all(op->comm);
-            if (s->own_left && !s->fused) qd_transfer_copy_own(op, s->large);
+            if (s->own_left && !s->fused) copy_own(op);
         }
     }
     if (s->pass == QD_LOCAL_ONE_PASS) {

@@ -26,7 +26,8 @@ typedef struct qd_local_state {
     qd_copy_way large; /* how results are written */
     bool own_left;    /* the own part is not copied yet */
     bool done;
-    bool common;      /* all-to-all: any rank may do the work (common.c) */
+    bool chunked;     /* all-to-all: other ranks may copy what this rank receives, if all agree (common.c) */
+    bool common;      /* they do */
 
     /* one pass */
     uint64_t parts; /* bit mask: ranks with which (common: for which) work is left */
@@ -83,6 +84,17 @@ static inline qd_local_block *qd_local_blocks_of(const qd_transfer *op, int rank
     return (qd_local_block *)qd_local_small_of(op, rank);
 }
 
+/* Whether an all-reduce is done in one exchange, where every rank sums everything. */
+static inline bool qd_local_is_direct(const qd_transfer *op)
+{
+    return op->request.kind == QD_COLL_ALL_REDUCE &&
+           qd_coll_direct(op->request.count * qd_local_element_size(op), op->comm->size);
+}
+
+/* How the results of an operation with a message of this size are written. placed: straight from
+ * buffer to buffer. all-to-all: the bytes that a rank sends to others. */
+qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool placed);
+
 /* rounds.c: the steps of a round. Each runs when all its inputs are ready; false: the world was
  * aborted. */
 
@@ -107,8 +119,8 @@ bool qd_local_common_is_done(qd_transfer *op); /* then adds what others copied f
 
 /* onepass.c: all kinds except all-to-all, where each rank chooses the way of its own blocks. */
 
-/* Whether a message is large enough for one pass: the same on all ranks. Smaller ones use the
- * lanes. */
+/* Whether a message is large enough for one pass: the same on all ranks. Smaller ones, and direct
+ * all-reduces of any size, use the lanes. */
 bool qd_local_pass_large(const qd_transfer *op);
 /* begin, at the start: undecided if this rank's own buffers and the size allow one pass. decide:
  * the result of the posts so far. */

@@ -23,8 +23,7 @@ void qd_local_common_begin(qd_transfer *op)
     qd_local_post *post = qd_local_post_of(op, me);
     int64_t size = qd_local_element_size(op), bytes = 0;
     for (int from = 0; from < n; from++) bytes += from == me ? 0 : r->out_counts[from] * size;
-    /* Data that stays in the caches is better copied by the rank that reads it. */
-    post->shares = qd_local_state_of(op)->large != QD_COPY_NEAR;
+    post->shares = qd_local_state_of(op)->chunked;
     post->chunk = qd_local_chunk_bytes(bytes);
     post->chunks = 0;
     for (int from = 0; from < n; from++)

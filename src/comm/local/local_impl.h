@@ -32,6 +32,7 @@
 #define QD_COMM_LOCAL_LOCAL_IMPL_H
 
 #include "comm/comm_impl.h"
+#include "comm/local/ways.h"
 
 #define QD_LOCAL_SMALL_BYTES (64 * 1024) /* of one lane and parity; the largest direct all-reduce must fit */
 #define QD_LOCAL_MESSAGE_SMALL 4096      /* of one channel and parity: sends up to this size do not wait */
@@ -134,6 +135,8 @@ typedef struct qd_local_header {
     int64_t staging_bytes;
     uint64_t nonce; /* identifies this world */
     int32_t no_remote_reads;
+    qd_local_ways ways; /* the same for all ranks */
+    uint64_t ways_mark; /* qd_local_ways_mark() */
     _Atomic uint64_t cores[QD_LOCAL_CORES / 64]; /* cores that any rank may run on: each rank adds its own when it joins */
     _Alignas(QD_LOCAL_LINE) _Atomic uint32_t abort_state; /* 0 none, 1 being written, 2 readable */
     int32_t abort_rank;

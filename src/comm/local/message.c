@@ -2,7 +2,7 @@
  *
  * Messages up to QD_LOCAL_MESSAGE_SMALL bytes are copied into the channel, which completes the
  * send. Larger ones go from memory to memory: by address where the sender's memory has a place, by
- * system call otherwise. From SHARE_BYTES on both sides copy:
+ * system call otherwise. From ways.send_share_from on both sides copy:
  *   - By address each claims chunks while there are any, the receiver from the front and the sender
  *     from the back. Where ranks share cores, the side that is scheduled does the work.
  *   - By system call the receiver reads the first half and the sender writes the second if cores
@@ -15,13 +15,10 @@
 
 #include <string.h>
 
-/* Processes: below these sizes a second copy is cheaper than a system call, or than a sender that
- * waits for its receiver where ranks share cores. */
-#define REACH_LEAST (16 * 1024)
+/* Where ranks share cores, a second copy of less than that is cheaper than a sender that waits for
+ * its receiver. */
 #define REACH_LEAST_CROWDED (64 * 1024)
-#define PLACED_LEAST (16 * 1024)
-#define SHARE_BYTES (128 * 1024)
-#define STREAM_BYTES (768 * 1024) /* larger messages bypass the caches where both sides reach the memory by address */
+#define STREAM_FROM (768 * 1024) /* larger messages bypass the caches where both sides reach the memory by address */
 
 typedef struct state {
     qd_local_channel *channel;
@@ -48,6 +45,14 @@ static bool from_memory(const state *s)
     return s->way == QD_LOCAL_MEMORY || s->way == QD_LOCAL_PLACED;
 }
 
+/* As if every rank of the group sent such a message. */
+static qd_copy_way write_way(const qd_transfer *op)
+{
+    const qd_local_ways *ways = &qd_local_group_of(op)->header->ways;
+    int64_t bytes = state_of(op)->bytes;
+    return qd_local_ways_copy(ways, bytes, STREAM_FROM, 2 * op->comm->size * bytes);
+}
+
 /* Sets how the message moves: a sender knows at once, a receiver from the sender's post. */
 static void choose(state *s, qd_local_way way)
 {
@@ -68,17 +73,19 @@ qd_status qd_local_message_start(qd_transfer *op)
     s->bytes = r->count * (int64_t)qd_dtype_size(r->dtype);
     s->base = op->fingerprint.sequence << QD_LOCAL_ROUND_BITS;
     bool crowded = op->comm->world->spin == 0; /* more ranks than cores */
-    bool reached = s->bytes >= (crowded ? REACH_LEAST_CROWDED : REACH_LEAST) &&
+    const qd_local_ways *ways = &group->header->ways;
+    bool costly = crowded && ways->send_reach_from > 1 && ways->send_reach_from < REACH_LEAST_CROWDED;
+    bool reached = s->bytes >= (costly ? REACH_LEAST_CROWDED : ways->send_reach_from) &&
                    atomic_load_explicit(&group->remote, memory_order_relaxed);
-    bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE && (group->view->all_reached || s->bytes >= PLACED_LEAST);
+    bool placed = qd_local_place(group, r->in) != QD_LOCAL_NOWHERE && (group->view->all_reached || s->bytes >= ways->send_placed_from);
     if (s->sends)
         choose(s, s->bytes <= QD_LOCAL_MESSAGE_SMALL ? QD_LOCAL_SMALL
                   : placed                           ? QD_LOCAL_PLACED
                   : reached                          ? QD_LOCAL_MEMORY
                                                      : QD_LOCAL_STAGED);
-    s->shares = s->way == QD_LOCAL_PLACED && s->bytes >= SHARE_BYTES;
+    s->shares = s->way == QD_LOCAL_PLACED && s->bytes >= ways->send_share_from;
     /* With fewer cores than ranks, other pairs need the sender's core. */
-    if (s->way == QD_LOCAL_MEMORY && s->bytes >= SHARE_BYTES && !crowded)
+    if (s->way == QD_LOCAL_MEMORY && s->bytes >= ways->send_share_from && !crowded)
         s->pulled = s->bytes / 2 / 64 * 64;
     s->pushed = s->pulled == s->bytes;
     if (!s->sends) /* the sender does not wait for this; it only helps to name the late rank */
@@ -136,7 +143,7 @@ static bool copy_chunks(qd_transfer *op, bool *moved)
         bool counts = true;
         while (counts && moving < QD_LOCAL_PIECE && (index = qd_local_claim(&channel->claims, s->base, chunks, s->sends)) >= 0) {
             int64_t first = index * chunk, bytes = s->bytes - first < chunk ? s->bytes - first : chunk;
-            qd_comm_copy(out + first, in + first, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
+            qd_comm_copy(out + first, in + first, bytes, write_way(op));
             moving += bytes;
             counts = qd_local_counts(group);
         }
@@ -222,7 +229,7 @@ static bool take(qd_transfer *op, int64_t first, int64_t bytes, const void *from
     if (from_memory(s)) {
         if (!qd_local_enter(group, &s->channel->reading)) return false;
         if (s->way == QD_LOCAL_PLACED) /* large messages are shared, unless the sender cannot reach the receiver's memory */
-            qd_comm_copy(to, from, bytes, qd_comm_copy_way(s->bytes, STREAM_BYTES));
+            qd_comm_copy(to, from, bytes, write_way(op));
         else
             good = qd_local_pull(op->comm, op->request.root, to, from, bytes);
         qd_local_leave(&s->channel->reading);

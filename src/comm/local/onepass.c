@@ -20,19 +20,16 @@
 
 #define OWN_BYTES (512 << 10)   /* all-gather: own parts up to this size are copied while in the cache */
 
-/* Results of messages of this size and more bypass the caches. Measured; the limit is higher where
- * the result is the source of the next message. */
-static const int64_t stream_from[QD_COLL_KIND_COUNT] = {
-    [QD_COLL_ALL_REDUCE] = 768 << 10, [QD_COLL_REDUCE_SCATTER] = 4 << 20, [QD_COLL_ALL_GATHER] = 768 << 10,
-    [QD_COLL_BROADCAST] = 4 << 20,    [QD_COLL_REDUCE] = 8 << 20,         [QD_COLL_GATHER] = 4 << 20,
-    [QD_COLL_SCATTER] = 4 << 20,
-};
-/* Messages of this size and more take one pass; smaller ones are faster if they do not wait for
- * their readers. */
-static const int64_t pass_from[QD_COLL_KIND_COUNT] = {
-    [QD_COLL_ALL_REDUCE] = (64 << 10) + 1, [QD_COLL_REDUCE_SCATTER] = (64 << 10) + 1, [QD_COLL_ALL_GATHER] = 64 << 10,
-    [QD_COLL_BROADCAST] = (64 << 10) + 1,  [QD_COLL_REDUCE] = INT64_MAX /* split */,  [QD_COLL_GATHER] = 64 << 10,
-    [QD_COLL_SCATTER] = 64 << 10,          [QD_COLL_ALL_TO_ALL] = INT64_MAX,          [QD_COLL_BARRIER] = INT64_MAX,
+/* Messages of ways.pass_from bytes and more take one pass: smaller ones are faster if they do not
+ * wait for their readers. */
+typedef enum passes {
+    NEVER,  /* an all-to-all decides otherwise; a reduce takes one pass where it is split */
+    LARGER, /* larger ones only: those of just this size are direct, or faster through the lanes */
+    FROM
+} passes;
+static const passes takes_pass[QD_COLL_KIND_COUNT] = {
+    [QD_COLL_ALL_REDUCE] = LARGER, [QD_COLL_REDUCE_SCATTER] = LARGER, [QD_COLL_ALL_GATHER] = FROM,
+    [QD_COLL_BROADCAST] = LARGER,  [QD_COLL_GATHER] = FROM,           [QD_COLL_SCATTER] = FROM,
 };
 
 static bool reached(int64_t place)
@@ -64,7 +61,12 @@ static bool is_rooted(const qd_transfer *op)
 
 bool qd_local_pass_large(const qd_transfer *op)
 {
-    return qd_transfer_is_split(op) || op->request.count * qd_local_element_size(op) >= pass_from[op->request.kind];
+    /* A rank that waits for the decision has posted without its data. Rounds say in `produced` when
+     * it is there; a direct all-reduce reads it as soon as all ranks have posted. */
+    if (qd_local_is_direct(op)) return false;
+    int64_t bytes = op->request.count * qd_local_element_size(op), from = qd_local_group_of(op)->header->ways.pass_from;
+    passes takes = takes_pass[op->request.kind];
+    return qd_transfer_is_split(op) || (takes == FROM && bytes >= from) || (takes == LARGER && bytes > from);
 }
 
 qd_local_pass qd_local_pass_begin(const qd_transfer *op)
@@ -125,8 +127,9 @@ void qd_local_pass_plan(qd_transfer *op)
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank, n = op->comm->size;
     uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
-    s->large = qd_comm_copy_way(r->count * qd_local_element_size(op), stream_from[r->kind]);
-    if (s->large && is_rooted(op)) s->large = QD_COPY_FAR; /* a root's data is often the result of such a call: in no cache */
+    s->large = qd_local_copy_way(op, r->count * qd_local_element_size(op), true);
+    if (s->large && is_rooted(op)) /* a root's data is often the result of such a call: in no cache */
+        s->large = (qd_copy_way)qd_local_group_of(op)->header->ways.far_copy;
     s->part = -1;
     memset(qd_local_pushed_of(op, me), 0, (size_t)n * sizeof(int64_t));
     switch (r->kind) {

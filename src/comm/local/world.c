@@ -118,7 +118,10 @@ qd_status qd_local_world_create(int size, const qd_comm_config *given, qd_local_
                             .size = size,
                             .deadline_seconds = config->deadline_seconds,
                             .staging_bytes = config->staging_bytes,
-                            .no_remote_reads = config->no_remote_reads};
+                            .no_remote_reads = config->no_remote_reads,
+                            .ways = qd_local_ways_default()};
+    QD_TRY(qd_local_ways_read(config->ways, &plan.ways));
+    plan.ways_mark = qd_local_ways_mark(&plan.ways);
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     plan.nonce = ((uint64_t)now.tv_sec << 30 ^ (uint64_t)now.tv_nsec) * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
@@ -311,6 +314,9 @@ qd_status qd_local_comm_open(int fd, int rank, qd_comm **comm)
         info.st_size != found.total_bytes)
         return QD_FAIL(QD_USAGE, "file descriptor %d is not the segment of a local world", fd);
     QD_TRY(check_rank(rank, found.size));
+    if (qd_local_ways_mark(&found.ways) != found.ways_mark)
+        return QD_FAIL(QD_MISMATCH, "rank %d and its launcher are different builds of quadrille and would move messages differently",
+                       rank);
     void *header = map_file(fd, found.total_bytes);
     if (header == MAP_FAILED) return QD_FAIL(QD_SYSTEM, "cannot map the shared segment: %s", strerror(errno));
     leave_out_of_dumps(header, found.total_bytes);

@@ -513,7 +513,7 @@ qd_status qd_remote_coll_start(qd_transfer *op)
         return qd_transfer_check_pair(op, rank, q->in_counts[rank], q->out_counts[rank], "");
     if (q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL ||
         (q->kind == QD_COLL_GATHER && rank == q->root))
-        qd_transfer_copy_own(op, QD_COPY_NEAR); /* before anything is received */
+        qd_transfer_copy_own(op, NULL); /* before anything is received */
 
     bool everybody = q->root < 0 || r->second || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
@@ -566,7 +566,7 @@ qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
         if (p != op->comm->rank && link_busy(&group->links[p]))
             return QD_OK;
     if (op->request.kind == QD_COLL_SCATTER)
-        qd_transfer_copy_own(op, QD_COPY_NEAR); /* in place: after everything was sent */
+        qd_transfer_copy_own(op, NULL); /* in place: after everything was sent */
     r->ended = *done = *moved = true;
     return QD_OK;
 }

@@ -231,6 +231,8 @@ static const qd_option options_table[] = {
      "cuda: time limit at the start for the search of algorithms that are not in run.tuning, which long runs continue between their "
      "first steps; 0: no search, use the library's choice; 3600: no limit",
      NULL},
+    {"run.collectives", QD_OPTION_STRING, "", 0, 0, NULL,
+     "cpu: file with the copies that suit the processor, measured once (0.3 s); empty: in the user's cache folder; none: built-in", NULL},
     {"run.backend", QD_OPTION_ENUM, "auto", 0, 0, "auto|local|mpi|ucx|nccl",
      "auto: mpi under mpirun or srun, ucx without MPI (torchrun, srun --mpi=none), else local; nccl: one rank per GPU", "backend"},
     {"run.ranks_as", QD_OPTION_ENUM, "processes", 0, 0, "processes|threads",
@@ -661,6 +663,7 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         return QD_FAIL(QD_USAGE, "run.kernels=%s chooses kernels of the CPU: it needs run.device=cpu", c->kernels);
     c->gpu = (int)qd_options_int(o, "run.gpu");
     c->tuning = qd_options_string(o, "run.tuning");
+    c->collectives = qd_options_string(o, "run.collectives");
     c->tuning_seconds = qd_options_float(o, "run.tuning_seconds");
     c->deterministic = qd_options_bool(o, "train.deterministic");
     c->backend = qd_options_string(o, "run.backend");

@@ -64,7 +64,7 @@ typedef struct qd_config {
     qd_data_config data;
     qd_evaluation_config evaluation;
     qd_sample_config samples;
-    const char *run_dir, *device, *backend, *tuning; /* strings belong to the options */
+    const char *run_dir, *device, *backend, *tuning, *collectives; /* strings belong to the options */
     const char *kernels; /* instruction set that the CPU's kernels are pinned to; NULL: the machine's best */
     double tuning_seconds;
     int gpu;            /* GPU that all local ranks use; -1: one each, modulo the number of GPUs */

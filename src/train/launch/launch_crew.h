@@ -3,6 +3,7 @@
 #ifndef QD_TRAIN_LAUNCH_CREW_H
 #define QD_TRAIN_LAUNCH_CREW_H
 
+#include "train/launch/collective_ways.h"
 #include "train/launch/launch.h"
 #include "train/ranks/patience.h"
 
@@ -26,6 +27,8 @@ typedef struct crew {
     qd_local_world *world;
     child *children;
     int size, alive;
+    qd_collective_ways ways; /* how its worlds copy, once `chosen` */
+    bool chosen;
     int report[2]; /* socket pair: [0] ours, [1] the ranks' */
     int config;    /* memfd: the configuration, for the ranks */
     int signals;   /* signalfd */
@@ -53,7 +56,8 @@ typedef struct crew {
 enum { QD_CREW_MOST = 2 * QD_LOCAL_MAX_RANKS };
 
 /* launch_processes.c */
-/* A world of `size` ranks, with the run's deadline. */
+/* A world of `size` ranks, with the run's deadline and copies that suit the processor: those of its
+ * first world of several ranks. */
 qd_status qd_crew_world(crew *c, int size, qd_local_world **world);
 /* Starts the children of the ranks that have none. */
 qd_status qd_crew_start(crew *c);

@@ -396,8 +396,15 @@ static void supervise(crew *c)
 
 qd_status qd_crew_world(crew *c, int size, qd_local_world **world)
 {
+    const qd_config *settings = &c->run->config;
+    const bool copies = size > 1 && strcmp(settings->device, "cpu") == 0;
     qd_comm_config config = qd_comm_config_default();
-    config.deadline_seconds = c->run->config.deadline;
+    if (copies && !c->chosen) { /* later worlds do not measure again, while ranks wait for them */
+        qd_collective_ways_find(settings->collectives, true, &c->ways);
+        c->chosen = true;
+    }
+    config.deadline_seconds = settings->deadline;
+    config.ways = c->ways.text;
     return qd_local_world_create(size, &config, world);
 }
 

@@ -2,6 +2,7 @@
 #include "train/launch/launch.h"
 
 #include "train/ranks/rank_threads.h"
+#include "train/launch/collective_ways.h"
 
 static qd_status run_rank(void *context, qd_comm *world)
 {
@@ -28,6 +29,10 @@ qd_status qd_launch_threads(const qd_run *run)
     config.deadline_seconds = run->config.deadline;
     if (run->config.world == 1)
         return run_single(run, &config);
+    /* A measurement would count as memory of this process, which is that of the ranks. */
+    qd_collective_ways ways;
+    qd_collective_ways_find(run->config.collectives, false, &ways);
+    config.ways = ways.text;
     QD_TRY(qd_rank_threads_create(run->config.world, &config, &threads));
     qd_status status = qd_rank_threads_call(threads, run_rank, (void *)(uintptr_t)run);
     qd_rank_threads_destroy(threads);

@@ -6,6 +6,7 @@
 #include "comm/device.h"
 #include "device/ceiling.h"
 #include "device/info.h"
+#include "train/launch/collective_ways.h"
 
 #include <quadrille/comm.h>
 #include <quadrille/machine.h>
@@ -223,6 +224,29 @@ static void look_at_gpus(qd_machine *m)
     }
 }
 
+/* The word after "name=" in a list of such words. */
+static void find_word(const char *list, const char *name, char *word, size_t size)
+{
+    const char *at = strstr(list, name);
+    word[0] = '\0';
+    if (at)
+        snprintf(word, size, "%.*s", (int)strcspn(at + strlen(name), " "), at + strlen(name));
+}
+
+static void look_at_ways(qd_machine *m)
+{
+    char bytes[32];
+    qd_collective_ways ways;
+    qd_collective_ways_find("", true, &ways);
+    snprintf(m->ways, sizeof m->ways, "%s", ways.text);
+    if (ways.kept)
+        snprintf(m->ways_file, sizeof m->ways_file, "%s", ways.path);
+    find_word(ways.text, "stream_bytes=", bytes, sizeof bytes);
+    find_word(ways.text, "stream_copy=", m->stream_copy, sizeof m->stream_copy);
+    find_word(ways.text, "far_copy=", m->far_copy, sizeof m->far_copy);
+    m->stream_bytes = strtoll(bytes, NULL, 10);
+}
+
 qd_status qd_machine_look(qd_machine *machine)
 {
     qd_machine m = {.mpi_built = qd_mpi_built()};
@@ -230,6 +254,7 @@ qd_status qd_machine_look(qd_machine *machine)
     look_at_cores(&m);
     look_at_memory(&m);
     look_at_gpus(&m);
+    look_at_ways(&m);
     qd_status status = look_at_kernels(&m);
     QD_SIZED_WRITE(machine, &m);
     return status;

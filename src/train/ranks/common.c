@@ -145,7 +145,7 @@ static qd_status compare_programs(const setup *own, const setup *first, int rank
 static bool may_differ(const char *entry)
 {
     static const char *const keys[] = {
-        "data.path=", "data.tokenizer=", "data.cache=", "run.gpu=", "run.threads=", "run.tuning=",
+        "data.path=", "data.tokenizer=", "data.cache=", "run.gpu=", "run.threads=", "run.tuning=", "run.collectives=",
         "run.secret_file=", "run.interface="};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (strncmp(entry, keys[i], strlen(keys[i])) == 0)
