@@ -63,7 +63,7 @@ typedef struct qd_local_world qd_local_world;
  * range. */
 QD_API qd_status qd_local_world_create(int size, const qd_comm_config *config, qd_local_world **world);
 /* Measures which ways of moving data suit this machine, with up to four threads on cores of their
- * own, in about `seconds` (0.2 is enough), at most three times that, with at most 256 MiB. The
+ * own, in about `seconds` (0.2 is enough), at most five times that, with at most 256 MiB. The
  * text, for qd_comm_config.ways, has at most QD_LOCAL_WAYS_MOST bytes with its end. *settled:
  * nothing disturbed the measurement, so the result may be kept. Without memory or idle cores to
  * measure with, the text is that of a machine that was not measured. Not collective. */

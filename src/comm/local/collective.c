@@ -68,8 +68,11 @@ static int64_t touched_bytes(const qd_transfer *op, int64_t bytes)
 
 qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool placed)
 {
-    int64_t from = placed ? stream_from[op->request.kind] : ROUNDS_STREAM_FROM;
-    return qd_local_ways_copy(ways_of(op), message_bytes, from, touched_bytes(op, message_bytes));
+    const qd_local_ways *ways = ways_of(op);
+    int64_t from = placed ? stream_from[op->request.kind] : ROUNDS_STREAM_FROM, touched = touched_bytes(op, message_bytes);
+    if (op->request.kind == QD_COLL_BROADCAST && placed && ways->relay_bytes >= 0)
+        return touched < ways->relay_bytes ? QD_COPY_NEAR : (qd_copy_way)ways->stream_copy;
+    return qd_local_ways_copy(ways, message_bytes, from, touched);
 }
 
 /* What a rank sends to others in an all-to-all; for other kinds the whole message. */
