@@ -517,8 +517,9 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
                             "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
                             p->starter, p->size));
     atomic_store(&world_joined, 1);
-    QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds), qd_told_lost, &told));
+    /* First, as in qd_train_not_started(), which ranks call that cannot read their configuration. */
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
+    QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds), qd_told_lost, &told));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
     QD_TRY_DONE(qd_config_resolve(run->options, size, &run->config));
     catch_stacks(&run->config, qd_comm_rank(world));
