@@ -79,6 +79,8 @@ static qd_status read_line(reader *r, const char *line)
             return QD_FAIL(QD_NO_MEMORY, "no memory for the schedule %s", r->name);
         r->turns[r->count++] = turn;
     }
+    if (r->begin[r->ranks - 1] == r->count)
+        return QD_FAIL(QD_USAGE, "%s, line %d: has no turns, and each pipeline rank needs some", r->name, r->line);
     return QD_OK;
 }
 
