@@ -517,7 +517,7 @@ static qd_status run_mpi_rank(const place *p, qd_run *run, qd_run_summary *summa
                             "this library understands (srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH)",
                             p->starter, p->size));
     atomic_store(&world_joined, 1);
-    /* First, as in qd_train_not_started(), which ranks call that cannot read their configuration. */
+    /* First, as ranks do that cannot read their configuration: qd_train_not_started(). */
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds), qd_told_lost, &told));
     QD_TRY_DONE(qd_common_setup(world, run->options, &agreed));
