@@ -12,7 +12,7 @@ static const char *const forced_ways[] = {
     "pass_from=1 placed_from=1 common_from=0 send_placed_from=1 send_share_from=1",
     "pass_from=" WAYS_NEVER " placed_from=" WAYS_NEVER " send_placed_from=" WAYS_NEVER,
     "reach_from=1 reach_most=" WAYS_NEVER " send_reach_from=1 send_share_from=" WAYS_NEVER,
-    "reach_most=0 send_reach_from=" WAYS_NEVER,
+    ("reach_most=0 send_reach_from=" WAYS_NEVER),
 };
 enum { FORCED_WAYS = sizeof forced_ways / sizeof *forced_ways };
 
