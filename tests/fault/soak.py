@@ -5,8 +5,8 @@ reported.
 
   QUADRILLE=build/release/bin/quadrille tests/fault/soak.py [--minutes 120] [--ranks 3]
 
-Sampled once per second: RSS, descriptors and threads of each process, and the shared memory of the
-machine. After a tenth of the time everything has been allocated; from then on the slope of a line
+Sampled once per second: private memory, descriptors and threads of each process, and the shared
+memory that all of them hold together. After a tenth of the time everything has been allocated; from then on the slope of a line
 through the samples must be below 1 KiB per minute and process (or, for a short soak, the growth below
 64 KiB), and the number of descriptors constant.
 """
@@ -19,30 +19,24 @@ import sys
 import tempfile
 import time
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
 RUN = ["model.layers=2", "model.hidden=32", "model.heads=4", "model.vocab=300", "data.seq=32", "train.global_batch=12", "run.threads=1",
        "train.steps=100M", "run.save_every=20", "run.keep=2", "run.check_replicas=10", "run.check_gradients=50", "run.check_messages=true",
        "train.schedule=constant", "--restarts", "3"]
 
 
-def rss(pid):
-    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * PAGE
+def mapped(pid, *kinds):
+    """Bytes of the process's memory of these kinds (names of lines of smaps_rollup)."""
+    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+        return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(kinds))
 
 
 def private(pid):
-    """Bytes of memory that only this process has."""
-    total = 0
-    with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-        for line in file:
-            if line.startswith(("Private_Clean", "Private_Dirty")):
-                total += int(line.split()[1]) * 1024
-    return total
+    return mapped(pid, "Private_Clean:", "Private_Dirty:")
 
 
-def shared_memory():
-    with open("/proc/meminfo", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Shmem:"))
+def shared_memory(pids):
+    """Bytes of shared memory of these processes; each page counts once."""
+    return sum(mapped(pid, "Pss_Shmem:") for pid in pids)
 
 
 def children(pid):
@@ -65,7 +59,7 @@ def sample(names, begin, samples):
 
 
 def watch(run, minutes, folder):
-    """The samples of each process, and of the machine's shared memory."""
+    """The samples of each process, and of their shared memory."""
     begin, samples, shared = time.monotonic(), {}, []
     while not os.path.exists(os.path.join(folder, "metrics.jsonl")):
         time.sleep(0.2)
@@ -76,7 +70,7 @@ def watch(run, minutes, folder):
         if run.poll() is not None or children(run.pid) != list(names.values())[1:]:
             sys.exit("the run ended early, or a rank was started again")
         sample(names, begin, samples)
-        shared.append((time.monotonic() - begin, shared_memory()))
+        shared.append((time.monotonic() - begin, shared_memory(names.values())))
         time.sleep(1)
     return samples, shared
 
@@ -123,8 +117,11 @@ def main():
         run.wait()
         shutil.rmtree(folder, ignore_errors=True)
     flat = judge(samples)
-    print(f"{steps} steps, {steps // 20} checkpoints in {options.minutes:g} minutes; the machine's shared memory: "
-          f"{slope(shared[len(shared) // 10:]) / 1024:.1f} KiB per minute; status {status}")
+    settled = shared[len(shared) // 10:]
+    growth, total = slope(settled) / 1024, (settled[-1][1] - settled[0][1]) / 1024
+    print(f"{steps} steps, {steps // 20} checkpoints in {options.minutes:g} minutes; shared memory: {settled[0][1] / 1024:.0f} KiB "
+          f"first, {settled[-1][1] / 1024:.0f} last, {growth:.2f} KiB/min; status {status}")
+    flat = flat and (growth < 1 or total < 64)
     if not flat or status != 75 or errors.count("\n") > 1:
         sys.exit(f"failed: status {status}, {errors}")
 
