@@ -143,6 +143,7 @@ static const qd_remote_transport mpi_transport = {
     .give_up = give_up,
     .meet = meet,
     .close = mpi_close,
+    .carry_most = QD_REMOTE_CARRY_LEAST,
 };
 
 /* Collective: a machine is known by its lowest rank. */

@@ -522,15 +522,15 @@ qd_status qd_remote_coll_start(qd_transfer *op)
         bool sends = everybody || i == 1 || link->first_tx.count > 0;
         link->head_wanted = everybody || i == n - 1 || link->first_rx.count > 0;
         if (link->head_wanted)
-            QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, QD_REMOTE_HEAD_BYTES, QD_REMOTE_HEAD_RX));
+            QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, group->head_bytes, QD_REMOTE_HEAD_RX));
         if (!sends)
             continue;
         int64_t bytes = link->first_tx.count * r->size;
         /* An inner rank of a broadcast tree has no data yet for its head to carry. */
         const void *payload = NULL;
-        if (bytes > 0 && bytes <= QD_REMOTE_CARRY_BYTES && r->parent < 0)
+        if (bytes > 0 && bytes <= qd_remote_carry(group) && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
-        int64_t length = qd_remote_write_head(group->world, op, bytes, payload, link->tx);
+        int64_t length = qd_remote_write_head(group, op, bytes, payload, link->tx);
         if (length > (int64_t)sizeof(qd_remote_head))
             link->first_tx.chunks = 0;
         QD_TRY(post_send(group, p, QD_REMOTE_TAG_HEAD, link->tx, length, QD_REMOTE_HEAD_TX));

@@ -51,11 +51,8 @@ typedef struct qd_remote_transport {
      * requests are left that may still touch their buffers. */
     void (*close)(void *self, bool met, bool dirty);
     int64_t most_groups; /* ids of groups are below this */
+    int64_t carry_most;  /* bytes of payload that are best sent in one message with their head */
 } qd_remote_transport;
-
-/* A head with its payload stays below the eager limit of common MPI libraries (4 KiB with their own
- * header). */
-#define QD_REMOTE_HEAD_BYTES 3968
 
 typedef struct qd_remote_head {
     qd_fingerprint fingerprint;
@@ -63,7 +60,13 @@ typedef struct qd_remote_head {
     int64_t carried; /* payload bytes that follow this head in the same message: all or 0 */
     char place[QD_COMM_PLACE_BYTES];
 } qd_remote_head;
-#define QD_REMOTE_CARRY_BYTES ((int64_t)(QD_REMOTE_HEAD_BYTES - sizeof(qd_remote_head)))
+
+/* Every group carries at least this much: a head with it stays below the eager limit of common MPI
+ * libraries (4 KiB with their own header). */
+#define QD_REMOTE_CARRY_LEAST ((int64_t)(3968 - sizeof(qd_remote_head)))
+/* Larger payloads that the heads of a group may carry to all its ranks together: each pair of ranks
+ * has buffers for them. */
+#define QD_REMOTE_CARRY_ALL ((int64_t)1 << 20)
 
 /* Channels of a group; with the id of the group they make up a tag. */
 enum { QD_REMOTE_TAG_HEAD, QD_REMOTE_TAG_FIRST, QD_REMOTE_TAG_SECOND, QD_REMOTE_TAG_P2P_HEAD, QD_REMOTE_TAG_P2P, QD_REMOTE_CHANNELS = 8 };
@@ -94,8 +97,8 @@ typedef struct qd_remote_link {
     qd_remote_flow first_tx, first_rx, second_tx, second_rx;
     bool head_wanted, greeted;       /* a head is expected; it has arrived and agrees */
     bool carried;                    /* the payload came with the head */
-    unsigned char *tx, *rx;          /* (QD_REMOTE_HEAD_BYTES) of collectives */
-    unsigned char *p2p_tx, *p2p_rx;  /* (QD_REMOTE_HEAD_BYTES) of sends and receives, allocated at first use */
+    unsigned char *tx, *rx;          /* (group->head_bytes) of collectives */
+    unsigned char *p2p_tx, *p2p_rx;  /* (group->head_bytes) of sends and receives, allocated at first use */
     uint64_t received;               /* p2p heads so far */
     double answered;                 /* time of the peer's last answer, which contained: */
     uint64_t entered;                /* the last collective it has entered */
@@ -110,6 +113,7 @@ typedef struct qd_remote_group {
     qd_comm *comm;
     qd_remote_world *world;
     uint64_t entered;       /* collectives started on this rank */
+    int64_t head_bytes;     /* of a head with the payload that it may carry; equal on all ranks */
     qd_remote_link *links;     /* (size) */
     uint64_t *requests;     /* (size * QD_REMOTE_REQUESTS) of the current collective */
     int active;             /* of these, how many are in flight */
@@ -189,9 +193,15 @@ qd_status qd_remote_create(const qd_remote_transport *transport, void *self, con
 qd_status qd_remote_send(qd_remote_group *group, int peer, int channel, const void *data, int64_t bytes, uint64_t *requests, int index);
 qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *data, int64_t bytes, uint64_t *requests, int index);
 
-/* Writes the head of `op` into `buffer` (QD_REMOTE_HEAD_BYTES), followed by `bytes` bytes of
- * `payload` if it is given and fits. Returns the length of the message. */
-int64_t qd_remote_write_head(const qd_remote_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
+/* Payloads of up to so many bytes are sent in one message with their head. */
+static inline int64_t qd_remote_carry(const qd_remote_group *group)
+{
+    return group->head_bytes - (int64_t)sizeof(qd_remote_head);
+}
+
+/* Writes the head of `op` into `buffer` (group->head_bytes), followed by `bytes` bytes of `payload`
+ * if it is given and fits. Returns the length of the message. */
+int64_t qd_remote_write_head(const qd_remote_group *group, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer);
 
 /* A head of the group rank has arrived: what it says about that rank. */

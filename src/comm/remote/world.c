@@ -39,12 +39,12 @@ qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *da
     return world->transport->recv(world->self, group->comm->world_ranks[peer], group->comm->id, channel, data, bytes, requests, index);
 }
 
-int64_t qd_remote_write_head(const qd_remote_world *world, const qd_transfer *op, int64_t bytes, const void *payload,
+int64_t qd_remote_write_head(const qd_remote_group *group, const qd_transfer *op, int64_t bytes, const void *payload,
                           unsigned char *buffer)
 {
     qd_remote_head head = {.fingerprint = op->fingerprint, .bytes = bytes};
-    memcpy(head.place, world->place, sizeof head.place);
-    if (payload && bytes > 0 && bytes <= QD_REMOTE_CARRY_BYTES) {
+    memcpy(head.place, group->world->place, sizeof head.place);
+    if (payload && bytes > 0 && bytes <= qd_remote_carry(group)) {
         head.carried = bytes;
         memcpy(buffer + sizeof head, payload, (size_t)bytes);
     }
@@ -387,6 +387,20 @@ static void group_free(qd_remote_group *group)
     free(group);
 }
 
+/* The larger the group, the less the heads between two of its ranks carry. In shared memory copies
+ * are dearer than messages sooner than on a network. */
+static int64_t head_bytes(const qd_remote_world *world, int ranks)
+{
+    int64_t carry = QD_REMOTE_CARRY_ALL / ranks, most = world->transport->carry_most;
+    if (world->where.machines == 1)
+        most /= 2;
+    if (carry > most)
+        carry = most;
+    if (carry < QD_REMOTE_CARRY_LEAST)
+        carry = QD_REMOTE_CARRY_LEAST;
+    return (int64_t)sizeof(qd_remote_head) + carry;
+}
+
 static qd_status group_create(qd_comm *comm)
 {
     qd_remote_world *world = comm->world->backend_data;
@@ -394,7 +408,7 @@ static qd_status group_create(qd_comm *comm)
     qd_remote_group *group = calloc(1, sizeof *group);
     bool complete = group != NULL;
     if (group) {
-        *group = (qd_remote_group){.comm = comm, .world = world};
+        *group = (qd_remote_group){.comm = comm, .world = world, .head_bytes = head_bytes(world, comm->size)};
         group->links = calloc(n, sizeof *group->links);
         group->requests = calloc(n * QD_REMOTE_REQUESTS, sizeof *group->requests);
         group->indices = calloc(n * QD_REMOTE_REQUESTS, sizeof *group->indices);
@@ -405,8 +419,8 @@ static qd_status group_create(qd_comm *comm)
         for (size_t p = 0; complete && p < n; p++) {
             if ((int)p == comm->rank)
                 continue;
-            group->links[p].tx = malloc(QD_REMOTE_HEAD_BYTES);
-            group->links[p].rx = malloc(QD_REMOTE_HEAD_BYTES);
+            group->links[p].tx = malloc((size_t)group->head_bytes);
+            group->links[p].rx = malloc((size_t)group->head_bytes);
             complete = group->links[p].tx && group->links[p].rx;
         }
     }
@@ -521,9 +535,9 @@ static qd_status op_poll(qd_transfer *op, bool *done, bool *moved)
     QD_TRY(p2p ? qd_remote_p2p_poll(op, done, moved) : qd_remote_coll_poll(op, done, moved));
     /* A transport may read large messages from the sender's memory late. A sender that gives up
      * publishes that before it reuses the memory, so data that arrives after the abort is
-     * discarded. */
+     * discarded. Small messages are eager everywhere. */
     qd_remote_world *world = op->comm->world->backend_data;
-    if (!*done || op->bytes <= QD_REMOTE_CARRY_BYTES)
+    if (!*done || op->bytes <= QD_REMOTE_CARRY_LEAST)
         return QD_OK;
     control_poll(world);
     if (world->aborted_by >= 0)

@@ -29,6 +29,7 @@ enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
 #define REPORT_SECONDS 0.5 /* a rank of the same machine may know more about a lost one, and report it */
 #define GIVE_UP_SECONDS 0.1
 #define PROGRESS_MOST 8
+#define CARRY_MOST ((int64_t)64 << 10) /* a message of its own for the head costs more than copying the payload */
 #define EAGER_MOST "524288" /* bytes; longer messages are announced, and fetched when a receive waits for them */
 
 typedef struct ucx_state ucx_state;
@@ -274,6 +275,7 @@ static const qd_remote_transport ucx_transport = {
     .lost = lost,
     .close = ucx_close,
     .most_groups = WIRE_GROUP,
+    .carry_most = CARRY_MOST,
 };
 
 /* Whether the user has left a setting of UCX at its default. */
