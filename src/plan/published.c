@@ -45,6 +45,11 @@ qd_status qd_plan_rows(const char *path, qd_plan_row **rows, int *count)
     QD_TRY(qd_json_load(path, &document));
     qd_status status = read_rows(document, rows, count);
     qd_json_destroy(document);
+    if (status != QD_OK) {
+        free(*rows);
+        *rows = NULL;
+        *count = 0;
+    }
     return status;
 }
 
