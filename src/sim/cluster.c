@@ -13,7 +13,10 @@ static const qd_option table[] = {
     {"accelerator.name", QD_OPTION_STRING, "", 0, 0, NULL, "its name", NULL},
     {"accelerator.peak_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense bf16 TFLOP/s from the data sheet; MFU is relative to it", NULL},
     {"accelerator.fp8_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense fp8 TFLOP/s; 0: none", NULL},
+    {"accelerator.fp4_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "dense NVFP4 TFLOP/s; 0: no formats with scales of blocks", NULL},
     {"accelerator.product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "bf16 TFLOP/s of the best measured GEMM", NULL},
+    {"accelerator.fp8_product_tflops", QD_OPTION_FLOAT, "0", 0, 1e6, NULL,
+     "fp8 TFLOP/s of the best measured GEMM; 0: the share of the peak that bf16 reaches", NULL},
     {"accelerator.library_share", QD_OPTION_FLOAT, "0.95", 0.01, 1, NULL,
      "share of it that GEMMs reach when the library chooses their kernels, without a search", NULL},
     {"accelerator.memory_gib", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "memory in GiB", NULL},
@@ -68,6 +71,10 @@ static const qd_option table[] = {
      "its attention kernel: the profile's, scores in memory, FlashAttention 1 or 2, the vendor's newest", NULL},
     {"software.expert_biases", QD_OPTION_BOOL, "false", 0, 0, NULL,
      "the model's experts have biases (gpt-oss), which libraries add in separate passes", NULL},
+    {"software.gemms", QD_OPTION_ENUM, "program", 0, 0, "program|fp8|mxfp8|nvfp4",
+     "simulation only: format in which other software multiplies in the linear layers of blocks, experts included; program: "
+     "train.precision's; mxfp8, nvfp4: 32 or 16 values share a scale",
+     NULL},
     {"cost.accelerator_hour", QD_OPTION_FLOAT, "0", 0, 1e6, NULL, "price of one accelerator per hour, in any currency; 0: not set",
      NULL},
     {"cost.power_overhead", QD_OPTION_FLOAT, "1.2", 1, 10, NULL, "power of the whole installation relative to that of its accelerators",
@@ -87,6 +94,7 @@ static const qd_profile profiles[] = {
      .attention = QD_ATTENTION_TUNED,
      .searched = true,
      .fused_loss = true,
+     .joined_casts = true,
      .passes = 1.3,
      .gap = 1.5e-6,
      .product_share = 0.93,
@@ -142,6 +150,7 @@ static const qd_profile profiles[] = {
      * all axes overlapped. */
     {.name = "fused",
      .attention = QD_ATTENTION_TUNED,
+     .joined_casts = true,
      .passes = 1.4,
      .gap = 2e-6,
      .product_share = 0.97,
@@ -156,6 +165,7 @@ static const qd_profile profiles[] = {
     /* XLA and torch.compile: the compiler fuses; one program per step. */
     {.name = "compiled",
      .attention = QD_ATTENTION_FLASH2,
+     .joined_casts = true,
      .passes = 1.8,
      .gap = 2e-6,
      .product_share = 0.88,
@@ -248,6 +258,10 @@ static qd_status resolve_accelerator(const qd_options *o, qd_accelerator *a)
     a->host = qd_options_float(o, "accelerator.host_gbs") * 1e9;
     a->library = qd_options_float(o, "accelerator.library_share");
     a->fp8_peak = qd_options_float(o, "accelerator.fp8_tflops") * 1e12;
+    a->fp4_peak = qd_options_float(o, "accelerator.fp4_tflops") * 1e12;
+    a->fp8_product = qd_options_float(o, "accelerator.fp8_product_tflops") * 1e12;
+    if (a->fp8_product == 0.0)
+        a->fp8_product = a->product * a->fp8_peak / a->peak;
     a->units = (int)qd_options_int(o, "accelerator.units");
     a->attention[QD_ATTENTION_FLASH1] = qd_options_float(o, "accelerator.attention_flash1");
     a->attention[QD_ATTENTION_FLASH2] = qd_options_float(o, "accelerator.attention_flash2");
@@ -266,6 +280,23 @@ static qd_status resolve_torus(const qd_options *o, qd_cluster *c)
         return QD_FAIL(QD_USAGE, "node.size is %d: in a torus it must be 1", c->node_size);
     for (int i = 0; i < c->dim_count; i++)
         c->dims[i] = (int)dims[i];
+    return QD_OK;
+}
+
+/* Formats that the accelerator does not multiply in are refused. */
+static qd_status resolve_gemms(const qd_options *o, qd_cluster *c)
+{
+    static const char *const names[] = {"program", "fp8", "mxfp8", "nvfp4"};
+    c->gemms = (qd_gemms)qd_options_enum(o, "software.gemms");
+    const char *missing = c->gemms == QD_GEMMS_PROGRAM                                    ? NULL
+                          : c->accelerator.fp8_peak == 0.0                                ? "fp8 (accelerator.fp8_tflops)"
+                          : c->gemms != QD_GEMMS_FP8 && c->accelerator.fp4_peak == 0.0 ? "scales of blocks (accelerator.fp4_tflops)"
+                                                                                          : NULL;
+    if (c->gemms != QD_GEMMS_PROGRAM && c->processor.cores > 0)
+        return QD_FAIL(QD_USAGE, "software.gemms: on CPUs the measured rates are used (processor.*): remove it");
+    if (missing)
+        return QD_FAIL(QD_UNSUPPORTED, "software.gemms=%s: accelerator %s has no %s: use program%s", names[c->gemms], c->accelerator.name,
+                       missing, c->accelerator.fp8_peak > 0.0 ? " or fp8" : "");
     return QD_OK;
 }
 
@@ -297,6 +328,7 @@ qd_status qd_cluster_resolve(const qd_options *o, qd_cluster *c)
     if (kernel > 0 && c->processor.cores > 0)
         return QD_FAIL(QD_USAGE, "software.attention: on CPUs the measured rate is used (processor.attention): remove it");
     c->attention = kernel > 0 ? (qd_attention_kernel)(kernel - 1) : c->profile->attention;
+    QD_TRY(resolve_gemms(o, c));
     double network_efficiency = qd_options_float(o, "network.efficiency");
     c->slice_bandwidth = qd_options_float(o, "network.slice_bandwidth_gbs") * 1e9 * network_efficiency;
     c->network_bandwidth = qd_options_float(o, "network.bandwidth_gbs") * 1e9 * network_efficiency;

@@ -18,8 +18,8 @@ typedef enum qd_attention_kernel {
 /* In bytes, bytes per second and FLOPs per second. */
 typedef struct qd_accelerator {
     char name[64];
-    double peak, fp8_peak;
-    double product;      /* the best rate of one large GEMM */
+    double peak, fp8_peak, fp4_peak; /* the last two: 0 if it has no such format */
+    double product, fp8_product; /* the best rate of one large GEMM */
     double library;      /* share of it that the library's own choice of kernels reaches, without a search */
     double bandwidth;    /* of its memory */
     double host;         /* of copies to or from host memory, per direction */
@@ -31,6 +31,10 @@ typedef struct qd_accelerator {
 
 typedef enum qd_network_kind { QD_NETWORK_FAT_TREE, QD_NETWORK_TORUS, QD_NETWORK_ALL_TO_ALL } qd_network_kind;
 enum { QD_TORUS_DIMS = 3 };
+
+/* The format of GEMMs in the linear layers of blocks: as the program says, or what other software
+ * than ours multiplies in. */
+typedef enum qd_gemms { QD_GEMMS_PROGRAM, QD_GEMMS_FP8, QD_GEMMS_MXFP8, QD_GEMMS_NVFP4, QD_GEMMS_COUNT } qd_gemms;
 
 /* Training software, defined by features; see the table in cluster.c. */
 typedef struct qd_profile {
@@ -49,6 +53,7 @@ typedef struct qd_profile {
     bool scalar_norm;    /* the gradient norm is one number per rank; otherwise row sums are gathered */
     double step_overhead; /* host seconds per step: data, logging, the optimizer's loop */
     double kept;         /* activations kept per byte of the op list's: fp32 copies, masks, results that our program recomputes */
+    bool joined_casts;   /* activations are cast to fp8 and other formats by the kernels that produce them */
     bool fused_loss;     /* loss and gradient in one pass over the logits; GEMM traffic of the logits overlaps with their arithmetic */
     double logit_bytes;  /* kept per logit of a micro-batch, all at once; 0: in chunks, as the program does */
     double overhead_bytes; /* driver, libraries and communication buffers on each accelerator */
@@ -70,6 +75,8 @@ typedef struct qd_cluster {
     double slice_bandwidth;              /* between torus slices, per accelerator */
     double price_hour, power_overhead;
     const qd_profile *profile;
+    qd_gemms gemms;                /* of a program in bf16 */
+    qd_fp8_recipe recipe;          /* of a program in fp8 */
     bool expert_biases;            /* the software adds expert biases in separate passes */
     qd_attention_kernel attention; /* the profile's, unless the user sets another */
     qd_processor processor;        /* cores > 0: the machine trains on CPUs, and these figures replace the accelerator's */

@@ -122,16 +122,57 @@ static double head(const qd_cluster *c, const qd_module_class *class_, const qd_
            (seconds + qd_cost_stream(c, m * n * logit * (c->profile->fused_loss ? FUSED_HEAD_PASSES : HEAD_PASSES) * c->profile->passes));
 }
 
-/* A grouped GEMM over this rank's experts, with rows distributed evenly. */
-static double experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
+/* Formats of other software: bytes per value with its share of a scale, and bytes that casting one
+ * value of an activation or gradient moves. It is read and written twice, along both dimensions,
+ * because the GEMM of the weight gradient sums over the other one. One scale for all values, and
+ * the outer scale of NVFP4, need the largest magnitude first. Weights are cast once per step. */
+static const struct {
+    double bytes, cast;
+} formats[QD_GEMMS_COUNT] = {
+    [QD_GEMMS_PROGRAM] = {2.0, 0.0},
+    [QD_GEMMS_FP8] = {1.0, 2.0 + 2.0 + 2 * 1.0},
+    [QD_GEMMS_MXFP8] = {1.0 + 1.0 / 32.0, 2.0 + 2 * (1.0 + 1.0 / 32.0)},
+    [QD_GEMMS_NVFP4] = {0.5 + 1.0 / 16.0, 2.0 + 2.0 + 2 * (0.5 + 1.0 / 16.0)},
+};
+
+/* Our program in fp8, relative to scales of whole tensors: the rate of GEMMs, and that of casts,
+ * which are not joined with other ops. Measured on an H200 (docs/notes/fp8.md). */
+static const struct {
+    double gemm, cast;
+} recipes[] = {[QD_FP8_RECIPE_TENSOR] = {1.0, 1.0}, [QD_FP8_RECIPE_ROW] = {1.0, 0.35}, [QD_FP8_RECIPE_BLOCK] = {0.78, 0.52}};
+
+/* The cluster with GEMMs at the rate of a format. No GEMM in NVFP4 has been published: its share of
+ * the peak is that of fp8. */
+static qd_cluster at_rate(const qd_cluster *c, qd_gemms gemms)
 {
+    qd_cluster faster = *c;
+    const qd_accelerator *a = &c->accelerator;
+    if (gemms != QD_GEMMS_PROGRAM)
+        faster.accelerator.product = a->fp8_product * (gemms == QD_GEMMS_NVFP4 ? a->fp4_peak / a->fp8_peak : 1.0);
+    return faster;
+}
+
+/* Seconds for casting the activation or gradient that a GEMM (m, n, k) reads; the GEMM of the weight
+ * gradient reads what those of the outputs and inputs have cast. Joined with norms and activations,
+ * casts write as many bytes as the bf16 result that they replace. */
+static double cast(const qd_cluster *c, const qd_op *op, double rows)
+{
+    if (op->kind == QD_OP_LINEAR_DW || op->kind == QD_OP_EXPERTS_DW || (c->profile->joined_casts && op->phase == QD_PHASE_FORWARD))
+        return 0.0;
+    return qd_cost_stream(c, rows * (double)op->k * formats[c->gemms].cast * c->profile->passes);
+}
+
+/* A grouped GEMM over this rank's experts, with rows distributed evenly. */
+static qd_cost experts(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
+{
+    const qd_cluster faster = at_rate(c, c->gemms);
     bool weights = op->kind == QD_OP_EXPERTS_DW, inputs = op->kind == QD_OP_EXPERTS_DX || op->kind == QD_OP_EXPERTS_DX_SWIGLU;
     const qd_slot *matrices = &class_->slots[op->slot[weights ? QD_EXPERTS_DW_WEIGHT_GRAD : QD_EXPERTS_WEIGHT]];
     double n = (double)op->n, k = (double)op->k, rows = op->flops / (2.0 * n * k);
     double count = fmax(1.0, (double)matrices->rows / (inputs ? k : n)), each = rows / count;
-    double seconds =
-        weights ? qd_cost_products(c, count, n, k, each, (double)op->bytes) : qd_cost_products(c, count, each, n, k, (double)op->bytes);
-    return seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE);
+    double seconds = weights ? qd_cost_products(&faster, count, n, k, each, (double)op->bytes)
+                             : qd_cost_products(&faster, count, each, n, k, (double)op->bytes);
+    return (qd_cost){.product = seconds / (c->profile->searched ? 1.0 : GROUPED_SHARE), .memory = c->gemms ? cast(c, op, rows) : 0.0};
 }
 
 /* The cost rule of an op. */
@@ -284,14 +325,15 @@ static qd_cost processor_op(const qd_processor *p, const qd_module_class *class_
 }
 
 /* A GEMM of a linear layer. With fp8 operands it runs at their rate. */
-static double product(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
+static qd_cost product(const qd_cluster *c, const qd_module_class *class_, const qd_op *op)
 {
     const double m = (double)op->m, n = (double)op->n, k = (double)op->k, bytes = (double)op->bytes;
-    if (!qd_dtype_is_fp8(class_->slots[qd_op_first(op)].dtype))
-        return qd_cost_product(c, m, n, k, bytes);
-    qd_cluster faster = *c;
-    faster.accelerator.product *= c->accelerator.fp8_peak / c->accelerator.peak;
-    return qd_cost_product(&faster, m, n, k, bytes);
+    const bool fp8 = qd_dtype_is_fp8(class_->slots[qd_op_first(op)].dtype);
+    const double saved = (m + n) * k * (formats[QD_GEMMS_PROGRAM].bytes - formats[c->gemms].bytes);
+    qd_cluster faster = at_rate(c, fp8 ? QD_GEMMS_FP8 : c->gemms);
+    if (fp8)
+        faster.accelerator.product *= recipes[c->recipe].gemm;
+    return (qd_cost){.product = qd_cost_product(&faster, m, n, k, bytes - saved), .memory = c->gemms ? cast(c, op, m) : 0.0};
 }
 
 double qd_cost_collective_load(const qd_cluster *c)
@@ -305,20 +347,20 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
 {
     if (c->processor.cores > 0)
         return processor_op(&c->processor, class_, op);
-    qd_cost cost = {.launch = c->profile->gap};
+    qd_cost cost = {.launch = c->profile->gap}, gemm = {0};
     double passes = c->profile->passes;
     switch (rule_of(op)) {
     case ATTENTION: cost.attention = attention(c, model, op, false); break;
     case ATTENTION_GRAD: cost.attention = attention(c, model, op, true); break;
     case GROUPED:
-        cost.product = experts(c, class_, op);
+        gemm = experts(c, class_, op);
         if (!c->profile->searched && qd_expert_bias_bytes(class_, op) > 0.0) { /* libraries add biases in passes of their own */
             cost.memory = qd_cost_stream(c, qd_expert_bias_bytes(class_, op) * passes);
             cost.launch += c->profile->gap * passes;
         }
         break;
     case HEAD: cost.product = head(c, class_, op, op->slot[QD_HEAD_LOSS_DX] >= 0); break;
-    case PRODUCT: cost.product = product(c, class_, op); break;
+    case PRODUCT: gemm = product(c, class_, op); break;
     case PASSES:
         if (!c->profile->searched)
             passes *= EXPERT_PASSES + (c->expert_biases && !model->mlp_bias ? EXPERT_BIAS_PASSES : 0.0); /* ops of the model are priced */
@@ -327,10 +369,11 @@ qd_cost qd_cost_op(const qd_cluster *c, const qd_model *model, const qd_module_c
     case EXCHANGE:
     case SPARE:
     case UNPRICED:
-        cost.memory = qd_cost_stream(c, (double)op->bytes * passes);
+        cost.memory = qd_cost_stream(c, (double)op->bytes * passes) / (op->kind == QD_OP_CAST ? recipes[c->recipe].cast : 1.0);
         cost.launch *= passes; /* each pass is a kernel */
         break;
     }
+    qd_cost_add(&cost, &gemm);
     return cost;
 }
 
@@ -475,6 +518,12 @@ static int module_action(const qd_cluster *c, const qd_program *p, const qd_span
                          double *by_op, qd_cost *cost)
 {
     size_t ops = (size_t)qd_program_class(p, a->module)->op_count;
+    qd_cluster plain;
+    if (c->gemms != QD_GEMMS_PROGRAM && p->ledger->modules[a->module].layer < 0) { /* the head stays in bf16 */
+        plain = *c;
+        plain.gemms = QD_GEMMS_PROGRAM;
+        c = &plain;
+    }
     walk w = {.cluster = c, .spans = spans, .mesh = &p->ledger->mesh, .by_op = by_op};
     qd_cost_exchange *own = out ? NULL : calloc(ops + 1, sizeof *own);
     w.seen = out ? out : own;

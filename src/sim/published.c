@@ -270,6 +270,25 @@ static bool read_expert_axes(row *r, double ep)
            set(r, "parallel.expert_rows", "1");
 }
 
+/* The first word that occurs in the stated precision. "fp8-cs (fp8-mx)" heads columns of two
+ * figures, of which the first is in the row. */
+static bool read_precision(row *r)
+{
+    static const struct {
+        const char *word, *gemms;
+    } precisions[] = {
+        {"not stated", NULL},   {"mixed (2+2", NULL}, {"nvfp4", "nvfp4"}, {"fp8-cs", "fp8"},   {"fp8-mx", "mxfp8"},
+        {"mxfp8", "mxfp8"},     {"fp8", "fp8"},       {"float8", "fp8"},  {"bf16", "program"}, {"fp16", "program"},
+    };
+    const char *precision = text_of(r->config, "precision");
+    for (size_t i = 0; i < sizeof precisions / sizeof *precisions; i++)
+        if (has_word(precision, precisions[i].word) && precisions[i].gemms)
+            return set(r, "software.gemms", "%s", precisions[i].gemms);
+        else if (has_word(precision, precisions[i].word))
+            break;
+    return skip(r, "precision: %s", precision[0] ? precision : "not stated");
+}
+
 static bool read_layout(row *r)
 {
     const qd_json_node *c = r->config;
@@ -284,9 +303,8 @@ static bool read_layout(row *r)
     /* MaxText and PaxML state sequences per accelerator and do not accumulate. */
     if (has_word(text_of(c, "framework"), "MaxText") || has_word(text_of(c, "framework"), "PaxML"))
         micro = batch / (gpus / (number_of(c, "tp", 1) * number_of(c, "cp", 1) * number_of(c, "pp", 1)));
-    const char *precision = text_of(c, "precision");
-    if (strcmp(precision, "bf16") != 0 && strcmp(precision, "fp16") != 0)
-        return skip(r, "precision %s is not in the step program", precision[0] ? precision : "is not stated, and fp8");
+    if (!read_precision(r))
+        return false;
     bool stated = qd_json_as_bool(qd_json_member(c, "sp"), &sp);
     double vpp = number_of(c, "vpp", 1), ep = number_of(c, "ep", 1);
     if (stated && !set(r, "parallel.sp", "%s", sp ? "true" : "false"))

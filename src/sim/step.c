@@ -360,6 +360,8 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
     if (config->strategy.fp8.on && cluster->processor.cores == 0 && cluster->accelerator.fp8_peak == 0.0)
         return QD_FAIL(QD_UNSUPPORTED, "train.precision=fp8: accelerator %s has no fp8 (accelerator.fp8_tflops): use train.precision=bf16",
                        cluster->accelerator.name);
+    if (cluster->gemms != QD_GEMMS_PROGRAM && (config->strategy.fp8.on || config->strategy.param != QD_BF16))
+        return QD_FAIL(QD_USAGE, "software.gemms: its formats are priced for a program in bf16: set train.precision=bf16");
     /* Ranks fill the cluster's nodes, unless the user sets the number of nodes. */
     if (qd_options_is_set(options, "parallel.nodes") || cluster->node_size == 0)
         return QD_OK;
@@ -377,6 +379,7 @@ qd_status qd_cluster_config(const qd_options *options, const qd_cluster *cluster
 static void share_out(const qd_config *config, const qd_cluster *cluster, qd_cluster *own)
 {
     *own = *cluster;
+    own->recipe = config->strategy.fp8.recipe;
     if (cluster->processor.cores == 0)
         return;
     qd_processor_set(&own->processor, config->world, config->threads);

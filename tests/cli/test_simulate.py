@@ -179,6 +179,34 @@ class Simulate(program.ProgramTest):
         self.assertIn("accelerator.peak_tflops", result.stderr)
         self.assertIn("built-in clusters: a100", self.run_program("simulate", *RUN, "--cluster", "nowhere").stderr)
 
+    def test_formats_of_gemms(self):
+        """A format that the accelerator does not have is refused by name."""
+        for cluster, value, said in (("a100", "fp8", "has no fp8 (accelerator.fp8_tflops): use program"),
+                                     ("h100", "nvfp4", "has no scales of blocks (accelerator.fp4_tflops): use program or fp8"),
+                                     ("h100", "mxfp8", "has no scales of blocks")):
+            result = self.run_program("simulate", *RUN, "train.precision=bf16", "--cluster", cluster, f"software.gemms={value}")
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(f"software.gemms={value}: accelerator", result.stderr)
+            self.assertIn(said, result.stderr)
+        for precision in ("fp8", "fp32"):
+            result = self.run_program("simulate", *RUN, f"train.precision={precision}", "--cluster", "b200", "software.gemms=fp8")
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("set train.precision=bf16", result.stderr)
+
+    def test_published_in_fp8(self):
+        """Runs in fp8, MXFP8 and NVFP4, as docs/simulator.md states; a precision that is not stated
+        is a reason to skip a row."""
+        with open(os.path.join(program.SOURCE, "data/published/runs.json"), encoding="utf-8") as file:
+            rows = [r for r in json.load(file) if r["id"].startswith(("nemo2407-fp8-llama", "mbridge-25.11-llama3_8b", "mbridge-25.11-llama3_70b",
+                                                                      "titan-8b-h200-float8"))]
+        rows[0]["config"]["precision"] = None
+        r = self.answer("bench", "simulator", "--against", self.write("fp8.json", json.dumps(rows)))
+        skipped = [row for row in r["rows"] if "reason" in row]
+        self.assertEqual([row["reason"] for row in skipped], ["precision: not stated"])
+        errors = sorted(abs(row["error"]) for row in r["rows"] if "reason" not in row)
+        self.assertGreater(len(errors), 12)
+        self.assertLess(errors[len(errors) // 2], 0.08)
+
     def test_published(self):
         """Rows that cannot be expressed are listed with a reason; a file that is not a list of runs
         is refused."""
