@@ -152,8 +152,8 @@ static qd_cluster at_rate(const qd_cluster *c, qd_gemms gemms)
     return faster;
 }
 
-/* Seconds for casting the activation or gradient that a GEMM (m, n, k) reads; the GEMM of the weight
- * gradient reads what those of the outputs and inputs have cast. Joined with norms and activations,
+/* Seconds for casting the activation or gradient that a GEMM (m, n, k) reads; the GEMM of the
+ * weight gradient reads what those of the outputs and inputs have cast. Joined with norms and activations,
  * casts write as many bytes as the bf16 result that they replace. */
 static double cast(const qd_cluster *c, const qd_op *op, double rows)
 {

@@ -52,8 +52,9 @@ static void h200(void **state)
     }
 }
 
-/* fp8 as measured on an H200 (docs/performance.md): the share of a step that is saved depends on the
- * rate of GEMMs in fp8 and on what casts cost. Rows and blocks were measured without tuned GEMMs. */
+/* fp8 as measured on an H200 (docs/performance.md): the share of a step that is saved depends on
+ * the rate of GEMMs in fp8 and on what casts cost. Rows and blocks were measured without tuned
+ * GEMMs. */
 static void h200_in_fp8(void **state)
 {
     (void)state;
