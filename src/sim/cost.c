@@ -153,8 +153,8 @@ static qd_cluster at_rate(const qd_cluster *c, qd_gemms gemms)
 }
 
 /* Seconds for casting the activation or gradient that a GEMM (m, n, k) reads; the GEMM of the
- * weight gradient reads what those of the outputs and inputs have cast. Joined with norms and activations,
- * casts write as many bytes as the bf16 result that they replace. */
+ * weight gradient reads what those of the outputs and inputs have cast. Joined with norms and
+ * activations, casts write as many bytes as the bf16 result that they replace. */
 static double cast(const qd_cluster *c, const qd_op *op, double rows)
 {
     if (op->kind == QD_OP_LINEAR_DW || op->kind == QD_OP_EXPERTS_DW || (c->profile->joined_casts && op->phase == QD_PHASE_FORWARD))
