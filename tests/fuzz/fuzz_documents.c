@@ -1,15 +1,12 @@
 /* libFuzzer target of the document readers: text with a separator line, and .jsonl; the first byte
  * selects one. A .jsonl input is accepted or refused with its line; text must give the same bytes
  * and documents as a slow reference reader. */
-#define _GNU_SOURCE
+#include "memory_file.h"
+
 #include "data/encode.h"
 
-#include <assert.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -67,19 +64,13 @@ static void read_slowly(const uint8_t *text, size_t length, outcome *o)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static outcome found, expected;
-    static char path[64];
-    static int fd = -1;
-    if (fd < 0) {
-        fd = memfd_create("fuzz", MFD_CLOEXEC);
-        assert(fd >= 0);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    if (size < 2 || size > MOST || ftruncate(fd, 0) != 0)
+    if (size < 2 || size > MOST)
         return 0;
     const bool objects = data[0] & 1;
     data++;
     size--;
-    if (pwrite(fd, data, size, 0) != (ssize_t)size)
+    char *path = memory_file(data, size);
+    if (!path)
         return 0;
     qd_file file = {.path = path, .bytes = (int64_t)size, .kind = objects ? QD_FILE_LINES : QD_FILE_TEXT};
     qd_file_list files = {.items = &file, .count = 1, .capacity = 1, .bytes = file.bytes};

@@ -1,26 +1,17 @@
 /* libFuzzer target of examples and preferences in .jsonl; the first byte selects one, and what
  * happens to those that are too long. Lines are used or refused with their number. */
-#define _GNU_SOURCE
+#include "memory_file.h"
+
 #include "data/examples/examples.h"
 
-#include <assert.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static char path[64];
-    static int fd = -1;
-    if (fd < 0) {
-        fd = memfd_create("fuzz", MFD_CLOEXEC);
-        assert(fd >= 0);
-        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    }
-    if (size < 2 || ftruncate(fd, 0) != 0 || pwrite(fd, data + 1, size - 1, 0) != (ssize_t)size - 1)
+    char *path = size < 2 ? NULL : memory_file(data + 1, size - 1);
+    if (!path)
         return 0;
     qd_file file = {.path = path, .bytes = (int64_t)size - 1, .kind = QD_FILE_LINES};
     qd_file_list files = {.items = &file, .count = 1, .capacity = 1, .bytes = file.bytes};
