@@ -5,7 +5,6 @@ ctest: processors 2
 """
 import os
 import signal
-import socket
 import subprocess
 import sys
 import unittest
@@ -13,38 +12,23 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import inject  # noqa: E402
 import program  # noqa: E402
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+import worlds  # noqa: E402
 
 
 class Joins(program.ProgramTest):
-    @staticmethod
-    def environment(variables, rank):
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCH"))}
-        if program.SANITIZED:
-            clean["ASAN_OPTIONS"] = "detect_leaks=0"  # UCX
-        return {**clean, **{key: value.replace("{rank}", str(rank)) for key, value in variables.items()}}
-
     def start_all(self, name, variables, *more, ranks=2):
         """One process per rank; returns (status, standard output, standard error) of each."""
         arguments = self.small("train.steps=2", f"run.dir={self.path(name)}", "run.join_deadline=15", *more)
         runs = [subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 env=self.environment(variables, rank))
+                                 env=worlds.environment(variables, rank))
                 for rank in range(ranks)]
         results = []
         for run in runs:
             out, err = run.communicate(timeout=60)
             results.append((run.returncode, out, err))
-        if any("this build has no UCX" in err for _, _, err in results):
-            self.skipTest("this build has no UCX")
+        if any(worlds.NO_UCX in err for _, _, err in results):
+            self.skipTest(worlds.NO_UCX)
         return results
-
-    def named(self, **more):
-        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "{rank}",
-                **more}
 
     def slurm(self, **more):
         # The job only chooses the port.
@@ -54,7 +38,7 @@ class Joins(program.ProgramTest):
     def test_starts(self):
         self.ok(self.run_program(*self.small("train.steps=2", f"run.dir={self.path('local')}", "--ranks", "2")))
         # With torchrun's own store at the port, rank 0 takes the next one.
-        starts = {"named": self.named(), "store": self.named(TORCHELASTIC_USE_AGENT_STORE="True"), "slurm": self.slurm()}
+        starts = {"named": worlds.named(), "store": worlds.named(TORCHELASTIC_USE_AGENT_STORE="True"), "slurm": self.slurm()}
         for name, variables in starts.items():
             for status, _, err in (results := self.start_all(name, variables)):
                 self.assertEqual((status, err), (0, ""))
@@ -64,58 +48,58 @@ class Joins(program.ProgramTest):
 
     def test_mistakes(self):
         """Each is reported once, by the rank that knows."""
-        results = self.start_all("mistake", self.named(), "train.lr=-1")
+        results = self.start_all("mistake", worlds.named(), "train.lr=-1")
         self.assertEqual([status for status, _, _ in results], [2, 2])
         self.assertEqual("".join(err for _, _, err in results).count("quadrille: "), 1)
-        (status, _, err), = self.start_all("late", self.named(), "run.join_deadline=0.5", ranks=1)
+        (status, _, err), = self.start_all("late", worlds.named(), "run.join_deadline=0.5", ranks=1)
         self.assertEqual(status, 1)
         self.assertIn("waited 0.5 s in vain for rank 1", err)
         self.assertNotIn("run.interface", err)
-        (status, _, err), = self.start_all("late", self.named(QUADRILLE_SECRET=32 * "s"), "run.join_deadline=0.5", ranks=1)
+        (status, _, err), = self.start_all("late", worlds.named(QUADRILLE_SECRET=32 * "s"), "run.join_deadline=0.5", ranks=1)
         self.assertIn("other machines cannot reach that address: name another one in MASTER_ADDR, or set run.interface", err)
-        (status, _, err), = self.start_all("elsewhere", self.named(MASTER_ADDR="192.0.2.1", QUADRILLE_SECRET=32 * "s"), ranks=1)
+        (status, _, err), = self.start_all("elsewhere", worlds.named(MASTER_ADDR="192.0.2.1", QUADRILLE_SECRET=32 * "s"), ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("192.0.2.1 is not an address of this machine, and rank 0 must run there", err)
         secret = self.write("secret", 32 * "s")
         os.chmod(secret, 0o644)
-        (status, _, err), = self.start_all("open", self.named(), f"run.secret_file={secret}", ranks=1)
+        (status, _, err), = self.start_all("open", worlds.named(), f"run.secret_file={secret}", ranks=1)
         self.assertEqual(status, 2)
         self.assertIn(f"other users can open {secret}: chmod 600", err)
         (status, _, err), = self.start_all("none", {}, "run.backend=ucx", ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("the environment does not name their world", err)
-        (status, _, err), = self.start_all("alone", self.named(MASTER_ADDR="192.0.2.1", RANK="1"), ranks=1)
+        (status, _, err), = self.start_all("alone", worlds.named(MASTER_ADDR="192.0.2.1", RANK="1"), ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("there is no secret that keeps strangers out", err)
         for key, by, more in (("run.restarts=2", "another program", {}), ("run.elastic=1..2", "torchrun", {"TORCHELASTIC_RUN_ID": "x"})):
-            results = self.start_all("supervised", self.named(**more), key)
+            results = self.start_all("supervised", worlds.named(**more), key)
             self.assertEqual([status for status, _, _ in results], [2, 2])
             self.assertIn(f"{key.split('=')[0]} is for the process that starts the ranks, and {by} started these: leave it out", results[0][2])
 
     def test_incomplete_variables(self):
         """Each process would be a run of its own, in the same folder."""
         for name, value in (("RANK", ""), ("MASTER_PORT", "auto"), ("WORLD_SIZE", "two")):
-            for status, _, err in self.start_all("partly", self.named(**{name: value})):
+            for status, _, err in self.start_all("partly", worlds.named(**{name: value})):
                 self.assertEqual(status, 2)
                 self.assertIn(f"this is one of several processes, but {name} is missing or no such number", err)
-        (status, _, err), = self.start_all("one", self.named(WORLD_SIZE="1", RANK=""), ranks=1)
+        (status, _, err), = self.start_all("one", worlds.named(WORLD_SIZE="1", RANK=""), ranks=1)
         self.assertEqual((status, err), (0, ""))
 
     def test_signals(self):
         """A start that waits for other ranks ends when it is asked to."""
         for rank, number, status, message in ((0, signal.SIGTERM, 75, "SIGTERM: stopped before the first step, while ranks were missing"),
                                               (1, signal.SIGINT, 1, "interrupted before the first step, while ranks were missing")):
-            variables = self.named()
+            variables = worlds.named()
             run = subprocess.Popen([program.PROGRAM, *self.small()], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   text=True, env=self.environment(variables, rank))
+                                   text=True, env=worlds.environment(variables, rank))
             self.addCleanup(lambda r=run: (r.kill(), r.communicate()))
             port = f":{int(variables['MASTER_PORT']):04X}"
             # Rank 0 listens; rank 1 has found nothing there.
             program.wait_until(lambda r=run, p=port: r.poll() is not None or self.has_socket(p), 2)
             run.send_signal(number)
             err = run.communicate(timeout=20)[1]
-            if "this build has no UCX" in err:
-                self.skipTest("this build has no UCX")
+            if worlds.NO_UCX in err:
+                self.skipTest(worlds.NO_UCX)
             self.assertEqual(run.returncode, status, err)
             self.assertIn(message, err)
 
@@ -139,7 +123,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
 """)
         library = self.path("refuse.so")
         subprocess.run([inject.COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
-        results = self.start_all("open", self.named(LD_PRELOAD=library))
+        results = self.start_all("open", worlds.named(LD_PRELOAD=library))
         errors = "".join(err for _, _, err in results)
         self.assertEqual([status for status, _, _ in results], [0, 0], errors)
         self.assertEqual(errors.count("the ports of UCX stay open for the whole run, to anyone who can reach them"), 1, errors)
@@ -147,22 +131,22 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
     def test_limit_of_files(self):
         """A soft limit is raised; the hard one is reported at once."""
         script = 'ulimit -S -n 40; ulimit -H -n 100; exec "$0" "$@"'
-        variables = self.environment(self.named(WORLD_SIZE="64"), 0)
+        variables = worlds.environment(worlds.named(64), 0)
         result = subprocess.run(["sh", "-c", script, program.PROGRAM, *self.small("train.global_batch=64")], cwd=self.folder, env=variables,
                                 capture_output=True, text=True, timeout=20, check=False)
-        if "this build has no UCX" in result.stderr:
-            self.skipTest("this build has no UCX")
+        if worlds.NO_UCX in result.stderr:
+            self.skipTest(worlds.NO_UCX)
         self.assertEqual(result.returncode, 2, result.stderr)
         self.assertIn("rank 0 is connected to 64 ranks and may have 100 files open: raise the limit (ulimit -n) to 320", result.stderr)
 
     def test_rank_that_starts_again(self):
         """Rank 1 is killed after it has sent its address, while rank 0 waits for rank 2."""
-        variables = self.named(WORLD_SIZE="3")
+        variables = worlds.named(3)
         arguments = self.small("train.steps=2", "train.global_batch=12", "run.join_deadline=20")
 
         def start(rank):
             run = subprocess.Popen([program.PROGRAM, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   text=True, env=self.environment(variables, rank))
+                                   text=True, env=worlds.environment(variables, rank))
             self.addCleanup(lambda: (run.kill(), run.communicate()))
             return run
 
@@ -175,8 +159,8 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t bytes)
         runs = [start(0), start(1)]
         if not program.wait_until(lambda: has_sent() or runs[0].poll() is not None, 15) or runs[0].poll() is not None:
             err = runs[0].communicate(timeout=30)[1]
-            self.assertIn("this build has no UCX", err)
-            self.skipTest("this build has no UCX")
+            self.assertIn(worlds.NO_UCX, err)
+            self.skipTest(worlds.NO_UCX)
         runs[1].kill()
         runs[1].wait()
         runs[1] = start(1)

@@ -1,15 +1,16 @@
-"""kill -9 of a random rank at random moments of a run that saves every other step: the rank is named
-with its operation and place, the run loses at most one interval, resumes and ends bit-identically.
-QUADRILLE_KILLS=1000 for the long form: over all layouts, with local ranks and under mpirun
-(QUADRILLE_FIRST=8: from the eighth of these combinations on).
+"""kill -9 at random moments of a run that saves every other step, of a rank, rank 0, the launcher or
+all of them: a killed rank is named with its operation and place, no process or shared memory stays,
+the run loses at most one interval, resumes and ends bit-identically. QUADRILLE_KILLS=1000 for the
+long form: in all layouts, with local ranks, under mpirun and over UCX
+(QUADRILLE_BACKENDS=mpi,ucx: only those; QUADRILLE_FIRST=8: from combination 8 of both on).
 ctest: timeout 240
 ctest: processors 2
 """
+import collections
 import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import unittest
@@ -17,94 +18,144 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import layouts  # noqa: E402
 import program  # noqa: E402
+import worlds  # noqa: E402
 
 STEPS, SAVE_EVERY = 60, 2
-KILLS = int(os.environ.get("QUADRILLE_KILLS", "10"))
+KILLS = int(os.environ.get("QUADRILLE_KILLS", "0"))
 FIRST = int(os.environ.get("QUADRILLE_FIRST", "0"))
-OF_EACH = 25  # kills of a combination of layout and backend
-BACKENDS = ["local", "mpi"] if program.MPIRUN else ["local"]
-RUN = [f"train.steps={STEPS}", f"run.save_every={SAVE_EVERY}", "run.deadline=30"]
-KILLED = r"rank \d was (killed by signal 9 \(Killed\)|killed or crashed)"
-WHERE = r" at 'step \d+, [^']+', (in|after) [a-z-]+.*, (operation|message) \d+ of group "
+BACKENDS = os.environ.get("QUADRILLE_BACKENDS", "").split(",")
+OF_EACH = 10  # kills of a combination of layout and backend
+RUN = [f"train.steps={STEPS}", f"run.save_every={SAVE_EVERY}", "run.deadline=30", "run.join_deadline=8"]
+VICTIMS = 7 * ["rank"] + ["rank 0", "launcher", "all"]
+NAMED = (r"rank {0} (was killed by signal 9 \(Killed\)|was killed or crashed|failed: its process has ended).*"
+         r" at 'step \d+, [^']+', (in|after) [a-z-]+.*, (operation|message) \d+ of group ")
 
 
 class Kill(program.ProgramTest):
     layout, backend = "dp3", "local"
+
+    def setUp(self):
+        super().setUp()
+        self.counts = collections.Counter()
+        self.failed = []
+        self.world = None
 
     def weights(self, folder):
         with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
             text = file.read()
         return text[text.index('"tensors"'):]  # names, shapes and the checksums of all values and moments
 
-    def arguments(self, folder, *more):
+    def start(self, folder, *more):
         ranks, options = layouts.arguments(self.layout)
-        arguments = [program.PROGRAM, "train", f"data.path={self.corpus}", *options, *RUN, f"run.dir={folder}", *more]
-        if self.backend == "mpi":
-            return [program.MPIRUN, "--oversubscribe", "-n", str(ranks), *arguments]
-        return [*arguments, f"parallel.ranks={ranks}"]
+        arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"run.dir={folder}", *more]
+        self.world = worlds.World(self.backend, ranks, arguments, self.corpus, self.path("errors"))
+        return self.world
 
-    def start(self, *more):
-        return subprocess.Popen(self.arguments("run", *more), cwd=self.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-    def kill_one(self, chance):
-        """Whether a rank was killed; some may have exited."""
-        ranks = [pid for pid in program.processes(self.corpus) if program.rank_of(pid) is not None or program.is_mpi_rank(pid)]
-        if ranks:
+    @staticmethod
+    def kill(world, victim, chance):
+        """Ranks that were killed, with the launcher as None; some may have exited."""
+        pids = {**world.pids(), **({None: world.launcher()} if world.launcher() else {})}
+        ranks = [rank for rank in pids if rank is not None]
+        if victim == "all":
+            chosen = chance.sample(list(pids), len(pids))
+        elif victim == "launcher" and None in pids:
+            chosen = [None]
+        elif victim == "rank 0":
+            chosen = [0]
+        else:
+            chosen = [chance.choice(ranks)] if ranks else []
+        killed = []
+        for rank in chosen:
             try:
-                os.kill(chance.choice(ranks), signal.SIGKILL)
-                return True
-            except ProcessLookupError:
+                os.kill(pids[rank], signal.SIGKILL)
+                killed.append(rank)
+            except (KeyError, ProcessLookupError):
                 pass
-        return False
+        return killed
 
-    def kill_and_resume(self, kills, chance):
-        """Kills, of which so many hit a run that had taken a step: those must be explained."""
-        shutil.rmtree(self.path("whole"), ignore_errors=True)
-        begin = time.monotonic()
-        self.ok(subprocess.run(self.arguments("whole"), cwd=self.folder, capture_output=True, text=True, timeout=100, check=False))
-        length = time.monotonic() - begin
-        done = resumed = explained = 0
-        while done < kills:
-            # A new run now and then, so that its start is hit too; else the one that was
-            # killed.
-            fresh = not os.path.exists(self.path("run/checkpoints/latest"))
-            before = self.last_step()
-            run = self.start("--overwrite" if fresh else "--resume")
-            resumed += not fresh
-            time.sleep(chance.random() * length)
-            stepped = self.last_step() > before and not fresh
-            killed = run.poll() is None and self.kill_one(chance)
-            _, errors = run.communicate(timeout=60)
-            done += killed
-            if self.finished(run, errors):
-                self.check()
-                continue
-            self.assertNotEqual(run.returncode, 0, errors)
+    def trial(self, length, chance):
+        """Starts or resumes the run and kills a part of it; returns whether it had finished."""
+        # A new run now and then, so that its start is hit too; else the one that was killed.
+        fresh = not os.path.exists(self.path("run/checkpoints/latest"))
+        before, victim = self.last_step(), chance.choice(VICTIMS)
+        world = self.start("run", "--overwrite" if fresh else "--resume")
+        time.sleep(chance.random() * length)
+        stepped = self.last_step() > before and not fresh
+        killed = self.kill(world, victim, chance) if world.runs() else []
+        if killed:
+            self.counts.update(kills=1, resumed=not fresh, **{victim: 1})
+        statuses, errors = world.wait(60), world.errors()
+        if self.finished(world, statuses, killed):
+            self.check()
+            return True
+        self.assertTrue(killed, f"{statuses}: {errors}")
+        self.assertTrue(program.wait_until(lambda: not program.processes(self.corpus), 5), "processes are left")
+        self.assertLessEqual(self.lost(), SAVE_EVERY, errors)
+        for rank, status in enumerate(statuses):
+            self.assertNotEqual(status, 0, f"{statuses}: {errors}")
+            if world.launcher() is None and rank not in killed:
+                self.assertEqual(status, 1, f"{statuses}: {errors}")
+        if len(killed) == 1 and killed != [None]:
+            if self.backend != "mpi":  # where mpirun may end all before they have met
+                self.assertRegex(errors, f"rank {killed[0]}\\b")
+            elif f"rank {killed[0]}" not in errors:
+                self.counts["not named"] += 1
             if self.backend == "local":
-                self.assertEqual(run.returncode, 1, errors)
+                self.assertEqual(statuses, [1])
                 self.assertIn("killed by signal 9", errors)
             if stepped and self.last_step() < STEPS:  # not while it ended
-                self.assertRegex(errors, KILLED + WHERE, f"{self.layout}, {self.backend}")
-                explained += 1
-            self.assertLessEqual(self.lost(), SAVE_EVERY)
-            self.assertEqual(program.wait_until(lambda: not program.processes(self.corpus), 5), True)
-        if os.path.exists(self.path("run/checkpoints/latest")):
-            run = self.start("--resume")
-            _, errors = run.communicate(timeout=60)
-            self.assertTrue(self.finished(run, errors), errors)
+                self.assertRegex(errors, NAMED.format(killed[0]))
+                self.counts["named with a place"] += 1
+        return False
+
+    def attempt(self, job, *arguments):
+        """A trial that fails is counted, and the next one begins with a new run."""
+        try:
+            job(*arguments)
+        except (AssertionError, OSError, ValueError) as error:
+            self.failed.append(f"{self.layout}, {self.backend}, {job.__name__} {self.counts['kills']}: {error}")
+            print("FAILED", self.failed[-1], flush=True)
+            self.world.kill()
+            shutil.rmtree(self.path("run"), ignore_errors=True)
+
+    def kill_and_resume(self, kills, chance):
+        shutil.rmtree(self.path("whole"), ignore_errors=True)
+        begin, unused, most = time.monotonic(), program.unused_shared_memory(), self.counts["kills"] + kills
+        world = self.start("whole")
+        self.assertEqual(set(world.wait(100)), {0}, world.errors())
+        length = time.monotonic() - begin
+        while self.counts["kills"] < most:
+            self.attempt(self.trial, length, chance)
+        self.attempt(self.rest)
+        left = program.unused_shared_memory() - unused
+        if not program.wait_until(lambda: not left & program.unused_shared_memory(), 20):
+            self.failed.append(f"{self.layout}, {self.backend}: shared memory is left: {left}")
+
+    def rest(self):
+        """Steps that are missing after the last kill."""
+        if os.path.exists(self.path("run")):
+            world = self.start("run", "--resume" if os.path.exists(self.path("run/checkpoints/latest")) else "--overwrite")
+            self.assertTrue(self.finished(world, world.wait(60), []), world.errors())
             self.check()
-        return resumed, explained
 
     def test_same_bits(self):
-        if KILLS <= 20:
-            resumed, _ = self.kill_and_resume(KILLS, random.Random(11))
-            self.assertGreater(resumed, KILLS // 4)
-            return
-        every = [(layout, backend) for layout in layouts.LAYOUTS for backend in BACKENDS]
-        for number in range(FIRST, FIRST + KILLS // OF_EACH):
+        backends = [backend for backend in worlds.backends() if backend in BACKENDS or BACKENDS == [""]]
+        every = [(layout, backend) for layout in layouts.LAYOUTS for backend in backends]
+        if KILLS == 0:
+            every = [("dp3", backend) for backend in backends]
+        for number in range(FIRST, FIRST + KILLS // OF_EACH) if KILLS else range(len(every)):
+            before = self.counts.copy()
             self.layout, self.backend = every[number % len(every)]
-            resumed, explained = self.kill_and_resume(OF_EACH, random.Random(number))
-            print(f"{number}: {self.layout}, {self.backend}: {OF_EACH} kills, resumed {resumed} times, {explained} hit a step", flush=True)
+            begin = time.monotonic()
+            self.kill_and_resume(OF_EACH if KILLS or self.backend == "local" else 2, random.Random(number))
+            print(f"{number}: {self.layout}, {self.backend}:", self.told(self.counts - before), f"in {time.monotonic() - begin:.0f} s",
+                  flush=True)
+        print("all:", self.told(self.counts), f"{len(self.failed)} failed")
+        self.assertEqual(self.failed, [], "\n\n".join(self.failed))
+
+    @staticmethod
+    def told(counts):
+        return ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
 
     def last_step(self):
         path = self.path("run/metrics.jsonl")
@@ -116,9 +167,11 @@ class Kill(program.ProgramTest):
         saved = [int(name[5:]) for name in os.listdir(folder) if name[5:].isdigit()] if os.path.exists(folder) else []
         return self.last_step() - max(saved, default=0)
 
-    def finished(self, run, errors):
+    @staticmethod
+    def finished(world, statuses, killed):
         """It ended normally, or was killed when everything was done."""
-        return run.returncode == 0 or (run.returncode == 2 and f"has done all of its {STEPS} steps" in errors)
+        kept = [status for rank, status in enumerate(statuses) if (rank if world.launcher() is None else None) not in killed]
+        return set(kept) == {0} or (2 in kept and f"has done all of its {STEPS} steps" in world.errors())
 
     def check(self):
         self.assertEqual(self.numbers("run"), self.numbers("whole"))

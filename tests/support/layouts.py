@@ -1,4 +1,4 @@
-"""Twenty ways to train a small model in parallel, for trials that must hold with each of them."""
+"""Ways to train a small model in parallel, for trials that must hold with each of them."""
 
 MODEL = ["model.layers=4", "model.hidden=32", "model.heads=4", "data.seq=32", "train.global_batch=12", "run.threads=1"]
 EXPERTS = ["model.experts=4", "model.expert_ffn=16"]
@@ -25,6 +25,7 @@ LAYOUTS = {
     "ep2": (2, ["parallel.ep=2", *EXPERTS]),
     "ep2 pp2": (4, ["parallel.ep=2", "parallel.pp=2", *EXPERTS]),
     "dp2 cp2 tp2": (8, ["parallel.cp=2", "parallel.tp=2", "parallel.zero=1"]),
+    "dp2 cp2 tp2 pp2": (16, ["parallel.cp=2", "parallel.tp=2", "parallel.pp=2", "parallel.zero=1"]),
 }
 
 

@@ -124,6 +124,22 @@ def variable_of(pid, name):
     return None
 
 
+def where_is(pid):
+    """What a process that should have ended is doing: state, arguments and, with gdb, its stacks."""
+    parts = []
+    for name in ("stat", "wchan", "cmdline"):
+        try:
+            with open(f"/proc/{pid}/{name}", "rb") as file:
+                parts.append(file.read().replace(b"\0", b" ").decode(errors="replace")[:300])
+        except OSError as error:
+            parts.append(str(error))
+    if shutil.which("gdb"):
+        command = ["gdb", "-p", str(pid), "-batch", "-ex", "thread apply all backtrace 12"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        parts += [line for line in result.stdout.splitlines() if line.startswith(("#", "Thread"))]
+    return "\n".join(parts)
+
+
 def rank_of(pid):
     """Rank of a local rank's process; None for a launcher or a process that has exited."""
     rank = variable_of(pid, "QUADRILLE_RANK")
@@ -143,6 +159,18 @@ def shared_files():
             names |= {os.path.join(folder, name) for name in os.listdir(folder) if "quadrille" in name.lower()
                       and not name.startswith("quadrille-test-")}
     return names
+
+
+def unused_shared_memory():
+    """Files of shared memory that no process maps."""
+    mapped = ""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/maps", encoding="utf-8", errors="replace") as file:
+                mapped += "".join(line for line in file if "/dev/shm/" in line)
+        except OSError:
+            pass
+    return {name for name in os.listdir("/dev/shm") if name not in mapped}
 
 
 def wait_until(condition, seconds):
