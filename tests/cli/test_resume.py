@@ -183,6 +183,8 @@ class Resume(program.ProgramTest):
         self.assertRegex(" ".join(notes(f"run.kernels={slow}")), f"run.kernels was auto and is {slow}")
         self.assertRegex(" ".join(notes("model.dropout=0.1", "train.precision=bf16")),
                          "model.dropout was 0 and is 0.1 .*train.precision was fp32 and is bf16 .*train.grad_dtype was fp32 and is bf16")
+        self.assertRegex(" ".join(notes("train.precision=fp8", "fp8.recipe=row", "fp8.keep=attn")),
+                         'train.precision was bf16 and is fp8 fp8.recipe was tensor and is row fp8.keep was "" and is attn ')
 
     def test_every_source_is_compared(self):
         """Also by number of tokens, and where the file that says what they were is gone."""

@@ -121,7 +121,8 @@ static bool is_compared(const char *key)
         if (strcmp(key, others[i]) == 0)
             return false;
     return strncmp(key, "model.", 6) == 0 || strncmp(key, "data.", 5) == 0 || strncmp(key, "train.", 6) == 0 ||
-           strncmp(key, "lora.", 5) == 0 || strncmp(key, "dpo.", 4) == 0 || strcmp(key, "run.kernels") == 0;
+           strncmp(key, "fp8.", 4) == 0 || strncmp(key, "lora.", 5) == 0 || strncmp(key, "dpo.", 4) == 0 ||
+           strcmp(key, "run.kernels") == 0;
 }
 
 static bool is_evaluated_on(const char *key)
