@@ -92,7 +92,7 @@ qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpo
 void qd_store_repair_latest(const char *root, int64_t step);
 /* The step that the link `best` names, if its checkpoint exists; -1: none. */
 int64_t qd_store_best(const char *root);
-/* Whether there is any checkpoint, intact or not. */
+/* Whether there is any checkpoint, intact or not; true if the folder cannot be read. */
 bool qd_store_holds(const char *root);
 /* The checkpoint of one step. */
 qd_status qd_store_open_step(const char *root, int64_t step, qd_checkpoint **checkpoint);

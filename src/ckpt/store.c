@@ -36,37 +36,53 @@ static const char *parse_step(const char *name, long long *step)
     return sscanf(name, "step-%lld%n", step, &used) == 1 && used > 0 ? name + used : NULL;
 }
 
-/* Steps of the checkpoints under `root`, newest first. Returns their number, -1 when out of
- * memory. */
-static int list_steps(const char *root, long long **steps)
+static qd_status unlisted(const char *root)
 {
-    DIR *dir = opendir(root);
-    int count = 0, capacity = 0;
+    return errno == ENOMEM ? no_memory(root) : QD_FAIL(QD_IO, "%s: cannot be listed: %s", root, strerror(errno));
+}
+
+/* Steps of the checkpoints under `root`, newest first; none without the folder. A folder that
+ * cannot be read is an error: it may hold a run. */
+static qd_status list_steps(const char *root, long long **steps, int *count)
+{
+    int capacity = 0;
     *steps = NULL;
-    for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;) {
+    *count = 0;
+    DIR *dir = opendir(root);
+    if (!dir)
+        return errno == ENOENT || errno == ENOTDIR ? QD_OK : unlisted(root);
+    qd_status status = QD_OK;
+    errno = 0;
+    for (struct dirent *entry; status == QD_OK && (entry = readdir(dir)) != NULL; errno = 0) {
         long long step;
         const char *rest = parse_step(entry->d_name, &step);
         if (!rest || *rest != '\0')
             continue;
-        if (count == capacity) {
+        if (*count == capacity) {
             capacity = capacity ? 2 * capacity : 16;
             long long *larger = realloc(*steps, (size_t)capacity * sizeof *larger);
             if (!larger) {
-                closedir(dir);
-                return -1;
+                status = no_memory(root);
+                break;
             }
             *steps = larger;
         }
-        int at = count++;
+        int at = (*count)++;
         while (at > 0 && (*steps)[at - 1] < step) {
             (*steps)[at] = (*steps)[at - 1];
             at--;
         }
         (*steps)[at] = step;
     }
-    if (dir)
-        closedir(dir);
-    return count;
+    if (status == QD_OK && errno != 0)
+        status = unlisted(root);
+    closedir(dir);
+    if (status != QD_OK) {
+        free(*steps);
+        *steps = NULL;
+        *count = 0;
+    }
+    return status;
 }
 
 /* The file contains "0123456789abcdef" and, after a space, its XXH3: a damaged file is ignored
@@ -98,10 +114,11 @@ static uint64_t draw_run(void)
 }
 
 /* The identity in the newest checkpoint that has one; "": none. */
-static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
+static qd_status find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
 {
     long long *steps;
-    int count = list_steps(root, &steps);
+    int count;
+    QD_TRY(list_steps(root, &steps, &count));
     for (int i = 0; i < count && id[0] == '\0'; i++) {
         char *folder = qd_ckpt_step_path(root, steps[i], "");
         qd_checkpoint *checkpoint = NULL;
@@ -112,6 +129,7 @@ static void find_run(const char *root, char id[QD_CKPT_HASH_TEXT])
     }
     qd_error_clear();
     free(steps);
+    return QD_OK;
 }
 
 /* The first commit under `root` creates the run's identity; if the file is lost, it is restored
@@ -122,7 +140,7 @@ static qd_status ensure_run(const char *root, char id[QD_CKPT_HASH_TEXT])
     read_run(root, id);
     if (id[0] != '\0')
         return QD_OK;
-    find_run(root, id);
+    QD_TRY(find_run(root, id));
     if (id[0] == '\0')
         qd_ckpt_hash_text(draw_run(), id);
     qd_ckpt_hash_text(XXH3_64bits(id, strlen(id)), hash);
@@ -233,8 +251,8 @@ static qd_status remove_old(const char *root, char *folder, char **left)
 static qd_status prune(const char *root, int keep, long long newest, int64_t best, char **left)
 {
     long long *steps, step;
-    int count = list_steps(root, &steps);
-    qd_status status = count < 0 ? no_memory(root) : QD_OK;
+    int count;
+    qd_status status = list_steps(root, &steps, &count);
     for (int i = 0, kept = 0; i < count && status == QD_OK && keep >= 0; i++) {
         if (steps[i] <= newest && (kept++ < keep || steps[i] == best))
             continue;
@@ -336,9 +354,11 @@ int64_t qd_store_best(const char *root)
 bool qd_store_holds(const char *root)
 {
     long long *steps;
-    int count = list_steps(root, &steps);
+    int count;
+    qd_status status = list_steps(root, &steps, &count);
     free(steps);
-    return count != 0;
+    qd_error_clear();
+    return status != QD_OK || count > 0;
 }
 
 /* Checkpoints of earlier versions have no identity and belong to any run. */
@@ -369,11 +389,12 @@ static qd_status open_one(const char *root, long long step, bool verify, qd_chec
 qd_status qd_store_open(const char *root, int64_t below, bool verify, qd_checkpoint **checkpoint, char **passed_over)
 {
     long long *steps;
-    int count = list_steps(root, &steps);
-    qd_status status = count < 0 ? no_memory(root) : QD_FAIL(QD_USAGE, "%s: contains no checkpoint", root);
+    int count;
     *checkpoint = NULL;
     if (passed_over)
         *passed_over = NULL;
+    QD_TRY(list_steps(root, &steps, &count));
+    qd_status status = QD_FAIL(QD_USAGE, "%s: contains no checkpoint", root);
     for (int i = 0; i < count && status != QD_OK; i++) {
         if (steps[i] >= below)
             continue;

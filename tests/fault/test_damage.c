@@ -1,6 +1,6 @@
 /* A checkpoint of two ranks, damaged in every way: each damage is detected, file and tensor are
  * named, and the previous checkpoint is used.
- * ctest: wrap open read pread
+ * ctest: wrap open read pread opendir readdir
  * ctest: timeout 200 */
 #define _GNU_SOURCE
 #include "ckpt/checkpoint.h"
@@ -249,6 +249,52 @@ ssize_t __wrap_pread(int fd, void *data, size_t count, off_t offset)
     return refused(fd) ? -1 : __real_pread(fd, data, count, offset);
 }
 
+static atomic_int fail_opendir, fail_readdir; /* the error; 0: none */
+
+DIR *__real_opendir(const char *path);
+struct dirent *__real_readdir(DIR *dir);
+DIR *__wrap_opendir(const char *path);
+struct dirent *__wrap_readdir(DIR *dir);
+
+DIR *__wrap_opendir(const char *path)
+{
+    errno = atomic_load(&fail_opendir);
+    return errno ? NULL : __real_opendir(path);
+}
+
+struct dirent *__wrap_readdir(DIR *dir)
+{
+    const int error = atomic_load(&fail_readdir);
+    if (error == 0)
+        return __real_readdir(dir);
+    errno = error;
+    return NULL;
+}
+
+/* The folder of checkpoints, not a file in it: what could not be listed may hold the newest
+ * checkpoint. Without this, a supervised run would start anew and replace them. */
+static void folders_that_cannot_be_read(void **state)
+{
+    (void)state;
+    qd_checkpoint *checkpoint;
+    static const int errors[] = {EIO, EMFILE, ENOMEM, ESTALE};
+    for (size_t i = 0; i < 2 * sizeof errors / sizeof *errors; i++) {
+        const int error = errors[i / 2];
+        atomic_store(i % 2 ? &fail_readdir : &fail_opendir, error);
+        assert_true(qd_store_holds(root));
+        assert_int_equal(qd_store_open(root, INT64_MAX, true, &checkpoint, NULL), error == ENOMEM ? QD_NO_MEMORY : QD_IO);
+        assert_non_null(strstr(qd_error_message(), root));
+        assert_non_null(strstr(qd_error_message(), error == ENOMEM ? "no memory" : "cannot be listed"));
+        assert_null(checkpoint);
+        atomic_store(&fail_readdir, 0);
+        atomic_store(&fail_opendir, 0);
+    }
+    char missing[600];
+    snprintf(missing, sizeof missing, "%s-missing", root);
+    assert_false(qd_store_holds(missing));
+    assert_int_equal(qd_store_open(missing, INT64_MAX, true, &checkpoint, NULL), QD_USAGE);
+}
+
 /* An unreadable sector, or a file that cannot be opened: damage, with the file's name, and the
  * previous checkpoint is used. */
 static void sectors_that_cannot_be_read(void **state)
@@ -343,6 +389,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(random_payload_bits, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(every_truncation, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(sectors_that_cannot_be_read, make, scratch_teardown),
+        cmocka_unit_test_setup_teardown(folders_that_cannot_be_read, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(what_is_no_file, make, scratch_teardown),
         cmocka_unit_test_setup_teardown(cut_off_while_it_is_read, make, scratch_teardown),
     };

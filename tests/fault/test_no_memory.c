@@ -1,7 +1,8 @@
-/* The nth allocation of a save, and of a load, fails, n = 1, 2, …: the call returns, reports only
- * that memory is short, and the earlier checkpoint is intact.
+/* The nth allocation of a save, of a load, or of reading a configuration fails, n = 1, 2, …: the
+ * call returns, reports only that memory is short, and the earlier checkpoint is intact.
  * ctest: wrap malloc calloc realloc strdup
  * ctest: timeout 120 */
+#include "base/text/yaml.h"
 #include "ckpt/checkpoint.h"
 #include "support/layout.h"
 #include "support/scratch.h"
@@ -23,12 +24,14 @@
 enum { SECONDS = 20 }; /* for one save or load of milliseconds */
 
 static atomic_int armed, calls, fail_at, failed;
+static atomic_bool only; /* only this one; else every later one too: a machine without memory stays so */
 
 static bool refused(void)
 {
-    if (!atomic_load(&armed) || atomic_fetch_add(&calls, 1) + 1 < atomic_load(&fail_at))
+    const int n = atomic_load(&armed) ? atomic_fetch_add(&calls, 1) + 1 : 0;
+    if (n == 0 || (atomic_load(&only) ? n != atomic_load(&fail_at) : n < atomic_load(&fail_at)))
         return false;
-    atomic_fetch_add(&failed, 1); /* and every later one: a machine without memory stays so */
+    atomic_fetch_add(&failed, 1);
     return true;
 }
 
@@ -154,8 +157,38 @@ static void every_allocation_fails(void **state)
     qd_team_destroy(team);
 }
 
+static qd_status count_leaf(void *context, const qd_yaml_leaf *leaf)
+{
+    *(int *)context += leaf->key[0] != '\0' && leaf->text[0] != '\0';
+    return QD_OK;
+}
+
+static void configurations(void **state)
+{
+    (void)state;
+    static const char text[] = "model: {layers: 2, arch: llama}\nserve: [a, b]\n";
+    for (int one = 0; one < 2; one++) {
+        bool reached = true;
+        int n = 1;
+        atomic_store(&only, one == 1);
+        for (; reached; n++) {
+            int leaves = 0;
+            arm(n);
+            qd_status status = qd_yaml_read("run.yaml", text, sizeof text - 1, count_leaf, &leaves);
+            reached = disarm();
+            if (reached)
+                memory_was_short(n, one ? "configuration, only this" : "configuration", status, qd_error_message());
+            else
+                assert_int_equal(status == QD_OK ? leaves : -1, 3);
+        }
+        assert_true(n > 3);
+    }
+    atomic_store(&only, false);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(every_allocation_fails, scratch_setup, scratch_teardown)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup_teardown(every_allocation_fails, scratch_setup, scratch_teardown),
+                                       cmocka_unit_test(configurations)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -99,10 +99,14 @@ static void value_done(reader *self)
     }
 }
 
+static qd_status check_memory(const reader *self)
+{
+    return self->key.failed || self->value.failed ? QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name) : QD_OK;
+}
+
 static qd_status deliver(reader *self, int kind, place where)
 {
-    if (self->key.failed || self->value.failed)
-        return QD_FAIL(QD_NO_MEMORY, "%s: no memory to read it", self->name);
+    QD_TRY(check_memory(self));
     const level *outer = &self->levels[self->depth - 1];
     qd_yaml_leaf leaf = {.key = self->key.data,
                          .text = self->value.data ? self->value.data : "",
@@ -123,6 +127,7 @@ static qd_status read_key(reader *self, const yaml_event_t *event, place where)
         qd_strbuf_puts(&self->key, ".");
     size_t start = self->key.length;
     append_scalar(&self->key, event);
+    QD_TRY(check_memory(self));
     if (self->key.length == start)
         return FAIL_AT(self, where, "a key is empty; write 'key: value'");
     if (self->key.length > QD_YAML_MOST_KEY)
