@@ -5,14 +5,20 @@
  *   INJECT_AT      the number of the call that fails, from 1; 0: none, calls are only counted
  *   INJECT_ONLY    1: only this call fails; otherwise all later ones too
  *   INJECT_COUNT   a file that receives the number of calls, one line per process
+ *   INJECT_STACKS  a file that receives, with INJECT_AT=0, the number of the first allocation of
+ *                  each call stack
  *   INJECT_WHAT    "memory", or what happens to calls on files whose path contains INJECT_PATH:
  *                  "EIO", "ENOSPC", "short" (the call moves half of the bytes, once), "gone"
- *                  (ENOENT and ESTALE), "fault" (SIGBUS, as from a mapped file on a failing disk)
+ *                  (ENOENT and ESTALE), "fault" (SIGBUS, as from a mapped file on a failing disk),
+ *                  "kill" (SIGKILL before the call)
  *   INJECT_CALLS   the calls on files: letters of o (open), r (read), w (write), s (sync), n
- *                  (rename, mkdir, symlink), m (mmap); default all */
+ *                  (rename, mkdir, symlink), m (mmap), u (unlink, rmdir, remove, ftruncate);
+ *                  default all but u */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -31,8 +37,42 @@ static long at;
 static int only, ready;
 static enum { NOTHING, MEMORY, FILES } kind;
 static int error_number;
-static int is_short, is_fault;
+static int is_short, is_fault, is_kill;
 static const char *path_part, *letters;
+
+/* A hash table of the call stacks that have allocated. */
+enum { STACKS = 1 << 16, DEPTH = 48 };
+static FILE *stacks_file;
+static uint64_t stacks[STACKS];
+static atomic_flag noting = ATOMIC_FLAG_INIT;
+static __thread int within;
+
+static void note_stack(long n)
+{
+    void *frames[DEPTH];
+    uint64_t hash = 1;
+    within = 1;
+    const int depth = backtrace(frames, DEPTH);
+    for (int i = 2; i < depth; i++) hash = (hash ^ (uintptr_t)frames[i]) * 1099511628211U;
+    while (atomic_flag_test_and_set(&noting)) continue;
+    size_t slot = (size_t)(hash % STACKS);
+    while (stacks[slot] != 0 && stacks[slot] != hash) slot = (slot + 1) % STACKS;
+    if (stacks[slot] == 0) {
+        stacks[slot] = hash;
+        fprintf(stacks_file, "%ld\n", n);
+    }
+    atomic_flag_clear(&noting);
+    within = 0;
+}
+
+static void open_stacks(void)
+{
+    void *frame;
+    backtrace(&frame, 1); /* loads the unwinder, which allocates */
+    stacks_file = fopen(getenv("INJECT_STACKS"), "a");
+    if (stacks_file)
+        fputs("", stacks_file);
+}
 
 static void begin(void)
 {
@@ -46,9 +86,12 @@ static void begin(void)
     letters = getenv("INJECT_CALLS") ? getenv("INJECT_CALLS") : "orwsnm";
     is_short = strcmp(what, "short") == 0;
     is_fault = strcmp(what, "fault") == 0;
+    is_kill = strcmp(what, "kill") == 0;
     error_number = strcmp(what, "ENOSPC") == 0 ? ENOSPC : EIO;
     if (strcmp(what, "gone") == 0)
         error_number = ESTALE;
+    if (getenv("INJECT_STACKS") && at == 0)
+        open_stacks();
     kind = strcmp(what, "memory") == 0 ? MEMORY : FILES;
 }
 
@@ -78,6 +121,8 @@ __attribute__((destructor)) static void end(void)
     const char *path = getenv("INJECT_COUNT");
     const int before = kind;
     kind = NOTHING;
+    if (before != NOTHING && stacks_file)
+        fflush(stacks_file);
     int fd = path && before != NOTHING ? open(path, O_WRONLY | O_CREAT | O_APPEND, 0600) : -1;
     if (fd >= 0 && syscall(SYS_write, fd, line, (size_t)snprintf(line, sizeof line, "%ld\n", (long)calls)) < 0)
         return;
@@ -94,12 +139,16 @@ void _exit(int status)
 static int fails(void)
 {
     const long n = atomic_fetch_add(&calls, 1) + 1;
+    if (stacks_file)
+        note_stack(n);
+    if (is_kill && n == at)
+        kill(getpid(), SIGKILL);
     return at > 0 && (only || is_short ? n == at : n >= at);
 }
 
 static int no_memory(void)
 {
-    if (!ready || kind != MEMORY || !fails())
+    if (!ready || kind != MEMORY || within || !fails())
         return 0;
     errno = ENOMEM;
     return 1;
@@ -208,6 +257,15 @@ FILE *fopen64(const char *path, const char *mode)
 {
     return fopen(path, mode);
 }
+DIR *opendir(const char *path)
+{
+    NEXT(DIR *, "opendir", const char *);
+    if (concerns('o', path) && fails() && !is_short) {
+        refuse(error_number == ESTALE ? ENOENT : error_number);
+        return NULL;
+    }
+    return next(path);
+}
 ssize_t read(int fd, void *to, size_t count)
 {
     CUT_IF(concerns_fd('r', fd), count);
@@ -264,6 +322,31 @@ int symlink(const char *target, const char *path)
 {
     REFUSE_IF(concerns('n', path));
     return (int)syscall(SYS_symlinkat, target, AT_FDCWD, path);
+}
+int unlink(const char *path)
+{
+    REFUSE_IF(concerns('u', path));
+    return (int)syscall(SYS_unlinkat, AT_FDCWD, path, 0);
+}
+int rmdir(const char *path)
+{
+    REFUSE_IF(concerns('u', path));
+    return (int)syscall(SYS_unlinkat, AT_FDCWD, path, AT_REMOVEDIR);
+}
+int remove(const char *path)
+{
+    NEXT(int, "remove", const char *);
+    REFUSE_IF(concerns('u', path));
+    return next(path);
+}
+int ftruncate64(int fd, off64_t length)
+{
+    REFUSE_IF(concerns_fd('u', fd));
+    return (int)syscall(SYS_ftruncate, fd, length);
+}
+int ftruncate(int fd, off_t length)
+{
+    return ftruncate64(fd, length);
 }
 void *mmap64(void *address, size_t length, int protection, int flags, int fd, off64_t offset)
 {

@@ -1,12 +1,15 @@
 """The nth allocation of a command fails, in the launcher or in one rank: the command ends with an
 error that names memory, on all ranks, and without a crash; or it succeeds without that memory.
-A sample of n by default; QUADRILLE_ALLOCATIONS=all for every n, =50 for every 50th.
+A sample of n by default; QUADRILLE_ALLOCATIONS=all for every n, =50 for every 50th, =stacks for the
+first of each call stack that allocates, once alone and once with all later ones
+(QUADRILLE_COMMAND=plan: only this command).
 ctest: timeout 200
 ctest: processors 2
 """
 import concurrent.futures
 import os
 import random
+import shutil
 import subprocess
 import sys
 import unittest
@@ -35,6 +38,8 @@ class Allocations(inject.InjectTest):
             "check": (["check", *SMALL, "--ranks", "2"], ["launcher"]),
             "train": ([*train, "--ranks", "2"], ["launcher", 0, 1]),
             "train as threads": ([*train, "--ranks", "2", "--ranks-as", "threads"], ["launcher"]),
+            "resume": (["train", f"data.path={self.corpus}", *SMALL, "--resume", "train.steps=5", "run.dir=old{n}", "run.deadline=5", "--ranks", "2"],
+                       ["launcher", 0, 1]),
             "weights": ([*train, "run.weights=hf", "--ranks", "2"], ["launcher", 0, 1]),
             "eval": (["eval", "run", self.corpus], ["launcher"]),
             "generate": (["generate", "run", "--prompt", "the", "--tokens", "5"], ["launcher"]),
@@ -43,11 +48,21 @@ class Allocations(inject.InjectTest):
             "plan": (["plan", *cluster], ["launcher"]),
         }
 
+    def start(self, arguments, number, rank, **more):
+        """The command, with folders of its own that exist during the call only."""
+        try:
+            if "--resume" in arguments:
+                shutil.copytree(self.path("run"), self.path(f"old{number}"), symlinks=True)
+            return self.inject([part.format(n=number) for part in arguments], "memory", rank=rank, count=f"count{number}", **more)
+        finally:
+            for name in ("old", "new", "out", "shards"):
+                shutil.rmtree(self.path(name + number), ignore_errors=True)
+
     def attempt(self, name, arguments, rank, n, only):
         told = f"{name}, {rank}, allocation {n}{', only this one' if only else ''}"
-        number = f"{name}-{rank}-{n}".replace(" ", "-")
+        number = f"{name}-{rank}-{n}-{only}".replace(" ", "-")
         try:
-            result = self.inject([part.format(n=number) for part in arguments], "memory", rank=rank, at=n, only=only, count=f"count{number}")[0]
+            result = self.start(arguments, number, rank, at=n, only=only)[0]
         except subprocess.TimeoutExpired:
             return f"{told}: hangs"
         if result.returncode == 0:
@@ -58,6 +73,18 @@ class Allocations(inject.InjectTest):
             return f"{told}: memory is not named: {result.stderr[-300:]}"
         return None
 
+    @staticmethod
+    def chosen(total, chance, stacks):
+        """The allocations that fail."""
+        if stacks:
+            with open(stacks, encoding="ascii") as file:
+                return sorted({int(line) for line in file})
+        if EVERY == "all":
+            return range(1, total + 1)
+        if EVERY:
+            return range(chance.randrange(1, int(EVERY) + 1), total + 1, int(EVERY))
+        return sorted(chance.sample(range(1, total + 1), SAMPLE))
+
     def test_every_allocation(self):
         self.prepare()
         chance = random.Random(5)
@@ -66,15 +93,16 @@ class Allocations(inject.InjectTest):
             if ONLY and name != ONLY:
                 continue
             for rank in ranks:
-                result, total = self.inject([part.format(n=f"{name}-{rank}-0".replace(" ", "-")) for part in arguments], "memory", rank=rank)
+                number = f"{name}-{rank}-0".replace(" ", "-")
+                stacks = self.path(f"stacks-{number}") if EVERY == "stacks" else None
+                result, total = self.start(arguments, number, rank, stacks=stacks)
                 self.ok(result)
                 self.assertGreater(total, 20, name)
-                chosen = (range(1, total + 1) if EVERY == "all" else range(chance.randrange(1, int(EVERY) + 1), total + 1, int(EVERY)) if EVERY
-                          else sorted(chance.sample(range(1, total + 1), SAMPLE)))
+                chosen = [(n, only) for n in self.chosen(total, chance, stacks) for only in ((False, True) if EVERY == "stacks" else (n % 2 == 0,))]
                 with concurrent.futures.ThreadPoolExecutor(4) as pool:
-                    jobs = [pool.submit(self.attempt, name, arguments, rank, n, n % 2 == 0) for n in chosen]
+                    jobs = [pool.submit(self.attempt, name, arguments, rank, *one) for one in chosen]
                     found = [text for text in (job.result() for job in jobs) if text]
-                summary.append(f"{name}, {rank}: {len(chosen)} of {total} allocations, {len(found)} failed")
+                summary.append(f"{name}, {rank}: {len(chosen)} trials of {total} allocations, {len(found)} failed")
                 if EVERY:
                     print("\n".join([summary[-1], *found]), flush=True)
                 failed += found

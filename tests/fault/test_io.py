@@ -1,6 +1,7 @@
 """Calls on files fail, each of them in turn: EIO, a full disk, a stale network file, a short read or
 write, in data, metrics, saves and loads. Training continues where it can, what it has saved stays
-intact, and an error names the file. A sample of the calls by default; QUADRILLE_IO=all for each.
+intact, and an error names the file. Or a process is killed at the call, and the run resumes
+bit-identically. A sample of the calls by default; QUADRILLE_IO=all for each.
 ctest: timeout 200
 ctest: processors 2
 """
@@ -32,7 +33,7 @@ class Files(inject.InjectTest):
         """(kind, rank, n) of the calls to fail, for the arguments of a run in a folder."""
         chance, found = random.Random(3), []
         for rank in ("launcher", 0, 1) if ALL else (0,):
-            result, total = self.inject(arguments(f"count-{rank}"), kinds[0], rank=rank, path=path, calls=calls)
+            result, total = self.inject(arguments(f"count-{rank}"), kinds[0], rank=rank, path=path.format(rank=rank), calls=calls)
             self.ok(result)
             shutil.rmtree(self.path(f"count-{rank}"), ignore_errors=True)
             every = range(1, total + 1)
@@ -62,6 +63,17 @@ class Files(inject.InjectTest):
             self.ok(self.run_program(*self.arguments("whole", steps=STEPS + 2)))
             shutil.copytree(self.path("whole"), self.path("part"), symlinks=True)
         return self.numbers("whole")
+
+    def copy_part(self, folder):
+        """A run that has done STEPS of its steps."""
+        self.whole()
+        shutil.rmtree(self.path(folder), ignore_errors=True)
+        shutil.copytree(self.path("part"), self.path(folder), symlinks=True)
+        os.remove(self.path(f"{folder}/checkpoints/latest"))
+        os.symlink(f"step-{STEPS:012d}", self.path(f"{folder}/checkpoints/latest"))
+        for name in os.listdir(self.path(f"{folder}/checkpoints")):
+            if name.startswith("step-") and int(name[5:]) > STEPS:
+                shutil.rmtree(self.path(f"{folder}/checkpoints/{name}"))
 
     def test_data(self):
         """Text, and shards that are mapped: an error names the file, or the result is the same."""
@@ -112,13 +124,7 @@ class Files(inject.InjectTest):
         whole = self.whole()
 
         def arguments(folder):
-            shutil.rmtree(self.path(folder), ignore_errors=True)
-            shutil.copytree(self.path("part"), self.path(folder), symlinks=True)
-            os.remove(self.path(f"{folder}/checkpoints/latest"))
-            os.symlink(f"step-{STEPS:08d}", self.path(f"{folder}/checkpoints/latest"))
-            for name in os.listdir(self.path(f"{folder}/checkpoints")):
-                if name.startswith("step-") and int(name[5:]) > STEPS:
-                    shutil.rmtree(self.path(f"{folder}/checkpoints/{name}"))
+            self.copy_part(folder)
             return self.arguments(folder, "--resume", "run.save=false", steps=STEPS + 2)
 
         def trial(folder, kind, rank, n):
@@ -129,6 +135,29 @@ class Files(inject.InjectTest):
                 self.assertNotEqual(kind, "short", result.stderr)
                 self.one_line(result, result.returncode, "checkpoints")
         self.each("loads", self.cases(arguments, "checkpoints", ["EIO", "gone", "short"], calls="orm"), trial)
+
+    def test_kills(self):
+        """A process is killed at a call on the run folder: of a run that saves and removes earlier
+        checkpoints, and of one that resumes. It resumes without a manual step."""
+        whole = self.whole()
+
+        def first(folder):
+            return self.arguments(folder, "run.keep=1")
+
+        def resumed(folder):
+            self.copy_part(folder)
+            return self.arguments(folder, "run.keep=1", "--resume", steps=STEPS + 2)
+
+        for what, arguments in (("killed in saves", first), ("killed in resumed runs", resumed)):
+            def trial(folder, kind, rank, n, arguments=arguments):
+                result = self.failing(folder, arguments(folder), kind, rank, n, f"/{folder}/", calls="orwsnmu")
+                self.assertEqual(result.returncode, -9 if rank == "launcher" else 1, result.stderr)
+                how = "--resume" if os.path.exists(self.path(f"{folder}/checkpoints/latest")) else "--overwrite"
+                self.ok(self.run_program(*self.arguments(folder, "run.keep=1", how, steps=STEPS + 2)))
+                self.assertEqual(self.numbers(folder), whole)
+                kept = [name for name in os.listdir(self.path(f"{folder}/checkpoints")) if name.startswith("step-")]
+                self.assertEqual(kept, [f"step-{STEPS + 2:012d}"])
+            self.each(what, self.cases(arguments, "/count-{rank}/", ["kill"], calls="orwsnmu"), trial)
 
 
 if __name__ == "__main__":

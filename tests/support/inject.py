@@ -19,14 +19,15 @@ class InjectTest(program.ProgramTest):
         self.library = self.path("inject.so")
         subprocess.run([COMPILER, "-shared", "-fPIC", "-O1", "-o", self.library, SOURCE, "-ldl"], check=True)
 
-    def inject(self, arguments, what, *, rank="launcher", at=0, only=False, path="", calls="", count="count"):
-        """The finished program, and the number of calls that could have failed."""
+    def inject(self, arguments, what, *, rank="launcher", at=0, only=False, path="", calls="", count="count", stacks=None):
+        """The finished program, and the number of calls that could have failed. stacks: a file for the
+        first allocations of each call stack."""
         count = self.path(count)
         if os.path.exists(count):
             os.remove(count)
         environment = {"LD_PRELOAD": self.library, "INJECT_WHAT": what, "INJECT_RANK": str(rank), "INJECT_AT": str(at),
                        "INJECT_COUNT": count, **({"INJECT_ONLY": "1"} if only else {}), **({"INJECT_PATH": path} if path else {}),
-                       **({"INJECT_CALLS": calls} if calls else {})}
+                       **({"INJECT_CALLS": calls} if calls else {}), **({"INJECT_STACKS": stacks} if stacks else {})}
         result = self.run_program(*arguments, environment=environment, timeout=self.seconds)
         calls = 0
         if os.path.exists(count):
