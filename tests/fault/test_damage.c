@@ -129,6 +129,7 @@ static void every_header_bit(void **state)
     (void)state;
     victim files[MOST_FILES];
     int count = find_files(files);
+    size_t bits = 0;
     assert_int_equal(count, 2 + 2 * 2);
     for (int f = 0; f < count; f++) {
         int fd = open(files[f].path, O_RDWR);
@@ -139,9 +140,11 @@ static void every_header_bit(void **state)
                 falls_back();
             mend(&files[f], fd, bit / 8);
         }
+        bits += files[f].header * 8;
         close(fd);
         free(files[f].bytes);
     }
+    print_message("%zu bits\n", bits);
 }
 
 static void random_payload_bits(void **state)
@@ -173,8 +176,10 @@ static void every_truncation(void **state)
     (void)state;
     victim files[MOST_FILES];
     int count = find_files(files);
+    size_t lengths = 0;
     for (int f = 0; f < count; f++) {
         const victim *v = &files[f];
+        lengths += v->size;
         for (size_t length = v->size; length-- > 0;) {
             assert_int_equal(truncate(v->path, (off_t)length), 0);
             noticed(v, strstr(v->name, ".safetensors") != NULL, "cut at", length);
@@ -190,6 +195,7 @@ static void every_truncation(void **state)
         assert_int_equal(ftruncate(fd, (off_t)v->size), 0);
         close(fd);
     }
+    print_message("%zu lengths\n", lengths);
     qd_checkpoint *checkpoint;
     ok(qd_store_open(root, INT64_MAX, true, &checkpoint, NULL));
     assert_int_equal(qd_checkpoint_meta(checkpoint)->step, STEP);

@@ -20,12 +20,13 @@ import layouts  # noqa: E402
 import program  # noqa: E402
 import worlds  # noqa: E402
 
-STEPS, SAVE_EVERY = 60, 2
+STEPS = {"local": 60, "mpi": 12, "ucx": 24}  # ranks under mpirun poll: slow on few cores
+SAVE_EVERY = 2
 KILLS = int(os.environ.get("QUADRILLE_KILLS", "0"))
 FIRST = int(os.environ.get("QUADRILLE_FIRST", "0"))
 BACKENDS = os.environ.get("QUADRILLE_BACKENDS", "").split(",")
-OF_EACH = 10  # kills of a combination of layout and backend
-RUN = [f"train.steps={STEPS}", f"run.save_every={SAVE_EVERY}", "run.deadline=30", "run.join_deadline=8"]
+OF_EACH = 5  # kills of a combination of layout and backend
+RUN = [f"run.save_every={SAVE_EVERY}", "run.deadline=30", "run.join_deadline=8"]
 VICTIMS = 7 * ["rank"] + ["rank 0", "launcher", "all"]
 NAMED = (r"rank {0} (was killed by signal 9 \(Killed\)|was killed or crashed|failed: its process has ended).*"
          r" at 'step \d+, [^']+', (in|after) [a-z-]+.*, (operation|message) \d+ of group ")
@@ -47,7 +48,7 @@ class Kill(program.ProgramTest):
 
     def start(self, folder, *more):
         ranks, options = layouts.arguments(self.layout)
-        arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"run.dir={folder}", *more]
+        arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"train.steps={STEPS[self.backend]}", f"run.dir={folder}", *more]
         self.world = worlds.World(self.backend, ranks, arguments, self.corpus, self.path("errors"))
         return self.world
 
@@ -84,7 +85,7 @@ class Kill(program.ProgramTest):
         killed = self.kill(world, victim, chance) if world.runs() else []
         if killed:
             self.counts.update(kills=1, resumed=not fresh, **{victim: 1})
-        statuses, errors = world.wait(60), world.errors()
+        statuses, errors = world.wait(120), world.errors()
         if self.finished(world, statuses, killed):
             self.check()
             return True
@@ -103,7 +104,7 @@ class Kill(program.ProgramTest):
             if self.backend == "local":
                 self.assertEqual(statuses, [1])
                 self.assertIn("killed by signal 9", errors)
-            if stepped and self.last_step() < STEPS:  # not while it ended
+            if stepped and self.last_step() < STEPS[self.backend]:  # not while it ended
                 self.assertRegex(errors, NAMED.format(killed[0]))
                 self.counts["named with a place"] += 1
         return False
@@ -122,7 +123,7 @@ class Kill(program.ProgramTest):
         shutil.rmtree(self.path("whole"), ignore_errors=True)
         begin, unused, most = time.monotonic(), program.unused_shared_memory(), self.counts["kills"] + kills
         world = self.start("whole")
-        self.assertEqual(set(world.wait(100)), {0}, world.errors())
+        self.assertEqual(set(world.wait(300)), {0}, world.errors())
         length = time.monotonic() - begin
         while self.counts["kills"] < most:
             self.attempt(self.trial, length, chance)
@@ -130,12 +131,13 @@ class Kill(program.ProgramTest):
         left = program.unused_shared_memory() - unused
         if not program.wait_until(lambda: not left & program.unused_shared_memory(), 20):
             self.failed.append(f"{self.layout}, {self.backend}: shared memory is left: {left}")
+            print("FAILED", self.failed[-1], flush=True)
 
     def rest(self):
         """Steps that are missing after the last kill."""
         if os.path.exists(self.path("run")):
             world = self.start("run", "--resume" if os.path.exists(self.path("run/checkpoints/latest")) else "--overwrite")
-            self.assertTrue(self.finished(world, world.wait(60), []), world.errors())
+            self.assertTrue(self.finished(world, world.wait(120), []), world.errors())
             self.check()
 
     def test_same_bits(self):
@@ -171,7 +173,7 @@ class Kill(program.ProgramTest):
     def finished(world, statuses, killed):
         """It ended normally, or was killed when everything was done."""
         kept = [status for rank, status in enumerate(statuses) if (rank if world.launcher() is None else None) not in killed]
-        return set(kept) == {0} or (2 in kept and f"has done all of its {STEPS} steps" in world.errors())
+        return set(kept) == {0} or (2 in kept and f"has done all of its {STEPS[world.backend]} steps" in world.errors())
 
     def check(self):
         self.assertEqual(self.numbers("run"), self.numbers("whole"))

@@ -79,13 +79,17 @@ class World:
         """Whether anything that was started here has not ended."""
         return any([run.poll() is None for run in self.started])
 
+    def where(self):
+        """What its processes are doing, and what they have reported."""
+        return "\n".join([program.where_is(pid) for pid in program.processes(self.mark)] + [self.errors()])
+
     def wait(self, seconds):
         """Exit statuses: of the launcher, or of each rank. A world that does not end in time is
         killed; the error says where it was."""
         if not program.wait_until(lambda: not self.runs(), seconds):
-            where = "\n".join(program.where_is(pid) for pid in program.processes(self.mark))
+            where = self.where()
             self.kill()
-            raise AssertionError(f"{self.backend} has not ended after {seconds:g} s:\n{where}\n{self.errors()}")
+            raise AssertionError(f"{self.backend} has not ended after {seconds:g} s:\n{where}")
         return [run.returncode for run in self.started]
 
     def kill(self):
