@@ -113,6 +113,13 @@ class Resume(program.ProgramTest):
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
             self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "4"])
 
+    def test_a_rank_without_state_saves_like_the_others(self):
+        """The last rank has a share of the head, which is the table of the first stage, and nothing
+        else: it writes no tensor, and goes on while the others write."""
+        self.train("run.dir=run", "model.layers=1", "model.tied=true", "parallel.ranks=4", "parallel.tp=2", "parallel.pp=2",
+                   "train.steps=4", "run.save_every=1", "run.deadline=10")
+        self.assertEqual(len(losses(self.path("run"))), 4)
+
     def test_what_was_left_open_stays_open(self):
         """The saved configuration holds the settings as given, so another start may use another
         layout. Degrees that were given, or filled in by an earlier version, yield to one that is

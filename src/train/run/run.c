@@ -321,7 +321,7 @@ qd_status qd_rank_run_checkpoint(qd_rank_run *s)
     QD_TRY(begin_save(s));
     s->saving = qd_trainer_position(s->trainer).step;
     bool last = s->stop != 0 || s->saving == c->steps;
-    QD_TRY(poll_save(s, last || qd_saver_snapshot(s->saver) == 0));
+    QD_TRY(poll_save(s, last || !qd_saver_copies(s->saver)));
     s->save_took = qd_clock_now() - s->saved_at;
     return QD_OK;
 }
