@@ -470,8 +470,10 @@ static qd_status complete(qd_transfer *op, int index)
     run *r = run_of(op);
     int peer = index / QD_REMOTE_REQUESTS, slot = index % QD_REMOTE_REQUESTS;
     qd_remote_link *link = &r->group->links[peer];
-    if (slot == QD_REMOTE_HEAD_TX)
+    if (slot == QD_REMOTE_HEAD_TX) {
+        link->head_leaves = false;
         return QD_OK;
+    }
     if (slot == QD_REMOTE_HEAD_RX)
         return greet(op, peer);
     if (slot < QD_REMOTE_FIRST_RX) {
@@ -493,7 +495,7 @@ static qd_status complete(qd_transfer *op, int index)
 
 static bool link_busy(const qd_remote_link *link)
 {
-    return (link->head_wanted && !link->greeted) || link->first_tx.done < link->first_tx.chunks ||
+    return link->head_leaves || (link->head_wanted && !link->greeted) || link->first_tx.done < link->first_tx.chunks ||
            link->first_rx.done < link->first_rx.chunks || link->second_tx.done < link->second_tx.chunks ||
            link->second_rx.done < link->second_rx.chunks;
 }
@@ -519,7 +521,7 @@ qd_status qd_remote_coll_start(qd_transfer *op)
     for (int i = 1; i < n; i++) {
         int p = (rank + i) % n;
         qd_remote_link *link = &group->links[p];
-        bool sends = everybody || i == 1 || link->first_tx.count > 0;
+        bool sends = link->head_leaves = everybody || i == 1 || link->first_tx.count > 0;
         link->head_wanted = everybody || i == n - 1 || link->first_rx.count > 0;
         if (link->head_wanted)
             QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, group->head_bytes, QD_REMOTE_HEAD_RX));

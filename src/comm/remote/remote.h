@@ -95,6 +95,7 @@ typedef struct qd_remote_flow {
 /* What one group rank exchanges with another in the current collective. */
 typedef struct qd_remote_link {
     qd_remote_flow first_tx, first_rx, second_tx, second_rx;
+    bool head_leaves;                /* our head is being sent: a peer that reads nothing delays it */
     bool head_wanted, greeted;       /* a head is expected; it has arrived and agrees */
     bool carried;                    /* the payload came with the head */
     unsigned char *tx, *rx;          /* (group->head_bytes) of collectives */
