@@ -333,6 +333,11 @@ void qd_saver_set_best(qd_saver *s, int64_t step)
     s->best = step;
 }
 
+int64_t qd_saver_snapshot(const qd_saver *s)
+{
+    return s->snapshot ? s->pieces.elements * (int64_t)sizeof *s->snapshot : 0;
+}
+
 bool qd_saver_copies(const qd_saver *s)
 {
     return s->snapshot != NULL;

@@ -17,10 +17,11 @@ typedef struct qd_save_report {
 } qd_save_report;
 
 /* root: <root>/step-… are the checkpoints; keep: how many to keep, 0: all. snapshot: allocates
- * memory for a copy of what this rank writes, as planned by qd_pieces_bytes(); without it the caller
- * must wait for each save. */
+ * memory for a copy of what this rank writes (qd_saver_snapshot() bytes, as planned by
+ * qd_pieces_bytes()); without it the caller must wait for each save. */
 qd_status qd_saver_create(qd_trainer *trainer, qd_comm *control, const char *root, int keep, bool snapshot, qd_saver **saver);
 void qd_saver_destroy(qd_saver *saver); /* waits for this rank's thread; NULL is legal */
+int64_t qd_saver_snapshot(const qd_saver *saver);
 bool qd_saver_copies(const qd_saver *saver); /* has such memory, if only for 0 bytes: the same on all ranks */
 /* Whether its thread is in a call that does not return: it uses the trainer, so nothing may be
  * freed. */
