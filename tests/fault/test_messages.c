@@ -199,6 +199,7 @@ static void each_kind_on_each_backend(void **unused)
         damage(QD_RANKS_PROCESSES, &kinds[i]);
         if (i % 6 == 1) damage(QD_RANKS_STAGED, &kinds[i]);
         if (i % 6 == 1 && qd_ranks_mode_available(QD_RANKS_MPI)) damage(QD_RANKS_MPI, &kinds[i]);
+        if (i % 6 == 4 && qd_ranks_mode_available(QD_RANKS_UCX)) damage(QD_RANKS_UCX, &kinds[i]);
     }
 }
 
@@ -206,9 +207,9 @@ static void many(void **unused)
 {
     (void)unused;
     const char *text = getenv("QUADRILLE_FLIPS");
-    static const qd_ranks_mode modes[] = {QD_RANKS_THREADS, QD_RANKS_PROCESSES, QD_RANKS_STAGED, QD_RANKS_MPI};
+    static const qd_ranks_mode modes[] = {QD_RANKS_THREADS, QD_RANKS_PROCESSES, QD_RANKS_STAGED, QD_RANKS_MPI, QD_RANKS_UCX};
     for (int n = 0; text && n < atoi(text); n++)
-        for (int m = 0; m < 4; m++)
+        for (size_t m = 0; m < sizeof modes / sizeof *modes; m++)
             if (qd_ranks_mode_available(modes[m])) damage(modes[m], &kinds[n % KINDS]);
 }
 
