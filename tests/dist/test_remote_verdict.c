@@ -1,8 +1,8 @@
-/* Which rank the remote protocol names when a message is stuck, for each kind of message. A
- * transport of this test stands in for the other ranks: it returns what is sent to a rank as if
- * that rank had sent it, so that all ranks seem to call the same, and holds back what a rank that
- * has stopped would hold back.
+/* Which rank the remote protocol names when messages are held back. A transport of this test stands
+ * in for the other ranks: it returns what is sent to a rank as if that rank had sent it, so that
+ * all ranks seem to call the same, and holds back what a rank that has stopped would hold back.
  * ctest: timeout 60 */
+#include "base/clock.h"
 #include "comm/remote/remote.h"
 
 #include <setjmp.h>
@@ -14,7 +14,7 @@
 
 #include "support/ok.h"
 
-enum { RANKS = 4, CULPRIT = 1, MESSAGES = 64, LARGE = 200000 };
+enum { RANKS = 4, CULPRIT = 1, WAITER = 2, MESSAGES = 64, LARGE = 200000 };
 static const double deadline = 0.4;
 
 typedef struct message {
@@ -29,6 +29,9 @@ typedef struct message {
 typedef struct mirror {
     message messages[MESSAGES];
     int stuck; /* the channel on which sends to the culprit do not end */
+    bool deaf; /* nothing of the first phase arrives from the culprit and from the waiter */
+    qd_remote_mailbox mailbox; /* of all ranks but rank 0 and the culprit */
+    qd_remote_facts facts[RANKS];
 } mirror;
 
 static void clear(void *requests, int count)
@@ -56,6 +59,10 @@ static qd_status begin_send(void *self, int to, int64_t group, int channel, cons
     sent.data = malloc((size_t)bytes);
     assert_non_null(sent.data);
     memcpy(sent.data, data, (size_t)bytes);
+    if (m->deaf && channel == QD_REMOTE_TAG_FIRST && (to == CULPRIT || to == WAITER)) {
+        free(sent.data);
+        return QD_OK;
+    }
     int at = add(m, &sent);
     if (sent.stuck) ((uint64_t *)requests)[index] = 1 + (uint64_t)at;
     return QD_OK;
@@ -93,9 +100,22 @@ static qd_status test(void *self, void *requests, int index, bool *done)
     return QD_OK;
 }
 
+/* All ranks but the culprit answer the questions in the mailbox. */
+static void answer(mirror *m)
+{
+    qd_remote_control question;
+    while (qd_remote_mailbox_recv(m->mailbox, &question, sizeof question))
+        for (int r = WAITER; question.kind == QD_REMOTE_ASK && r < RANKS; r++) {
+            qd_remote_control reply = {
+                .kind = QD_REMOTE_ANSWER, .from = r, .group = question.group, .sequence = 1, .sent = qd_clock_now()};
+            qd_remote_mailbox_send(m->mailbox, m->facts[0].mailbox, &reply, sizeof reply);
+        }
+}
+
 static qd_status test_some(void *self, void *requests, int count, int *completed, int *indices)
 {
     *completed = 0;
+    answer(self);
     for (int i = 0; i < count; i++) {
         bool done = false;
         if (((uint64_t *)requests)[i] == 0) continue;
@@ -141,6 +161,23 @@ static const qd_remote_transport transport = {
     .carry_most = 64 << 10,
 };
 
+static void names_culprit(mirror *m, const char *what, bool sends, float *data, int64_t count)
+{
+    qd_remote_mailbox own;
+    qd_remote_facts_find(&m->facts[0], &own);
+    for (int r = 0; r < RANKS; r++) strcpy(m->facts[r].machine, "one");
+    qd_comm_config config = qd_comm_config_default();
+    qd_comm *world = NULL;
+    config.deadline_seconds = deadline;
+    ok(qd_remote_create(&transport, m, m->facts, own, 0, RANKS, &config, &world));
+    qd_status status = sends ? qd_comm_send(world, data, count, QD_F32, CULPRIT, NULL)
+                             : qd_comm_all_reduce(world, data, data + LARGE, count, QD_F32, QD_SUM, NULL);
+    const char *text = qd_error_message();
+    if (status != QD_TIMEOUT || !strstr(text, "rank 1 (last in") || strstr(text, "rank 2 (") || strstr(text, "rank 3 ("))
+        fail_msg("%s: status %d: '%s' does not name rank 1 alone", what, (int)status, text);
+    qd_comm_destroy(world);
+}
+
 static void test_stuck_message(void **unused)
 {
     (void)unused;
@@ -162,23 +199,28 @@ static void test_stuck_message(void **unused)
     assert_non_null(data);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mirror m = {.stuck = cases[i].channel};
-        qd_remote_facts facts[RANKS] = {{.machine = "one"}, {.machine = "one"}, {.machine = "one"}, {.machine = "one"}};
-        qd_comm_config config = qd_comm_config_default();
-        qd_comm *world = NULL;
-        config.deadline_seconds = deadline;
-        ok(qd_remote_create(&transport, &m, facts, 0, RANKS, &config, &world));
-        qd_status status = cases[i].sends ? qd_comm_send(world, data, cases[i].count, QD_F32, CULPRIT, NULL)
-                                          : qd_comm_all_reduce(world, data, data + LARGE, cases[i].count, QD_F32, QD_SUM, NULL);
-        const char *text = qd_error_message();
-        if (status != QD_TIMEOUT || !strstr(text, "rank 1 (last in") || strstr(text, "rank 2 (") || strstr(text, "rank 3 ("))
-            fail_msg("%s: status %d: '%s' does not name rank 1 alone", cases[i].what, (int)status, text);
-        qd_comm_destroy(world);
+        names_culprit(&m, cases[i].what, cases[i].sends, data, cases[i].count);
     }
+    free(data);
+}
+
+/* The queue of this rank is blocked, so it gets neither data nor answers there: the answers come
+ * another way. */
+static void test_blocked_queue(void **unused)
+{
+    (void)unused;
+    float *data = calloc(2 * LARGE, sizeof *data);
+    assert_non_null(data);
+    mirror m = {.stuck = -1, .deaf = true};
+    qd_remote_mailbox_open(&m.mailbox, m.facts[WAITER].mailbox);
+    memcpy(m.facts[WAITER + 1].mailbox, m.facts[WAITER].mailbox, sizeof m.facts[0].mailbox);
+    names_culprit(&m, "a blocked queue", false, data, LARGE);
+    qd_remote_mailbox_close(m.mailbox);
     free(data);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stuck_message)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_stuck_message), cmocka_unit_test(test_blocked_queue)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

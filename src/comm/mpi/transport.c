@@ -19,6 +19,7 @@ typedef struct mpi_state {
     MPI_Request all; /* of the meeting at the end */
     bool finalize;   /* we initialized MPI, so we finalize it */
     int rank, size;
+    qd_remote_mailbox mailbox; /* until the world has it */
 } mpi_state;
 _Static_assert(sizeof(MPI_Request) <= QD_REMOTE_REQUEST_BYTES, "the protocol keeps the requests");
 
@@ -147,12 +148,12 @@ static const qd_remote_transport mpi_transport = {
 };
 
 /* Collective: a machine is known by its lowest rank. */
-static qd_status gather_facts(const mpi_state *m, qd_remote_facts *facts)
+static qd_status gather_facts(mpi_state *m, qd_remote_facts *facts)
 {
     MPI_Comm machine;
     qd_remote_facts own;
     int first = m->rank;
-    qd_remote_facts_find(&own);
+    qd_remote_facts_find(&own, &m->mailbox);
     QD_TRY(qd_mpi_check(MPI_Comm_split_type(m->data, MPI_COMM_TYPE_SHARED, m->rank, MPI_INFO_NULL, &machine), "MPI_Comm_split_type"));
     qd_status status = qd_mpi_check(MPI_Bcast(&first, 1, MPI_INT, 0, machine), "MPI_Bcast");
     MPI_Comm_free(&machine);
@@ -222,8 +223,10 @@ qd_status qd_mpi_comm_create(const qd_comm_config *config, qd_comm **comm)
     QD_TRY_DONE(gather_facts(m, facts));
     mpi_state *used = m;
     m = NULL; /* the world's from here on */
-    status = qd_remote_create(&used->transport, used, facts, used->rank, used->size, &chosen, comm);
+    status = qd_remote_create(&used->transport, used, facts, used->mailbox, used->rank, used->size, &chosen, comm);
 done:
+    if (m)
+        qd_remote_mailbox_close(m->mailbox);
     free(facts);
     free(m);
     return status;

@@ -25,6 +25,8 @@ enum { STAGE_RX, STAGE_PACK = QD_REMOTE_DEPTH, STAGES = 2 * QD_REMOTE_DEPTH };
 #define SUM_CHUNK_MOST ((int64_t)256 << 10)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
 #define TREE_CHUNK ((int64_t)512 << 10) /* broadcast: a rank forwards one chunk while it receives the next */
+/* The sum reads what a head has carried as one chunk. */
+_Static_assert(QD_REMOTE_CARRY_LEAST <= SUM_CHUNK_LEAST && QD_REMOTE_CARRY_ALL <= STAGING_MOST / 2, "a head carries less than a chunk");
 /* Rooted operations of larger groups do not send heads to all ranks. */
 #define HEADS_TO_ALL_MOST 64
 #define LARGE ((int64_t)64 << 10) /* copies and sums of this size and more are timed */
@@ -524,15 +526,15 @@ qd_status qd_remote_coll_start(qd_transfer *op)
         bool sends = link->head_leaves = everybody || i == 1 || link->first_tx.count > 0;
         link->head_wanted = everybody || i == n - 1 || link->first_rx.count > 0;
         if (link->head_wanted)
-            QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, group->head_bytes, QD_REMOTE_HEAD_RX));
+            QD_TRY(post_recv(group, p, QD_REMOTE_TAG_HEAD, link->rx, link->head_bytes, QD_REMOTE_HEAD_RX));
         if (!sends)
             continue;
         int64_t bytes = link->first_tx.count * r->size;
         /* An inner rank of a broadcast tree has no data yet for its head to carry. */
         const void *payload = NULL;
-        if (bytes > 0 && bytes <= qd_remote_carry(group) && r->parent < 0)
+        if (bytes > 0 && bytes <= qd_remote_carry(link) && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
-        int64_t length = qd_remote_write_head(group, op, bytes, payload, link->tx);
+        int64_t length = qd_remote_write_head(group->world, link, op, bytes, payload, link->tx);
         if (length > (int64_t)sizeof(qd_remote_head))
             link->first_tx.chunks = 0;
         QD_TRY(post_send(group, p, QD_REMOTE_TAG_HEAD, link->tx, length, QD_REMOTE_HEAD_TX));

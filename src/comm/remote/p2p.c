@@ -56,15 +56,15 @@ qd_status qd_remote_p2p_start(qd_transfer *op)
     s->bytes = s->sending ? (unsigned char *)(uintptr_t)r->in : r->out;
     unsigned char **bounce = s->sending ? &s->link->p2p_tx : &s->link->p2p_rx;
     if (!*bounce)
-        *bounce = malloc((size_t)group->head_bytes);
+        *bounce = malloc((size_t)s->link->head_bytes);
     if (!*bounce)
-        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld bytes of message buffer", (long long)group->head_bytes);
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %lld bytes of message buffer", (long long)s->link->head_bytes);
     group->world->transport->clear(s->requests, 2);
     s->in_flight[HEAD] = true;
     if (!s->sending)
-        return qd_remote_recv(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, group->head_bytes, s->requests, HEAD);
+        return qd_remote_recv(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, s->link->head_bytes, s->requests, HEAD);
 
-    int64_t length = qd_remote_write_head(group, op, s->total, s->bytes, *bounce);
+    int64_t length = qd_remote_write_head(group->world, s->link, op, s->total, s->bytes, *bounce);
     s->posted = length - (int64_t)sizeof(qd_remote_head);
     QD_TRY(qd_remote_send(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, length, s->requests, HEAD));
     return post_next(op);

@@ -51,8 +51,22 @@ typedef struct qd_remote_transport {
      * requests are left that may still touch their buffers. */
     void (*close)(void *self, bool met, bool dirty);
     int64_t most_groups; /* ids of groups are below this */
-    int64_t carry_most;  /* bytes of payload that are best sent in one message with their head */
+    int64_t carry_most;  /* bytes of payload that are best sent with their head between machines */
 } qd_remote_transport;
+
+/* mailbox.c: a socket for control messages of ranks of this machine. Where there can be none, the
+ * name is empty and nothing is sent or received. */
+#define QD_REMOTE_MAILBOX_BYTES 16
+typedef struct qd_remote_mailbox {
+    bool open;
+    int fd;
+} qd_remote_mailbox;
+void qd_remote_mailbox_open(qd_remote_mailbox *box, char name[QD_REMOTE_MAILBOX_BYTES]);
+/* Not sent if the mailbox `to` is full. */
+void qd_remote_mailbox_send(qd_remote_mailbox box, const char *to, const void *data, int64_t bytes);
+/* False: there is no message. */
+bool qd_remote_mailbox_recv(qd_remote_mailbox box, void *data, int64_t bytes);
+void qd_remote_mailbox_close(qd_remote_mailbox box);
 
 typedef struct qd_remote_head {
     qd_fingerprint fingerprint;
@@ -61,11 +75,11 @@ typedef struct qd_remote_head {
     char place[QD_COMM_PLACE_BYTES];
 } qd_remote_head;
 
-/* Every group carries at least this much: a head with it stays below the eager limit of common MPI
+/* Every head carries payloads of up to this much: it stays below the eager limit of common MPI
  * libraries (4 KiB with their own header). */
 #define QD_REMOTE_CARRY_LEAST ((int64_t)(3968 - sizeof(qd_remote_head)))
-/* Larger payloads that the heads of a group may carry to all its ranks together: each pair of ranks
- * has buffers for them. */
+/* What all heads of a group may carry together, if that is more: a rank has buffers for each peer
+ * on another machine. */
 #define QD_REMOTE_CARRY_ALL ((int64_t)1 << 20)
 
 /* Channels of a group; with the id of the group they make up a tag. */
@@ -98,8 +112,9 @@ typedef struct qd_remote_link {
     bool head_leaves;                /* our head is being sent: a peer that reads nothing delays it */
     bool head_wanted, greeted;       /* a head is expected; it has arrived and agrees */
     bool carried;                    /* the payload came with the head */
-    unsigned char *tx, *rx;          /* (group->head_bytes) of collectives */
-    unsigned char *p2p_tx, *p2p_rx;  /* (group->head_bytes) of sends and receives, allocated at first use */
+    int64_t head_bytes;              /* of a head with the payload that it may carry; the peer has the same */
+    unsigned char *tx, *rx;          /* (head_bytes) of collectives */
+    unsigned char *p2p_tx, *p2p_rx;  /* (head_bytes) of sends and receives, allocated at first use */
     uint64_t received;               /* p2p heads so far */
     double answered;                 /* time of the peer's last answer, which contained: */
     uint64_t entered;                /* the last collective it has entered */
@@ -114,7 +129,6 @@ typedef struct qd_remote_group {
     qd_comm *comm;
     qd_remote_world *world;
     uint64_t entered;       /* collectives started on this rank */
-    int64_t head_bytes;     /* of a head with the payload that it may carry; equal on all ranks */
     qd_remote_link *links;     /* (size) */
     uint64_t *requests;     /* (size * QD_REMOTE_REQUESTS) of the current collective */
     int active;             /* of these, how many are in flight */
@@ -154,6 +168,7 @@ struct qd_remote_world {
     int spin; /* for qd_world, like `where` and `hosts` */
     qd_comm_where where;
     char (*hosts)[QD_COMM_HOST_BYTES];
+    int *machines; /* (size) the lowest rank of each rank's machine */
     double deadline;
     int64_t next_id;
     qd_remote_group *groups;
@@ -164,6 +179,9 @@ struct qd_remote_world {
     qd_remote_control incoming;
     uint64_t incoming_request;
     bool listening; /* incoming_request is in use */
+    qd_remote_mailbox mailbox;
+    char (*mailboxes)[QD_REMOTE_MAILBOX_BYTES]; /* (size) "" on another machine */
+    double listened;                            /* when our mailbox was last read */
     qd_remote_control_send *sends;
     int aborted_by; /* world rank, or -1 */
     char reason[QD_COMM_REASON_BYTES];
@@ -179,13 +197,15 @@ typedef struct qd_remote_facts {
     char machine[64]; /* equal on ranks of one machine */
     char host[QD_COMM_HOST_BYTES];
     cpu_set_t cores; /* that the rank may use */
+    char mailbox[QD_REMOTE_MAILBOX_BYTES];
 } qd_remote_facts;
-void qd_remote_facts_find(qd_remote_facts *own); /* without the machine */
+/* All but the machine. Opens the mailbox: the caller closes it or passes it to qd_remote_create(). */
+void qd_remote_facts_find(qd_remote_facts *own, qd_remote_mailbox *mailbox);
 
-/* Creates the world communicator of this rank. facts: (size) of all ranks. The transport is closed
- * with the world, or here on failure. */
-qd_status qd_remote_create(const qd_remote_transport *transport, void *self, const qd_remote_facts *facts, int rank, int size,
-                           const qd_comm_config *config, qd_comm **comm);
+/* Creates the world communicator of this rank. facts: (size) of all ranks. The transport and the
+ * mailbox are closed with the world, or here on failure. */
+qd_status qd_remote_create(const qd_remote_transport *transport, void *self, const qd_remote_facts *facts,
+                           qd_remote_mailbox mailbox, int rank, int size, const qd_comm_config *config, qd_comm **comm);
 
 /* Largest message of a transport: MPI counts are int, and libraries differ above 2^30. */
 #define QD_REMOTE_MESSAGE_BYTES ((int64_t)1 << 28)
@@ -195,15 +215,15 @@ qd_status qd_remote_send(qd_remote_group *group, int peer, int channel, const vo
 qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *data, int64_t bytes, uint64_t *requests, int index);
 
 /* Payloads of up to so many bytes are sent in one message with their head. */
-static inline int64_t qd_remote_carry(const qd_remote_group *group)
+static inline int64_t qd_remote_carry(const qd_remote_link *link)
 {
-    return group->head_bytes - (int64_t)sizeof(qd_remote_head);
+    return link->head_bytes - (int64_t)sizeof(qd_remote_head);
 }
 
-/* Writes the head of `op` into `buffer` (group->head_bytes), followed by `bytes` bytes of `payload`
+/* Writes the head of `op` into `buffer` (link->head_bytes), followed by `bytes` bytes of `payload`
  * if it is given and fits. Returns the length of the message. */
-int64_t qd_remote_write_head(const qd_remote_group *group, const qd_transfer *op, int64_t bytes, const void *payload,
-                          unsigned char *buffer);
+int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link *link, const qd_transfer *op, int64_t bytes,
+                             const void *payload, unsigned char *buffer);
 
 /* A head of the group rank has arrived: what it says about that rank. */
 void qd_remote_hear(qd_remote_group *group, int peer, qd_remote_head *head);

@@ -26,6 +26,8 @@ enum { SPIN_POLLS = 200 };
 #define LEAVE_SECONDS 20.0
 /* Questions are repeated after this fraction of the deadline. */
 #define ASK_AGAIN 0.125
+/* To read the mailbox is a system call, and its messages are not urgent. */
+#define HEAR_SECONDS 0.001
 
 qd_status qd_remote_send(qd_remote_group *group, int peer, int channel, const void *data, int64_t bytes, uint64_t *requests, int index)
 {
@@ -39,12 +41,12 @@ qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *da
     return world->transport->recv(world->self, group->comm->world_ranks[peer], group->comm->id, channel, data, bytes, requests, index);
 }
 
-int64_t qd_remote_write_head(const qd_remote_group *group, const qd_transfer *op, int64_t bytes, const void *payload,
-                          unsigned char *buffer)
+int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link *link, const qd_transfer *op, int64_t bytes,
+                             const void *payload, unsigned char *buffer)
 {
     qd_remote_head head = {.fingerprint = op->fingerprint, .bytes = bytes};
-    memcpy(head.place, group->world->place, sizeof head.place);
-    if (payload && bytes > 0 && bytes <= qd_remote_carry(group)) {
+    memcpy(head.place, world->place, sizeof head.place);
+    if (payload && bytes > 0 && bytes <= qd_remote_carry(link)) {
         head.carried = bytes;
         memcpy(buffer + sizeof head, payload, (size_t)bytes);
     }
@@ -85,6 +87,7 @@ static void control_reap(qd_remote_world *world)
  * ends every wait. */
 static void control_send(qd_remote_world *world, int to, const qd_remote_control *message)
 {
+    qd_remote_mailbox_send(world->mailbox, world->mailboxes[to], message, sizeof *message);
     qd_remote_control_send *send = malloc(sizeof *send);
     if (!send)
         return;
@@ -185,6 +188,18 @@ static void control_handle(qd_remote_world *world, qd_remote_control *message)
     }
 }
 
+/* Messages of the mailbox come through the transport, too, unless it is blocked. */
+static void hear(qd_remote_world *world)
+{
+    qd_remote_control message;
+    double now = qd_clock_now();
+    if (now - world->listened < HEAR_SECONDS)
+        return;
+    world->listened = now;
+    while (qd_remote_mailbox_recv(world->mailbox, &message, sizeof message))
+        control_handle(world, &message);
+}
+
 static void control_poll(qd_remote_world *world)
 {
     bool done = true;
@@ -195,6 +210,7 @@ static void control_poll(qd_remote_world *world)
         if (control_listen(world) != QD_OK)
             break;
     }
+    hear(world);
     if (world->sends)
         control_reap(world);
 }
@@ -387,15 +403,14 @@ static void group_free(qd_remote_group *group)
     free(group);
 }
 
-/* The larger the group, the less the heads between two of its ranks carry. In shared memory copies
- * are dearer than messages sooner than on a network. */
-static int64_t head_bytes(const qd_remote_world *world, int ranks)
+/* In shared memory a message of its own for the head costs less than copying the payload. */
+static int64_t head_bytes(const qd_comm *comm, int peer)
 {
-    int64_t carry = QD_REMOTE_CARRY_ALL / ranks, most = world->transport->carry_most;
-    if (world->where.machines == 1)
-        most /= 2;
-    if (carry > most)
-        carry = most;
+    const qd_remote_world *world = comm->world->backend_data;
+    bool same_machine = world->machines[comm->world_ranks[peer]] == world->machines[world->rank];
+    int64_t carry = same_machine ? QD_REMOTE_CARRY_LEAST : QD_REMOTE_CARRY_ALL / comm->size;
+    if (carry > world->transport->carry_most)
+        carry = world->transport->carry_most;
     if (carry < QD_REMOTE_CARRY_LEAST)
         carry = QD_REMOTE_CARRY_LEAST;
     return (int64_t)sizeof(qd_remote_head) + carry;
@@ -408,7 +423,7 @@ static qd_status group_create(qd_comm *comm)
     qd_remote_group *group = calloc(1, sizeof *group);
     bool complete = group != NULL;
     if (group) {
-        *group = (qd_remote_group){.comm = comm, .world = world, .head_bytes = head_bytes(world, comm->size)};
+        *group = (qd_remote_group){.comm = comm, .world = world};
         group->links = calloc(n, sizeof *group->links);
         group->requests = calloc(n * QD_REMOTE_REQUESTS, sizeof *group->requests);
         group->indices = calloc(n * QD_REMOTE_REQUESTS, sizeof *group->indices);
@@ -419,9 +434,11 @@ static qd_status group_create(qd_comm *comm)
         for (size_t p = 0; complete && p < n; p++) {
             if ((int)p == comm->rank)
                 continue;
-            group->links[p].tx = malloc((size_t)group->head_bytes);
-            group->links[p].rx = malloc((size_t)group->head_bytes);
-            complete = group->links[p].tx && group->links[p].rx;
+            qd_remote_link *link = &group->links[p];
+            link->head_bytes = head_bytes(comm, (int)p);
+            link->tx = malloc((size_t)link->head_bytes);
+            link->rx = malloc((size_t)link->head_bytes);
+            complete = link->tx && link->rx;
         }
     }
     if (!complete) {
@@ -491,6 +508,9 @@ static void world_free(qd_remote_world *world)
     free(world->boards);
     free(world->asked);
     free(world->hosts);
+    free(world->machines);
+    free(world->mailboxes);
+    qd_remote_mailbox_close(world->mailbox);
     /* The transport may still use these messages: leak them. */
     if (!world->sends && !world->listening)
         free(world);
@@ -572,9 +592,10 @@ static bool op_late(const qd_transfer *op, int peer, qd_peer_report *report)
 static const qd_comm_backend_ops backends[] = {BACKEND("mpi"), BACKEND("ucx")};
 enum { BACKENDS = sizeof backends / sizeof *backends };
 
-void qd_remote_facts_find(qd_remote_facts *own)
+void qd_remote_facts_find(qd_remote_facts *own, qd_remote_mailbox *mailbox)
 {
     memset(own, 0, sizeof *own);
+    qd_remote_mailbox_open(mailbox, own->mailbox);
     sched_getaffinity(0, sizeof own->cores, &own->cores); /* on failure no core is known, and no rank spins */
     char name[256] = "?";
     gethostname(name, sizeof name - 1);
@@ -599,11 +620,13 @@ static qd_status look_around(qd_remote_world *world, const qd_remote_facts *fact
     cpu_set_t cores;
     CPU_ZERO(&cores);
     for (int r = 0; r < world->size; r++) {
-        int machine = machine_of(facts, r);
+        int machine = world->machines[r] = machine_of(facts, r);
         where->machines += machine == r;
         where->machine += machine == r && r < own;
         if (machine != own)
             continue;
+        if (r != world->rank)
+            memcpy(world->mailboxes[r], facts[r].mailbox, sizeof world->mailboxes[r]);
         where->local_rank += r < world->rank;
         where->local_ranks++;
         CPU_OR(&cores, &cores, &facts[r].cores);
@@ -624,21 +647,25 @@ static qd_status world_open(qd_remote_world *world, const qd_remote_facts *facts
 {
     world->boards = calloc((size_t)world->size, sizeof *world->boards);
     world->asked = calloc((size_t)world->size, sizeof *world->asked);
-    if (!world->boards || !world->asked)
+    world->machines = calloc((size_t)world->size, sizeof *world->machines);
+    world->mailboxes = calloc((size_t)world->size, sizeof *world->mailboxes);
+    if (!world->boards || !world->asked || !world->machines || !world->mailboxes)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", world->size);
     QD_TRY(look_around(world, facts));
     return control_listen(world);
 }
 
-qd_status qd_remote_create(const qd_remote_transport *transport, void *self, const qd_remote_facts *facts, int rank, int size,
-                           const qd_comm_config *config, qd_comm **comm)
+qd_status qd_remote_create(const qd_remote_transport *transport, void *self, const qd_remote_facts *facts,
+                           qd_remote_mailbox mailbox, int rank, int size, const qd_comm_config *config, qd_comm **comm)
 {
     *comm = NULL;
     qd_remote_world *world = calloc(1, sizeof *world);
     if (!world) {
         transport->close(self, false, false);
+        qd_remote_mailbox_close(mailbox);
         return QD_FAIL(QD_NO_MEMORY, "no memory for the world of rank %d", rank);
     }
+    world->mailbox = mailbox;
     world->transport = transport;
     world->self = self;
     world->rank = rank;

@@ -43,6 +43,7 @@ struct ucx_state {
     ucp_worker_h worker;
     qd_rendezvous *meeting;
     qd_ucx_ports ports;
+    qd_remote_mailbox mailbox; /* until the world has it */
     ucx_peer *peers; /* (size) */
     int rank, size;
     int broken; /* the first rank whose connection broke, or -1 */
@@ -366,7 +367,7 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
     qd_rendezvous_table table = {0};
     unsigned char *blob = NULL;
     qd_status status = QD_OK;
-    qd_remote_facts_find(&own);
+    qd_remote_facts_find(&own, &u->mailbox);
     find_machine(own.machine, sizeof own.machine);
     QD_TRY(qd_ucx_check(ucp_worker_get_address(u->worker, &address, &length), "ucp_worker_get_address"));
     if (length + sizeof own > (size_t)QD_RENDEZVOUS_BLOB_MOST)
@@ -509,10 +510,12 @@ qd_status qd_ucx_comm_create(const qd_comm_config *config, const qd_comm_join *j
     QD_TRY_DONE(join_all(u, how.seconds, facts));
     ucx_state *used = u;
     u = NULL; /* the world's from here on */
-    status = qd_remote_create(&ucx_transport, used, facts, used->rank, used->size, &chosen, comm);
+    status = qd_remote_create(&ucx_transport, used, facts, used->mailbox, used->rank, used->size, &chosen, comm);
 done:
-    if (u)
+    if (u) {
+        qd_remote_mailbox_close(u->mailbox);
         ucx_close(u, false, false);
+    }
     free(facts);
     return status;
 }
