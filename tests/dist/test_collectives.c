@@ -1,7 +1,10 @@
 /* Every operation, type and count pattern against a serial reference, on threads, processes and
  * MPI, which must be bit-identical. The test of failures, which mostly waits, may run concurrently.
  * ctest: timeout 400 */
+#define _GNU_SOURCE /* unshare */
 #include "comm/checked.h"
+#include "comm/remote/remote.h"
+#include "dist/apart.h"
 #include "dist/reference.h"
 #include "dist/ways.h"
 #include "support/ranks.h"
@@ -388,6 +391,45 @@ static qd_status sizes_of_ways(bench *b)
     return QD_OK;
 }
 
+/* Payloads just below, at and above what heads carry within a machine and between machines; in
+ * large groups, between machines. */
+static qd_status sizes_of_heads(bench *b)
+{
+    const int64_t limits[] = {QD_REMOTE_CARRY_LEAST, (64 << 10), QD_REMOTE_CARRY_ALL / b->size};
+    for (int i = 0; i < 3 * 3; i++) {
+        if ((i / 3 == 2) != (b->size > 16)) continue;
+        const int64_t bytes = limits[i / 3] + i % 3 - 1, elements = limits[i / 3] / 2 + i % 3 - 1;
+        b->salt++;
+        QD_TRY(try_all_gather(b, bytes * b->size, QD_U8, i % 2));
+        QD_TRY(try_broadcast(b, bytes, QD_U8, i % b->size));
+        QD_TRY(try_gather_scatter(b, bytes * b->size, QD_U8, i % b->size));
+        QD_TRY(try_all_to_all(b, bytes, QD_U8));
+        QD_TRY(try_all_to_all_v(b, bytes / 3, QD_U8));
+        QD_TRY(try_messages(b, bytes, QD_U8));
+        QD_TRY(try_all_reduce(b, elements, QD_BF16, QD_SUM, i % 2));
+        QD_TRY(try_all_reduce(b, elements * b->size, QD_BF16, QD_SUM, i % 2 == 0));
+        QD_TRY(try_reduce_scatter(b, elements * b->size, QD_BF16, QD_SUM, i % 2));
+        QD_TRY(try_reduce(b, elements, QD_BF16, QD_SUM, i % b->size, i % 2));
+        QD_TRY(try_reduce(b, elements * b->size, QD_BF16, QD_SUM, i % b->size, i % 2 == 0));
+        QD_TRY(try_vectored(b, elements / 4, i % 2, QD_BF16, QD_SUM));
+    }
+    return QD_OK;
+}
+
+static qd_status body_heads(qd_comm *world, void *arg)
+{
+    qd_ranks_call *call = arg;
+    bench b;
+    bool apart = strcmp(call->text, "apart") == 0;
+    if (call->mode == QD_RANKS_UCX && apart != (qd_comm_locate(world).machines > 1))
+        return QD_FAIL(QD_DIFFERENT, "the ranks are on %d machines", qd_comm_locate(world).machines);
+    QD_TRY(bench_open(&b, world, "", 2 * MOST_ELEMENTS));
+    qd_status status = sizes_of_heads(&b);
+    call->value = b.hash;
+    bench_close(&b);
+    return status;
+}
+
 static qd_status body_ways(qd_comm *world, void *arg)
 {
     qd_ranks_call *call = arg;
@@ -610,14 +652,15 @@ static qd_status body_memory(qd_comm *world, void *arg)
 
 static const qd_ranks_entry bodies[] = {
     {"memory", body_memory},
-    {"every", body_every}, {"ways", body_ways}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
+    {"every", body_every}, {"heads", body_heads}, {"ways", body_ways}, {"huge", body_huge}, {"groups", body_groups}, {"async", body_async},
     {"arguments", body_arguments}};
 
 /* Runs a body; its values must be those of `first`. */
 static void run_same(const char *body, qd_ranks_mode mode, const char *text, int size, const qd_ranks_result *first,
                      qd_ranks_result *results)
 {
-    qd_ranks_options options = {.text = text, .deadline_seconds = 60, .limit_seconds = 180}; /* for a busy machine */
+    qd_ranks_options options = {
+        .text = text, .deadline_seconds = 60, .limit_seconds = 180 /* for a busy machine */, .staging_bytes = size > 8 ? 1 << 20 : 0};
     if (qd_ranks_run_ok(body, mode, size, &options, results) != QD_OK) fail_msg("memory '%s': %s", text, qd_error_message());
     for (int r = 0; first && r < size; r++)
         if (results[r].value != first[r].value)
@@ -691,6 +734,21 @@ static void test_every(void **unused)
     run_everywhere("every", (const int[]){1, 2, 3, 4, 8}, 5);
 }
 
+/* Odd ranks live apart: with 4 ranks, some pairs share a machine and some do not. */
+static void test_heads(void **unused)
+{
+    (void)unused;
+    static const int sizes[] = {2, 3, 4, 17};
+    qd_ranks_result first[17], results[17];
+    for (int i = 0; i < sample_count(4, 2); i++) {
+        run_same("heads", QD_RANKS_THREADS, "", sizes[i], NULL, first);
+        if (qd_ranks_mode_available(QD_RANKS_MPI) && sizes[i] < 17) run_same("heads", QD_RANKS_MPI, "", sizes[i], first, results);
+        if (!qd_ranks_mode_available(QD_RANKS_UCX)) continue;
+        if (sizes[i] < 17) run_same("heads", QD_RANKS_UCX, "", sizes[i], first, results);
+        if (may_live_apart()) run_same("heads", QD_RANKS_UCX, "apart", sizes[i], first, results);
+    }
+}
+
 static void test_huge(void **unused)
 {
     (void)unused;
@@ -723,8 +781,10 @@ static void test_memory(void **unused)
 
 int main(int argc, char **argv)
 {
+    if (argc > 3 && strcmp(argv[argc - 1], "apart") == 0 && atoi(argv[3]) % 2) live_apart();
     qd_ranks_main(argc, argv, bodies, sizeof bodies / sizeof *bodies);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways), cmocka_unit_test(test_every), cmocka_unit_test(test_huge),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_ways), cmocka_unit_test(test_every), cmocka_unit_test(test_heads),
+                                       cmocka_unit_test(test_huge),
                                        cmocka_unit_test(test_groups), cmocka_unit_test(test_async),
                                        cmocka_unit_test(test_arguments), cmocka_unit_test(test_memory),
                                        cmocka_unit_test(test_checked)};

@@ -199,7 +199,8 @@ typedef struct qd_remote_facts {
     cpu_set_t cores; /* that the rank may use */
     char mailbox[QD_REMOTE_MAILBOX_BYTES];
 } qd_remote_facts;
-/* All but the machine. Opens the mailbox: the caller closes it or passes it to qd_remote_create(). */
+/* All but the machine. Opens the mailbox: the caller closes it or passes it on to
+ * qd_remote_create(). */
 void qd_remote_facts_find(qd_remote_facts *own, qd_remote_mailbox *mailbox);
 
 /* Creates the world communicator of this rank. facts: (size) of all ranks. The transport and the
