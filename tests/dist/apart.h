@@ -1,5 +1,5 @@
-/* A process that lives apart: with an IPC namespace of its own it shares no memory with others, so
- * that it is on a machine of its own for the backend ucx, which reaches it over TCP. Needs root or a
+/* A process that lives apart: with an IPC namespace of its own it shares no memory with others. So
+ * it is on a machine of its own for the backend ucx, which reaches it over TCP. Needs root or a
  * system where users may create namespaces. Define _GNU_SOURCE first. */
 #ifndef QD_TESTS_DIST_APART_H
 #define QD_TESTS_DIST_APART_H

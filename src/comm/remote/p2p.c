@@ -1,5 +1,5 @@
-/* Send and receive: a head, which carries a short payload, then the rest of a long one in
- * chunks. */
+/* Send and receive: a head, which carries a short payload or the first part of a long one, then the
+ * rest in chunks. */
 #include "comm/remote/remote.h"
 
 #include <stdlib.h>
@@ -64,7 +64,10 @@ qd_status qd_remote_p2p_start(qd_transfer *op)
     if (!s->sending)
         return qd_remote_recv(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, s->link->head_bytes, s->requests, HEAD);
 
-    int64_t length = qd_remote_write_head(group->world, s->link, op, s->total, s->bytes, *bounce);
+    /* Where a head carries much, the receiver copies the first part of a long message while the
+     * rest is in transit. */
+    bool carries = s->total <= qd_remote_carry(s->link) || qd_remote_carry(s->link) > QD_REMOTE_CARRY_LEAST;
+    int64_t length = qd_remote_write_head(group->world, s->link, op, s->total, carries ? s->bytes : NULL, *bounce);
     s->posted = length - (int64_t)sizeof(qd_remote_head);
     QD_TRY(qd_remote_send(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, length, s->requests, HEAD));
     return post_next(op);

@@ -9,9 +9,10 @@
  * could hang. Control messages (abort, questions about late ranks) use tags of their own.
  *
  * A message from one rank to another begins with a head: the caller's fingerprint, its place, and
- * the number of payload bytes. Short payloads are part of the head's message. Long ones follow in
- * chunks on tags of their own, and the receiver posts receives for them only after it has checked
- * the head: a rank that disagrees never receives into a wrong buffer, whatever the sizes. */
+ * the number of payload bytes. Short payloads, and between machines the first part of a long
+ * message, are part of the head's message. The rest follows in chunks on tags of their own, and the
+ * receiver posts receives for them only after it has checked the head: a rank that disagrees never
+ * receives into a wrong buffer, whatever the sizes. */
 #ifndef QD_COMM_REMOTE_REMOTE_H
 #define QD_COMM_REMOTE_REMOTE_H
 
@@ -71,7 +72,7 @@ void qd_remote_mailbox_close(qd_remote_mailbox box);
 typedef struct qd_remote_head {
     qd_fingerprint fingerprint;
     int64_t bytes;   /* payload from this sender to this receiver, over the whole first phase of the operation */
-    int64_t carried; /* payload bytes that follow this head in the same message: all or 0 */
+    int64_t carried; /* payload bytes that follow this head in the same message; in collectives all or 0 */
     char place[QD_COMM_PLACE_BYTES];
 } qd_remote_head;
 
@@ -221,8 +222,8 @@ static inline int64_t qd_remote_carry(const qd_remote_link *link)
     return link->head_bytes - (int64_t)sizeof(qd_remote_head);
 }
 
-/* Writes the head of `op` into `buffer` (link->head_bytes), followed by `bytes` bytes of `payload`
- * if it is given and fits. Returns the length of the message. */
+/* Writes the head of `op` into `buffer` (link->head_bytes), followed by as many of the `bytes`
+ * bytes of `payload` as fit; NULL: by none. Returns the length of the message. */
 int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link *link, const qd_transfer *op, int64_t bytes,
                              const void *payload, unsigned char *buffer);
 

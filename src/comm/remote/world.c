@@ -46,9 +46,9 @@ int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link 
 {
     qd_remote_head head = {.fingerprint = op->fingerprint, .bytes = bytes};
     memcpy(head.place, world->place, sizeof head.place);
-    if (payload && bytes > 0 && bytes <= qd_remote_carry(link)) {
-        head.carried = bytes;
-        memcpy(buffer + sizeof head, payload, (size_t)bytes);
+    if (payload && bytes > 0) {
+        head.carried = bytes < qd_remote_carry(link) ? bytes : qd_remote_carry(link);
+        memcpy(buffer + sizeof head, payload, (size_t)head.carried);
     }
     memcpy(buffer, &head, sizeof head);
     return (int64_t)sizeof head + head.carried;
