@@ -30,7 +30,8 @@ enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
 #define GIVE_UP_SECONDS 0.1
 #define PROGRESS_MOST 8
 #define CARRY_MOST ((int64_t)64 << 10) /* a message of its own for the head costs more than copying the payload */
-#define EAGER_MOST "524288" /* bytes; longer messages are announced, and fetched when a receive waits for them */
+/* Messages of this size and longer are announced, and fetched when a receive waits for them. */
+#define EAGER_MOST "524288"
 
 typedef struct ucx_state ucx_state;
 typedef struct ucx_peer {
