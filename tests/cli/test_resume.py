@@ -113,6 +113,16 @@ class Resume(program.ProgramTest):
             launcher = [program.MPIRUN, "--oversubscribe", "-n", "2"]
             self.assertEqual(layout("train.steps=6", launcher=launcher), ["2", "1", "2", "", "4"])
 
+    def test_groups_of_another_layout_are_dropped(self):
+        """Experts on three ranks do not fit two ranks of tp, nor groups of three a copy on four."""
+        self.train("run.dir=run", "model.experts=3", "model.experts_per_token=1", "parallel.ranks=3", "parallel.ep=3", "parallel.zero=3",
+                   "parallel.reshard_after_forward=3", "train.global_batch=12", "train.steps=1")
+        for words, layout in ((["--ranks", "6", "--tp", "2"], "dp 3 × tp 2, zero 3 over 3: 6"), (["--ranks", "4"], "dp 4, zero 3 over 4: 4")):
+            shutil.copytree(self.path("run"), self.path("other"), symlinks=True)
+            result = self.ok(self.run_program("train", "--dir", "other", "--resume", "train.steps=2", *words))
+            self.assertIn(f"\nlayout   {layout} ranks\n", result.stdout)
+            shutil.rmtree(self.path("other"))
+
     def test_a_rank_without_state_saves_like_the_others(self):
         """The last rank has a share of the head, which is the table of the first stage, and nothing
         else: it writes no tensor, and goes on while the others write."""

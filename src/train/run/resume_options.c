@@ -7,6 +7,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -72,6 +73,14 @@ static qd_status forget_degrees(qd_options *options, const qd_options *saved, in
     return QD_OK;
 }
 
+/* Groups that keep parameters between the passes are parts of a sharded copy. */
+static qd_status forget_reshard(qd_options *options, const qd_options *saved, int64_t dp)
+{
+    int64_t group = strtoll(qd_options_string(saved, "parallel.reshard_after_forward"), NULL, 10); /* 0: true or false */
+    int64_t shard = qd_options_int(options, "parallel.dp_shard"), cp = qd_options_int(options, "parallel.cp");
+    return group == 0 || divides(group, (shard > 0 ? shard : dp) * cp) ? QD_OK : forget(options, "parallel.reshard_after_forward", "true");
+}
+
 /* Drops what no longer fits of the rest of the layout. world: ranks of this start; counted: the
  * caller, mpirun or srun says how many. */
 static qd_status forget_layout(qd_options *options, const qd_options *saved, int64_t world, bool counted)
@@ -86,7 +95,10 @@ static qd_status forget_layout(qd_options *options, const qd_options *saved, int
         QD_TRY(forget(options, "train.micro_batch", "0"));
     if (!divides(qd_options_int(saved, "parallel.dp_shard"), dp))
         QD_TRY(forget(options, "parallel.dp_shard", "-1"));
-    if (!divides(qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp"), pp > 0 ? world / pp : 0)) {
+    QD_TRY(forget_reshard(options, saved, dp));
+    int64_t experts = qd_options_int(saved, "parallel.ep") * qd_options_int(saved, "parallel.etp");
+    int64_t tp = qd_options_int(options, "parallel.tp");
+    if (!divides(experts, pp > 0 ? world / pp : 0) || (tp > 0 && !divides(experts, tp) && !divides(tp, experts))) {
         QD_TRY(forget(options, "parallel.ep", "1"));
         QD_TRY(forget(options, "parallel.etp", "1"));
     }
