@@ -203,6 +203,13 @@ class Resume(program.ProgramTest):
         self.assertRegex(" ".join(notes("train.precision=fp8", "fp8.recipe=row", "fp8.keep=attn")),
                          'train.precision was bf16 and is fp8 fp8.recipe was tensor and is row fp8.keep was "" and is attn ')
 
+    def test_a_learning_rate_that_stays_does_not_jump(self):
+        """The last step of two, and the third of four, have half of the rate."""
+        self.train("--dir", "run", "train.steps=2", "train.min_lr=0", "train.warmup=0")
+        result = self.ok(self.run_program("train", "--dir", "run", "--resume", "train.steps=4"))
+        self.assertIn("train.steps was 2 and is 4", result.stdout)
+        self.assertNotIn("jumps", result.stdout)
+
     def test_every_source_is_compared(self):
         """Also by number of tokens, and where the file that says what they were is gone."""
         paths = [self.write(f"{i}.txt", "the quick brown fox\n" * 400) for i in range(3)]

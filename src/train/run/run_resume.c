@@ -163,12 +163,12 @@ static qd_status note_change(const qd_rank_run *s, const char *key, const qd_opt
 static void note_rate(const qd_rank_run *s, const qd_config *then, int64_t step)
 {
     const qd_optim *now = &s->run->config.optimizer;
-    double before = qd_optim_lr(&then->optimizer, step);
+    const double before = qd_optim_lr(&then->optimizer, step), next = qd_optim_lr(now, step + 1), same = 1e-9 * fabs(before);
     char text[160];
-    if (step == 0 || fabs(qd_optim_lr(now, step) - before) <= 1e-9 * fabs(before))
+    if (step == 0 || fabs(qd_optim_lr(now, step) - before) <= same || fabs(next - before) <= same)
         return;
-    snprintf(text, sizeof text, "the learning rate jumps from %.4g in step %lld to %.4g in step %lld", before, (long long)step,
-             qd_optim_lr(now, step + 1), (long long)step + 1);
+    snprintf(text, sizeof text, "the learning rate jumps from %.4g in step %lld to %.4g in step %lld", before, (long long)step, next,
+             (long long)step + 1);
     qd_rank_note(s, text);
 }
 
