@@ -80,14 +80,29 @@ static void take_hash(qd_gradient_check *check, int index, uint64_t hash)
     check->hashes[index] = hash;
 }
 
+/* The gradients that an action reduces, at `data`, without the padding between them, which may hold
+ * anything. */
+static uint64_t hash_gradients(const qd_program *p, const qd_action *a, const void *data)
+{
+    const int64_t size = (int64_t)qd_dtype_size(a->dtype), end = a->first + a->count;
+    uint64_t hash = 0;
+    for (int i = 0; i < p->ledger->param_count; i++) {
+        const qd_holding own = qd_program_holding(p, QD_BUFFER_GRAD, i);
+        const bool sharded = p->buffers[a->buffer].sharded;
+        int64_t from = sharded ? own.offset : p->storage.offset[i], until = from + (sharded ? own.count : p->storage.trained[i]);
+        from = from > a->first ? from : a->first;
+        until = until < end ? until : end;
+        if (p->ledger->params[i].tied_to < 0 && from < until)
+            add_hash(&hash, (const char *)data + (from - a->first) * size, (until - from) * size);
+    }
+    return hash;
+}
+
 qd_status qd_contribution_reduced(const qd_bound *b, const qd_step_input *in, const qd_action *a, int index, const void *data)
 {
-    uint64_t hash = 0;
     /* What is summed later, the loss and the norm, differs on all ranks. */
-    if (in->check && a->buffer != b->program->persistent[QD_BUFFER_LOSS] && a->buffer != b->program->persistent[QD_BUFFER_SUMS]) {
-        add_hash(&hash, data, a->count * (int64_t)qd_dtype_size(a->dtype));
-        take_hash(in->check, index, hash);
-    }
+    if (in->check && a->buffer != b->program->persistent[QD_BUFFER_LOSS] && a->buffer != b->program->persistent[QD_BUFFER_SUMS])
+        take_hash(in->check, index, hash_gradients(b->program, a, data));
     if (!in->look || b->program->buffers[a->buffer].sharded) /* shards were checked before their reduce_scatter */
         return QD_OK;
     return look_before(b, in, a, data);
