@@ -53,11 +53,12 @@ class Stops(program.ProgramTest):
         time.sleep(chance.random())
         begin = time.monotonic()
         os.kill(pids[victim], signal.SIGSTOP)
-        if not program.wait_until(lambda: re.search(STOPPED.format(victim), world.errors()), 30):
-            self.fail(f"rank {victim} is not named:\n{world.where()}")
-        seconds = time.monotonic() - begin
         steps = [line["step_seconds"] for line in self.metrics(trial)][-15:]
-        self.assertLess(seconds, max(SECONDS, 3 * statistics.median(steps)), f"{layout}, {backend}, steps of {steps} s")
+        most = max(SECONDS, 3 * statistics.median_high(steps))
+        if not program.wait_until(lambda: re.search(STOPPED.format(victim), world.errors()), 30 + most):
+            self.fail(f"rank {victim} is not named; steps of {steps} s\n{world.where()}")
+        seconds = time.monotonic() - begin
+        self.assertLess(seconds, most, f"{layout}, {backend}, steps of {steps} s")
         if world.launcher() is None:  # nothing kills the stopped rank, which ends when it continues
             self.assertTrue(program.wait_until(lambda: list(world.pids()) == [victim], 30), world.pids())
             os.kill(pids[victim], signal.SIGCONT)
