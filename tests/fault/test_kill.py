@@ -20,13 +20,14 @@ import layouts  # noqa: E402
 import program  # noqa: E402
 import worlds  # noqa: E402
 
-STEPS = {"local": 60, "mpi": 12, "ucx": 24}  # ranks under mpirun poll: slow on few cores
+STEPS = {"local": 24, "mpi": 12, "ucx": 24}  # ranks under mpirun poll: slow on few cores
 SAVE_EVERY = 2
+SHARED = {"local": "quadrille", "mpi": ("vader_segment.", "sm_segment."), "ucx": "ucx_"}  # starts of names in /dev/shm
 KILLS = int(os.environ.get("QUADRILLE_KILLS", "0"))
 FIRST = int(os.environ.get("QUADRILLE_FIRST", "0"))
 BACKENDS = os.environ.get("QUADRILLE_BACKENDS", "").split(",")
 OF_EACH = 5  # kills of a combination of layout and backend
-RUN = [f"run.save_every={SAVE_EVERY}", "run.deadline=30", "run.join_deadline=8"]
+RUN = [f"run.save_every={SAVE_EVERY}", "run.deadline=30"]
 VICTIMS = 7 * ["rank"] + ["rank 0", "launcher", "all"]
 NAMED = (r"rank {0} (was killed by signal 9 \(Killed\)|was killed or crashed|failed: its process has ended).*"
          r" at 'step \d+, [^']+', (in|after) [a-z-]+.*, (operation|message) \d+ of group ")
@@ -48,7 +49,8 @@ class Kill(program.ProgramTest):
 
     def start(self, folder, *more):
         ranks, options = layouts.arguments(self.layout)
-        arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"train.steps={STEPS[self.backend]}", f"run.dir={folder}", *more]
+        arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"train.steps={STEPS[self.backend]}",
+                     f"run.join_deadline={6 + ranks}", f"run.dir={folder}", *more]
         self.world = worlds.World(self.backend, ranks, arguments, self.corpus, self.path("errors"))
         return self.world
 
@@ -119,17 +121,20 @@ class Kill(program.ProgramTest):
             self.world.kill()
             shutil.rmtree(self.path("run"), ignore_errors=True)
 
-    def kill_and_resume(self, kills, chance):
+    def kill_and_resume(self, kills, resumed, chance):
+        """So many kills, at least so many of them of resumed runs."""
         shutil.rmtree(self.path("whole"), ignore_errors=True)
         begin, unused, most = time.monotonic(), program.unused_shared_memory(), self.counts["kills"] + kills
         world = self.start("whole")
         self.assertEqual(set(world.wait(300)), {0}, world.errors())
         length = time.monotonic() - begin
-        while self.counts["kills"] < most:
+        resumed += self.counts["resumed"]
+        while self.counts["kills"] < most or self.counts["resumed"] < resumed:
             self.attempt(self.trial, length, chance)
         self.attempt(self.rest)
-        left = program.unused_shared_memory() - unused
-        if not program.wait_until(lambda: not left & program.unused_shared_memory(), 20):
+        left = {name for name in program.unused_shared_memory() - unused if name.startswith(SHARED[self.backend])}
+        # Libraries may be killed before they can remove it (docs/notes/reliability.md), also those of other tests.
+        if KILLS and not program.wait_until(lambda: not left & program.unused_shared_memory(), 20):
             self.failed.append(f"{self.layout}, {self.backend}: shared memory is left: {left}")
             print("FAILED", self.failed[-1], flush=True)
 
@@ -149,7 +154,8 @@ class Kill(program.ProgramTest):
             before = self.counts.copy()
             self.layout, self.backend = every[number % len(every)]
             begin = time.monotonic()
-            self.kill_and_resume(OF_EACH if KILLS or self.backend == "local" else 2, random.Random(number))
+            kills = OF_EACH if KILLS else 10 if self.backend == "local" else 2
+            self.kill_and_resume(kills, 0 if KILLS else kills // 3, random.Random(number if KILLS else 11))
             print(f"{number}: {self.layout}, {self.backend}:", self.told(self.counts - before), f"in {time.monotonic() - begin:.0f} s",
                   flush=True)
         print("all:", self.told(self.counts), f"{len(self.failed)} failed")
