@@ -120,6 +120,7 @@ static void flips_are_noticed(void **state)
     (void)state;
     notices("parallel.ranks=1 train.micro_batch=12", 1);
     notices("parallel.ranks=2 train.micro_batch=6", 2);
+    notices("parallel.ranks=2 train.micro_batch=3 train.grad_sync=per_microbatch", 2);
     notices("parallel.ranks=3 parallel.zero=1 train.micro_batch=4", 3);
     notices("parallel.ranks=2 parallel.zero=2 train.micro_batch=6", 2);
     notices("parallel.ranks=2 parallel.tp=2 train.micro_batch=12", 2);

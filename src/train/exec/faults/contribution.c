@@ -85,11 +85,11 @@ static void take_hash(qd_gradient_check *check, int index, uint64_t hash)
 static uint64_t hash_gradients(const qd_program *p, const qd_action *a, const void *data)
 {
     const int64_t size = (int64_t)qd_dtype_size(a->dtype), end = a->first + a->count;
+    const qd_storage *s = &p->storage;
+    const bool sharded = p->buffers[a->buffer].sharded;
     uint64_t hash = 0;
     for (int i = 0; i < p->ledger->param_count; i++) {
-        const qd_holding own = qd_program_holding(p, QD_BUFFER_GRAD, i);
-        const bool sharded = p->buffers[a->buffer].sharded;
-        int64_t from = sharded ? own.offset : p->storage.offset[i], until = from + (sharded ? own.count : p->storage.trained[i]);
+        int64_t from = (sharded ? s->shard_offset : s->offset)[i], until = from + (sharded ? s->shard_count : s->trained)[i];
         from = from > a->first ? from : a->first;
         until = until < end ? until : end;
         if (p->ledger->params[i].tied_to < 0 && from < until)
