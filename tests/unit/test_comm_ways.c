@@ -113,7 +113,7 @@ static void test_file(void **state)
     expect(path, false, true);
     get(path, good, sizeof good);
     static const char *const damaged[] = {"",
-                                          "x",
+                                          "quad",
                                           "quadrille collectives 2\n",
                                           "quadrille collectives 1\nmachine: stream_bytes=1 speed=2\n",
                                           "quadrille collectives 1\nno line end: stream_bytes=1",
@@ -123,6 +123,16 @@ static void test_file(void **state)
         expect(path, true, true);
         expect(path, false, true);
     }
+    /* Another file, by a mistake in the path, is never replaced. */
+    static const char *const others[] = {"x", "my notes\n", "quadrille tuning 4; a GPU\n"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        put(path, others[i]);
+        expect(path, true, false);
+        get(path, changed, sizeof changed);
+        assert_string_equal(changed, others[i]);
+    }
+    put(path, "");
+    expect(path, true, true);
     /* Cut off anywhere, it is used or measured again, but never misread. */
     for (size_t length = 0; length < strlen(good); length++) {
         snprintf(text, sizeof text, "%.*s", (int)length, good);

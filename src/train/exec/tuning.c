@@ -64,6 +64,10 @@ static qd_status store_choices(search *s)
     qd_strbuf all = {0};
     if (s->path[0] == '\0')
         return QD_OK;
+    if (!qd_cache_may_replace(s->path, "quadrille tuning ")) {
+        qd_log(QD_LOG_WARN, "tuning", "%s is not a file of run.tuning and stays: results are not stored", s->path);
+        return QD_OK;
+    }
     qd_status status = qd_device_tuning_get(s->device, &all);
     if (status == QD_OK && all.data && qd_file_replace(s->path, all.data, all.length) != QD_OK)
         qd_error_clear();

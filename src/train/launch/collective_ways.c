@@ -15,7 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define HEADER "quadrille collectives 1\n"
+#define MAGIC "quadrille collectives "
+#define HEADER MAGIC "1\n"
 #define MEASURE_SECONDS 0.2
 enum { FILE_MOST = 64 << 10, MACHINE_BYTES = 320 };
 
@@ -112,6 +113,10 @@ static void read_file(const char *machine, qd_collective_ways *ways, qd_strbuf *
 static void write_file(const char *machine, qd_collective_ways *ways, const qd_strbuf *others)
 {
     qd_strbuf all = {0};
+    if (!qd_cache_may_replace(ways->path, MAGIC)) {
+        qd_log(QD_LOG_WARN, "collectives", "%s is not a file of run.collectives and stays: what was measured is not stored", ways->path);
+        return;
+    }
     qd_strbuf_printf(&all, HEADER "%s%s: %s\n", others->data ? others->data : "", machine, ways->text);
     ways->kept = all.data && qd_file_replace(ways->path, all.data, all.length) == QD_OK;
     if (!ways->kept)

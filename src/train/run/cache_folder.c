@@ -3,8 +3,13 @@
 
 #include "data/files.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 void qd_cache_file(const char *given, const char *name, char *path, size_t size)
 {
@@ -29,4 +34,16 @@ void qd_cache_file(const char *given, const char *name, char *path, size_t size)
     }
     if (n < 0 || (size_t)n >= size)
         path[0] = '\0';
+}
+
+bool qd_cache_may_replace(const char *path, const char *magic)
+{
+    char start[64] = "";
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO has no writer */
+    if (fd < 0)
+        return errno == ENOENT;
+    ssize_t length = fstat(fd, &info) == 0 && S_ISREG(info.st_mode) ? read(fd, start, strlen(magic)) : -1;
+    close(fd);
+    return length >= 0 && memcmp(start, magic, (size_t)length) == 0;
 }
