@@ -180,6 +180,7 @@ struct qd_world {
     struct qd_guard *guard;       /* guard.c; NULL: this rank watches no other */
     _Atomic int failed;           /* qd_status of the first failure of this rank, or QD_OK */
     char failure[QD_COMM_REASON_BYTES]; /* its message; written once before `failed` is set */
+    _Atomic int forsaken;         /* qd_comm_forsake() */
     _Atomic int lost;             /* 1 + the rank of qd_comm_lost(), or 0; the backend's */
     _Atomic uint32_t notes;       /* bit mask of this rank's notes in use */
     _Atomic int failing;          /* claims the right to write `failure` */

@@ -238,6 +238,11 @@ qd_status qd_comm_guard_start(qd_comm *comm, double patience, qd_guard_tell tell
     return status;
 }
 
+void qd_comm_forsake(qd_comm *comm)
+{
+    atomic_store(&comm->world->forsaken, 1);
+}
+
 void qd_comm_guard_patience(qd_comm *comm, double seconds)
 {
     if (comm->world->guard) atomic_store(&comm->world->guard->patience, seconds);

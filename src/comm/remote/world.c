@@ -519,7 +519,7 @@ static void world_free(qd_remote_world *world)
 static void world_destroy(qd_world *w)
 {
     qd_remote_world *world = w->backend_data;
-    bool met = meet_at_end(world);
+    bool met = !atomic_load(&w->forsaken) && meet_at_end(world);
     if (!world->dirty && world->listening && world->transport->give_up(world->self, &world->incoming_request, 1))
         world->listening = false;
     if (!world->dirty)

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QD_HANDSHAKE_VERSION 1
+#define QD_HANDSHAKE_VERSION 2
 enum { QD_KEY_BYTES = 32, QD_NONCE_BYTES = 32, QD_MAC_BYTES = 32, QD_SEAL_BYTES = 16 };
 
 /* Rank 0 to a stranger: a fresh number, which tells nothing. */

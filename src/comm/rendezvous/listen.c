@@ -5,7 +5,6 @@
  * keep a rank out. The ranks that are kept out by chance try again. */
 #define _GNU_SOURCE
 #include "base/clock.h"
-#include "base/error.h"
 #include "comm/rendezvous/meeting.h"
 
 #include <errno.h>
@@ -105,10 +104,7 @@ static qd_status bind_one(listener *l, const qd_comm_join *join)
 /* Tells a rank that has proved itself why it cannot stay. */
 static qd_status turn_away(qd_peer *peer, qd_status status)
 {
-    const char *why;
-    unsigned char text[QD_ERROR_MESSAGE_BYTES + 1] = {1};
-    int length = snprintf((char *)text + 1, sizeof text - 1, "%s", qd_error_message());
-    qd_peer_send(peer, text, 1 + (length < (int)sizeof text - 1 ? length : (int)sizeof text - 2), qd_clock_now() + ERROR_SECONDS, &why);
+    qd_rendezvous_refuse(peer, status, ERROR_SECONDS);
     return status;
 }
 

@@ -120,7 +120,7 @@ static qd_status gather(qd_rendezvous *r, const void *blob, int64_t bytes, unsig
         const char *why = "";
         if (!qd_peer_receive(&r->peers[p], QD_RENDEZVOUS_BLOB_MOST, end, &part, &part_bytes, &why)) {
             free(all);
-            return QD_FAIL(QD_REMOTE, "rank %d was lost at the start: %s", p, why);
+            return QD_FAIL(QD_SYSTEM, "rank %d was lost at the start: %s", p, why);
         }
         unsigned char *more = realloc(all, (size_t)(head + at + part_bytes));
         if (!more) {
@@ -151,19 +151,25 @@ static qd_status send_all(qd_rendezvous *r, const unsigned char *message, int64_
     for (int p = 1; p < r->size; p++) {
         const char *why = "";
         if (!qd_peer_send(&r->peers[p], message, length, end, &why) && status == QD_OK)
-            status = QD_FAIL(QD_REMOTE, "rank %d was lost at the start: %s", p, why);
+            status = QD_FAIL(QD_SYSTEM, "rank %d was lost at the start: %s", p, why);
     }
     return status;
 }
 
-static void send_failure(qd_rendezvous *r)
+void qd_rendezvous_refuse(qd_peer *peer, qd_status status, double seconds)
 {
-    unsigned char text[QD_ERROR_MESSAGE_BYTES + 1] = {FAILED};
     const char *why;
-    snprintf((char *)text + 1, sizeof text - 1, "%s", qd_error_message());
+    unsigned char text[QD_ERROR_MESSAGE_BYTES + 2] = {FAILED, (unsigned char)status};
+    snprintf((char *)text + 2, sizeof text - 2, "%s", qd_error_message());
+    qd_peer_send(peer, text, 2 + (int64_t)strlen((char *)text + 2), qd_clock_now() + seconds, &why);
+}
+
+/* The others wait for the table. */
+static void send_failure(qd_rendezvous *r, qd_status status)
+{
     for (int p = 1; p < r->size; p++)
         if (r->peers[p].fd >= 0)
-            qd_peer_send(&r->peers[p], text, (int64_t)strlen((char *)text + 1) + 1, qd_clock_now() + 1, &why);
+            qd_rendezvous_refuse(&r->peers[p], status, 1.0);
 }
 
 static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_t *length)
@@ -171,10 +177,11 @@ static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_
     const char *why = "";
     int64_t most = 8 + 8 * ((int64_t)r->size + 1) + QD_RENDEZVOUS_BLOB_MOST * r->size;
     if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, qd_clock_now() + 2 * r->seconds, message, length, &why))
-        return QD_FAIL(QD_REMOTE, "rank 0, at %s, was lost at the start: %s", r->where, why);
+        return QD_FAIL(QD_SYSTEM, "rank 0, at %s, was lost at the start: %s", r->where, why);
     if (*length > 0 && (*message)[0] == TABLE)
         return QD_OK;
-    qd_status status = QD_FAIL(QD_REMOTE, "%s", *length > 1 ? (char *)*message + 1 : "rank 0 has failed at the start");
+    const bool again = *length > 1 && (*message)[1] == QD_SYSTEM;
+    qd_status status = QD_FAIL(again ? QD_SYSTEM : QD_REMOTE, "%s", *length > 2 ? (char *)*message + 2 : "rank 0 has failed at the start");
     free(*message);
     return status;
 }
@@ -191,7 +198,7 @@ qd_status qd_rendezvous_exchange(qd_rendezvous *r, const void *blob, int64_t byt
         if (status == QD_OK)
             status = send_all(r, message, length);
         if (status != QD_OK)
-            send_failure(r);
+            send_failure(r, status);
     } else {
         /* If this fails, rank 0 has closed the connection, and may have said why. */
         qd_peer_send(&r->peers[0], blob, bytes, qd_clock_now() + r->seconds, &why);

@@ -16,7 +16,8 @@
 typedef struct qd_rendezvous qd_rendezvous;
 
 /* Meets all ranks. Collective over the world. QD_USAGE for settings that cannot work; QD_TIMEOUT
- * names the ranks that are missing. */
+ * names the ranks that are missing. Here and in an exchange, QD_SYSTEM: a rank was lost, and the
+ * others may meet again; QD_REMOTE: rank 0 has given up, with its message. */
 qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **meeting);
 
 /* What each rank has given: blob r is bytes[offsets[r], offsets[r + 1]). */

@@ -108,7 +108,7 @@ qd_status qd_run_take_over(qd_rank_run *s, qd_position *at)
 {
     const qd_handover_facts *facts = qd_handover_get_facts(s->run->handover);
     QD_TRY(qd_rank_agree(s, check_replicas(s)));
-    QD_TRY(qd_rank_agree(s, qd_long_work_run_all(s->control, load, s)));
+    QD_TRY(qd_handover_is_gathered(s->run->handover) ? load(s) : qd_rank_agree(s, qd_long_work_run_all(s->control, load, s)));
     *at = facts->position;
     s->followed = facts->followed ? at->step : at->step - 1;
     qd_trainer_set_position(s->trainer, (qd_position){s->followed, at->next_sample});

@@ -19,19 +19,27 @@ qd_status qd_state_save(qd_trainer *t, qd_comm *world, const char *root, const c
     return status != QD_OK || report.state == QD_SAVE_DONE ? status : QD_FAIL(report.status, "%s", report.message);
 }
 
+static const qd_param *owner_of(const qd_program *p, int param)
+{
+    const int tied = p->ledger->params[param].tied_to;
+    return &p->ledger->params[tied >= 0 ? tied : param];
+}
+
 static qd_status load_param(qd_trainer *t, qd_state_read read, void *context, int param, qd_ckpt_kind kind, float *values)
 {
-    const qd_program *p = qd_trainer_program(t);
     qd_holding own = qd_trainer_holding(t, param, tensor_of[kind]);
     if (own.count == 0)
         return QD_OK;
-    int owner = p->ledger->params[param].tied_to >= 0 ? p->ledger->params[param].tied_to : param;
-    QD_TRY(read(context, &p->ledger->params[owner], kind, &own.box, values));
+    QD_TRY(read(context, owner_of(qd_trainer_program(t), param), kind, &own.box, values));
     return qd_trainer_put(t, param, tensor_of[kind], values);
 }
 
-static qd_status load(qd_trainer *t, qd_state_read read, qd_state_has has, void *context, bool weights_only)
+typedef enum extent { WEIGHTS, EVERYTHING, TOGETHER } extent;
+
+/* TOGETHER: of tensors that this rank does not need, `read` gets an empty box. */
+static qd_status load(qd_trainer *t, qd_state_read read, qd_state_has has, void *context, extent what)
 {
+    const bool weights_only = what == WEIGHTS;
     const qd_program *p = qd_trainer_program(t);
     int64_t largest = qd_trainer_largest(t);
     float *values = malloc((size_t)largest * sizeof *values);
@@ -44,8 +52,11 @@ static qd_status load(qd_trainer *t, qd_state_read read, qd_state_has has, void 
         for (int i = 0; i < p->ledger->param_count && status == QD_OK; i++)
             if (weights_only && p->ledger->params[i].adapter && !(has && has(context, p->ledger->params[i].name)))
                 continue;
-            else if (kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0)
+            else if ((kind == QD_CKPT_VALUE ? qd_storage_has(p->ledger, &p->storage, i) : p->ledger->params[i].tied_to < 0) &&
+                     (what != TOGETHER || qd_trainer_holding(t, i, tensor_of[kind]).count > 0))
                 status = load_param(t, read, context, i, (qd_ckpt_kind)kind, values);
+            else if (what == TOGETHER)
+                status = read(context, owner_of(p, i), (qd_ckpt_kind)kind, &(qd_atom){0}, values);
     }
     free(values);
     return status;
@@ -53,12 +64,17 @@ static qd_status load(qd_trainer *t, qd_state_read read, qd_state_has has, void 
 
 qd_status qd_state_load_weights(qd_trainer *t, qd_state_read read, qd_state_has has, void *context)
 {
-    return load(t, read, has, context, true);
+    return load(t, read, has, context, WEIGHTS);
 }
 
 qd_status qd_state_load_from(qd_trainer *t, qd_state_read read, void *context)
 {
-    return load(t, read, NULL, context, false);
+    return load(t, read, NULL, context, EVERYTHING);
+}
+
+qd_status qd_state_load_together(qd_trainer *t, qd_state_read read, void *context)
+{
+    return load(t, read, NULL, context, TOGETHER);
 }
 
 static qd_status read_checkpoint(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out)
@@ -75,7 +91,7 @@ qd_status qd_state_load(qd_trainer *t, qd_checkpoint *c, bool weights_only)
 {
     const qd_ckpt_meta *meta = qd_checkpoint_meta(c);
     QD_TRY(qd_checkpoint_attach(c, qd_trainer_program(t)->ledger));
-    QD_TRY(load(t, read_checkpoint, holds_tensor, c, weights_only));
+    QD_TRY(load(t, read_checkpoint, holds_tensor, c, weights_only ? WEIGHTS : EVERYTHING));
     if (!weights_only)
         qd_trainer_set_position(t, (qd_position){meta->step, meta->next_sample});
     return QD_OK;

@@ -14,6 +14,9 @@ qd_status qd_state_save(qd_trainer *trainer, qd_comm *world, const char *root, c
 typedef qd_status (*qd_state_read)(void *context, const qd_param *param, qd_ckpt_kind kind, const qd_atom *box, float *out);
 /* Not collective. Fills this rank's weights and optimizer state from `read`. */
 qd_status qd_state_load_from(qd_trainer *trainer, qd_state_read read, void *context);
+/* Collective: the same with a `read` that communicates. All ranks call it for all tensors, in the
+ * same order; a rank that needs nothing of one, with an empty box. */
+qd_status qd_state_load_together(qd_trainer *trainer, qd_state_read read, void *context);
 /* Whether the source of `read` has a tensor. */
 typedef bool (*qd_state_has)(void *context, const char *name);
 /* Not collective. Fills this rank's weights from `read`. Adapters that the source does not have are

@@ -19,9 +19,6 @@
 #define QD_ENV_ORDER_FD "QUADRILLE_ORDER_FD"   /* supervised: orders of the launcher to this rank; else -1 */
 #define QD_ENV_STATE_FD "QUADRILLE_STATE_FD"   /* supervised: state that other ranks hand over; -1: none */
 
-/* The journal of restarts, in the run folder. */
-#define QD_JOURNAL_FILE "restarts.jsonl"
-
 /* The stacks of ranks that hang, in the run folder. */
 #define QD_STACKS_FILE "stacks.txt"
 
