@@ -21,6 +21,9 @@ static void pass_start(void *context, const qd_train_summary *summary)
 
 static void pass_step(void *context, const qd_train_step *step)
 {
+    qd_journal *journal = ((qd_told *)context)->journal;
+    if (journal)
+        qd_journal_step(journal, step->step);
     PASS(on_step, step);
 }
 

@@ -4,6 +4,8 @@
 #ifndef QD_TRAIN_LAUNCH_LAUNCH_TOLD_H
 #define QD_TRAIN_LAUNCH_LAUNCH_TOLD_H
 
+#include "train/launch/launch_journal.h"
+
 #include <pthread.h>
 #include <quadrille/train.h>
 #include <stdatomic.h>
@@ -13,6 +15,7 @@ typedef struct qd_told {
     const qd_train_observer *to;
     pthread_mutex_t lock;
     atomic_int *failure; /* 1: a failure has been reported */
+    qd_journal *journal; /* is told of steps; NULL: none is kept */
 } qd_told;
 
 /* failure: set by the thread that reports one first; outlives *told, as does the observer. */

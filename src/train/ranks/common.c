@@ -142,8 +142,10 @@ static qd_status compare_programs(const setup *own, const setup *first, int rank
 }
 
 /* Paths to what is compared by content, and settings that change no result. */
-static bool may_differ(const char *entry)
+static bool may_differ(const char *entry, bool rejoins)
 {
+    if (rejoins && (strncmp(entry, "run.resume=", 11) == 0 || strncmp(entry, "run.overwrite=", 14) == 0))
+        return true;
     static const char *const keys[] = {
         "data.path=", "data.tokenizer=", "data.cache=", "run.gpu=", "run.threads=", "run.tuning=", "run.collectives=",
         "run.secret_file=", "run.interface="};
@@ -164,22 +166,21 @@ static const char *find_value(const char *list, size_t length, const char *entry
 }
 
 /* The first entry of `list` that `other` does not have, or has with another value; NULL: none. */
-static const char *find_other(const char *list, size_t length, const char *other, size_t other_length)
+static const char *find_other(const char *list, size_t length, const char *other, size_t other_length, bool rejoins)
 {
     for (size_t at = 0; at < length; at += strlen(list + at) + 1) {
         const char *value = find_value(other, other_length, list + at);
-        if (!may_differ(list + at) && (!value || strcmp(value, strchr(list + at, '=') + 1) != 0))
+        if (!may_differ(list + at, rejoins) && (!value || strcmp(value, strchr(list + at, '=') + 1) != 0))
             return list + at;
     }
     return NULL;
 }
 
-static qd_status compare_configurations(const qd_strbuf *own, const char *first, size_t length, int rank,
-                                        const char *host)
+static qd_status compare_configurations(const qd_strbuf *own, const char *first, size_t length, bool rejoins, int rank, const char *host)
 {
-    const char *entry = find_other(own->data, own->length, first, length);
+    const char *entry = find_other(own->data, own->length, first, length, rejoins);
     if (!entry)
-        entry = find_other(first, length, own->data, own->length);
+        entry = find_other(first, length, own->data, own->length, rejoins);
     if (!entry)
         return QD_OK;
     const char *mine = find_value(own->data, own->length, entry), *theirs = find_value(first, length, entry);
@@ -189,7 +190,7 @@ static qd_status compare_configurations(const qd_strbuf *own, const char *first,
                    (int)strcspn(entry, "="), entry, rank, host, mine ? mine : "nothing", theirs ? theirs : "nothing");
 }
 
-qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool *agreed)
+qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, bool *agreed)
 {
     setup own, first;
     qd_strbuf text = {0};
@@ -210,7 +211,7 @@ qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool *agreed
     if (rank == 0 && first.length > 0)
         memcpy(theirs, text.data, (size_t)first.length);
     QD_TRY_DONE(qd_comm_broadcast(comm, theirs, first.length, QD_U8, 0, NULL));
-    status = qd_agree(comm, compare_configurations(&text, theirs, (size_t)first.length, rank, host), agreed);
+    status = qd_agree(comm, compare_configurations(&text, theirs, (size_t)first.length, rejoins, rank, host), agreed);
 done:
     free(theirs);
     qd_strbuf_free(&text);

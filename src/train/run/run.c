@@ -45,8 +45,7 @@ static qd_status check_weights(const qd_config *c)
                              "with --resume", c->weights, c->run_dir);
 }
 
-qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
-                         qd_run_summary *summary)
+qd_status qd_run_plan(const qd_options *options, int world, qd_config *config, qd_run_summary *summary)
 {
     *summary = (qd_run_summary){.plan = qd_check_report_default(), .shown.plan = &summary->plan};
     if (qd_options_string(options, "run.from")[0] != '\0' && !qd_options_bool(options, "run.resume"))
@@ -54,7 +53,13 @@ qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int 
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
     summary->shown.steps = config->steps;
-    QD_TRY(check_weights(config));
+    return check_weights(config);
+}
+
+qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
+                         qd_run_summary *summary)
+{
+    QD_TRY(qd_run_plan(options, world, config, summary));
     return qd_run_folder_check(options, config, stop);
 }
 

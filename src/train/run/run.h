@@ -26,6 +26,9 @@ typedef struct qd_run_summary {
     qd_check_report plan;
 } qd_run_summary;
 
+/* Checks configuration and layout of a run: the first part of qd_run_prepare(). */
+qd_status qd_run_plan(const qd_options *options, int world, qd_config *config, qd_run_summary *summary);
+
 /* Checks a run before it starts: configuration, layout, run folder. Needs no ranks and writes
  * nothing. world: as in qd_config_resolve(). stop: as in qd_run, ends a wait for the folder. Fills
  * `config` and the planned figures of the summary. */

@@ -1,0 +1,414 @@
+/* What a rank does between two worlds. See launch_rejoin.h.
+ *
+ *   1. It has left its world, whose connections stay open until the next one exists, and waits for
+ *      the others up to run.join_deadline.
+ *   2. All tell all what they know of the failure and which state they have, and judge it.
+ *   3. Those with the latest state write it to memory, each its part. If that is not all of it, an
+ *      earlier state or the newest checkpoint is used.
+ *   4. The trainers of the last world are freed, those of the next one created, and the parts are
+ *      broadcast from rank to rank (train/elastic/handover.h).
+ *
+ * The parts stay until the next world has done a step, so that another loss meanwhile costs none. */
+#define _GNU_SOURCE
+#include "train/launch/launch_rejoin.h"
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "comm/guard.h"
+#include "train/elastic/handover.h"
+#include "train/ranks/long_work.h"
+#include "train/run/run_state.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAUSE_SECONDS 0.2 /* before the ranks meet once more */
+enum { MOST_LEFT = 64 };  /* ranks whose parts make up a state: bits of a word */
+
+/* What a rank tells the others. Plain data. */
+typedef struct offer {
+    int64_t attempt;    /* of the world that it has left; 0: it is a new process */
+    int64_t step, has;  /* the last that it has done; that whose state it has in its trainer; -1: none */
+    int64_t part;       /* step of the state of which it has written a part; -1: none */
+    int64_t writers;    /* of how many */
+    int64_t rank;       /* in the world that it has left */
+    double since;       /* seconds since it has failed */
+    int64_t status;
+    char message[QD_ERROR_MESSAGE_BYTES];
+} offer;
+
+struct qd_rejoin {
+    qd_run *run;
+    qd_journal journal;
+    const qd_options *given;
+    qd_options *options; /* of the present world; NULL: those that were given */
+    int rank;
+    bool stayed;
+    bool cored;
+    qd_cores_set cores; /* of this process: a trainer may restrict it to some of them */
+    double begin;       /* clock time since which this rank waits for the others */
+    /* Of the world that it has left: */
+    qd_comm *left;
+    qd_kept *kept;
+    qd_failure failure;
+    int64_t step;
+    /* The part of the state that it has written: */
+    int fd; /* -1: none */
+    int64_t part, writers;
+};
+
+qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *observer, qd_rejoin **rejoin)
+{
+    qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
+    if (!r)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for a rank");
+    *r = (qd_rejoin){.run = run, .given = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1, .begin = qd_clock_now()};
+    qd_journal_begin(&r->journal, run, rank == 0 ? observer : NULL);
+    r->cored = qd_thread_cores(&r->cores) == QD_OK;
+    return QD_OK;
+}
+
+/* Frees what the rank has kept of the world that it has left, the trainer above all. */
+static void let_go(qd_rejoin *r)
+{
+    qd_kept_destroy(r->kept);
+    qd_comm_destroy(r->left);
+    r->kept = NULL;
+    r->left = NULL;
+}
+
+static void drop_part(qd_rejoin *r)
+{
+    if (r->fd >= 0)
+        close(r->fd);
+    r->fd = -1;
+    r->part = -1;
+}
+
+void qd_rejoin_destroy(qd_rejoin *r)
+{
+    if (!r)
+        return;
+    if (r->journal.text.length > 0) /* the ranks may have cleared the folder */
+        qd_journal_write(&r->journal);
+    let_go(r);
+    drop_part(r);
+    r->run->options = r->given;
+    qd_options_destroy(r->options);
+    qd_journal_end(&r->journal);
+    free(r);
+}
+
+qd_journal *qd_rejoin_journal(qd_rejoin *r)
+{
+    return &r->journal;
+}
+
+bool qd_rejoin_stayed(const qd_rejoin *r)
+{
+    return r->stayed;
+}
+
+static double deadline(const qd_rejoin *r)
+{
+    return qd_options_float(r->given, "run.join_deadline");
+}
+
+double qd_rejoin_seconds(const qd_rejoin *r)
+{
+    const double left = r->begin + deadline(r) - qd_clock_now();
+    return left > 1.0 || left > deadline(r) ? left : deadline(r) < 1.0 ? deadline(r) : 1.0;
+}
+
+/* A signal while ranks are missing: the state in memory is not that of all ranks. */
+static qd_status end_by_signal(const qd_rejoin *r, int asked)
+{
+    const qd_status status = asked == SIGINT ? QD_INTERRUPTED : QD_STOPPED;
+    return QD_FAIL(status, "stopped while ranks were missing, after step %lld: what follows the newest checkpoint is lost; resume with "
+                           "--dir %s --resume", (long long)(r->step > r->journal.past.step ? r->step : r->journal.past.step),
+                   r->run->config.run_dir);
+}
+
+/* The others have not come back. */
+static qd_status end_alone(qd_rejoin *r, qd_status status)
+{
+    char why[QD_ERROR_MESSAGE_BYTES];
+    snprintf(why, sizeof why, "%s", qd_error_message());
+    r->journal.past.step = r->step > r->journal.past.step ? r->step : r->journal.past.step;
+    const qd_status failure = qd_failure_raise(&r->failure), judged = qd_journal_judge(&r->journal, failure, NULL, NULL);
+    if (judged != QD_OK)
+        return judged;
+    r->journal.past.attempt--;
+    return qd_journal_give_up(&r->journal, status, why);
+}
+
+bool qd_rejoin_tries(qd_rejoin *r, qd_status *status)
+{
+    const int asked = atomic_load(r->run->stop);
+    if (asked != 0 && r->stayed && (*status == QD_STOPPED || *status == QD_INTERRUPTED)) {
+        *status = end_by_signal(r, asked);
+        return false;
+    }
+    if (*status == QD_SYSTEM && asked == 0 && qd_clock_now() < r->begin + deadline(r)) { /* another rank is lost, or has just ended */
+        nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * PAUSE_SECONDS)}, NULL);
+        qd_error_clear();
+        return true;
+    }
+    if (r->stayed && r->step >= r->run->config.steps && qd_run_is_complete(&r->run->config)) {
+        qd_error_clear();
+        *status = QD_OK;
+    } else if (r->stayed && (*status == QD_TIMEOUT || *status == QD_SYSTEM)) {
+        *status = end_alone(r, *status);
+    }
+    return false;
+}
+
+bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *status)
+{
+    char text[QD_ERROR_MESSAGE_BYTES + 128];
+    const int64_t has = kept ? qd_kept_step(kept) : -1;
+    const double now = qd_clock_now();
+    r->step = has > r->step ? has : r->step;
+    if (r->step >= r->run->config.steps && qd_run_is_complete(&r->run->config)) { /* a rank was lost while it ended */
+        qd_kept_destroy(kept);
+        qd_comm_destroy(world);
+        qd_error_clear();
+        *status = QD_OK;
+        return false;
+    }
+    qd_failure_add_own(&r->failure, *status);
+    qd_comm_forsake(world);
+    if (r->left) { /* they have met, but not begun: what they had before still holds */
+        qd_kept_destroy(kept);
+        qd_comm_destroy(world);
+    } else {
+        r->left = world;
+        r->kept = kept;
+        r->begin = r->journal.failed_at = now;
+    }
+    if (r->cored)
+        (void)qd_thread_bind(&r->cores);
+    if (qd_journal_cause(*status)) {
+        snprintf(text, sizeof text, "%s: waiting up to %g s until all ranks are back", qd_error_message(), deadline(r));
+        qd_journal_note(&r->journal, text);
+    }
+    qd_error_clear();
+    r->stayed = true;
+    return true;
+}
+
+static void tell(const qd_rejoin *r, offer *own)
+{
+    *own = (offer){.attempt = r->stayed ? r->journal.past.attempt : 0, .step = r->step, .has = r->kept ? qd_kept_step(r->kept) : -1,
+                   .part = r->fd >= 0 ? r->part : -1, .writers = r->writers, .rank = r->left ? qd_comm_rank(r->left) : -1,
+                   .since = qd_clock_now() - r->journal.failed_at, .status = r->failure.status};
+    memcpy(own->message, r->failure.message, sizeof own->message);
+    if (r->run->config.from_checkpoint || own->rank >= MOST_LEFT)
+        own->has = own->part = -1;
+}
+
+/* Collective. What all ranks know of the failure, as if each had seen it: in r->journal and
+ * *failure. Returns how many stay. */
+static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying, qd_status *failure)
+{
+    const int size = qd_comm_size(world), rank = qd_comm_rank(world);
+    qd_failure cause = {0};
+    double since = 0.0;
+    int first = -1;
+    *staying = 0;
+    QD_TRY(qd_comm_all_gather(world, &offers[rank], offers, size * (int64_t)sizeof *offers, QD_U8, NULL));
+    for (int p = 0; p < size; p++)
+        if (offers[p].attempt > (first < 0 ? 0 : offers[first].attempt))
+            first = p;
+    if (first < 0)
+        return QD_OK;
+    if (offers[rank].attempt < offers[first].attempt) { /* a new process, or one that has slept for a whole world */
+        let_go(r);
+        drop_part(r);
+    }
+    QD_TRY(qd_comm_broadcast(world, &r->journal.past, sizeof r->journal.past, QD_U8, first, NULL));
+    for (int p = 0; p < size; p++) {
+        offer *o = &offers[p];
+        if (o->attempt < offers[first].attempt) {
+            *o = (offer){.step = -1, .has = -1, .part = -1, .rank = -1};
+            continue;
+        }
+        ++*staying;
+        o->message[sizeof o->message - 1] = '\0';
+        qd_failure_add(&cause, (qd_status)o->status, o->message, "");
+        r->journal.past.step = o->step > r->journal.past.step ? o->step : r->journal.past.step;
+        since = o->since > since ? o->since : since;
+    }
+    if (!r->stayed && r->journal.observer) /* rank 0 is new, and its journal is not */
+        qd_journal_load(&r->journal);
+    r->journal.failed_at = qd_clock_now() - since;
+    *failure = qd_failure_raise(&cause);
+    return QD_OK;
+}
+
+typedef struct writing {
+    qd_rejoin *r;
+    uint64_t left;
+    int fd;
+    bool complete;
+} writing;
+
+static qd_status write_part(void *context)
+{
+    writing *w = context;
+    if (w->fd >= 0 && qd_kept_write(w->r->kept, w->fd, w->left, &w->complete) != QD_OK)
+        w->complete = false;
+    return QD_OK;
+}
+
+/* Collective: the ranks that have the state after `step` write it, each its part. */
+static qd_status write_state(qd_rejoin *r, qd_comm *world, const offer *offers, int64_t step, bool *complete)
+{
+    writing w = {.r = r, .fd = -1, .complete = true};
+    const bool mine = offers[qd_comm_rank(world)].has == step;
+    int writers = 0;
+    for (int p = 0; p < qd_comm_size(world); p++)
+        if (offers[p].has == step) {
+            w.left |= (uint64_t)1 << offers[p].rank;
+            writers++;
+        }
+    if (mine && qd_handover_create(&w.fd) != QD_OK)
+        w.complete = false;
+    QD_TRY(qd_long_work_run_all(world, write_part, &w));
+    int32_t lacks = !w.complete;
+    qd_status status = qd_comm_all_reduce(world, &lacks, &lacks, 1, QD_I32, QD_MAX, NULL);
+    qd_error_clear();
+    *complete = status == QD_OK && lacks == 0;
+    if (*complete) {
+        drop_part(r);
+        r->fd = w.fd;
+        r->part = step;
+        r->writers = writers;
+    } else if (w.fd >= 0) {
+        close(w.fd);
+    }
+    return status;
+}
+
+/* The latest of the states below `below` that ranks have in their trainers, or that ranks have
+ * written of which none is lost. -1: none. */
+static int64_t latest(const offer *offers, int size, int64_t below, bool *written)
+{
+    int64_t step = -1;
+    *written = false;
+    for (int p = 0; p < size; p++)
+        if (offers[p].has < below && offers[p].has > step)
+            step = offers[p].has;
+    for (int p = 0; p < size; p++) {
+        int64_t writers = 0;
+        for (int k = 0; k < size; k++)
+            writers += offers[k].part == offers[p].part;
+        if (offers[p].part >= 0 && offers[p].part < below && offers[p].part >= step && writers == offers[p].writers) {
+            step = offers[p].part;
+            *written = true;
+        }
+    }
+    return step;
+}
+
+/* Collective. The state of the ranks that stay, if it is complete; frees what they had. */
+static qd_status take_state(qd_rejoin *r, qd_comm *world, const offer *offers, bool *in_memory)
+{
+    const int size = qd_comm_size(world);
+    int64_t step = -1;
+    *in_memory = false;
+    for (int64_t below = INT64_MAX; !*in_memory; below = step) {
+        step = latest(offers, size, below, in_memory);
+        if (step < 0 || *in_memory)
+            break;
+        QD_TRY(write_state(r, world, offers, step, in_memory));
+    }
+    if (!*in_memory || r->part != step)
+        drop_part(r);
+    let_go(r);
+    return *in_memory ? qd_handover_gather(r->fd, world, &r->run->handover) : QD_OK;
+}
+
+/* The run resumes or, where nothing was saved yet, starts again. */
+static qd_status set_options(qd_rejoin *r, bool resumes)
+{
+    qd_options *next = NULL;
+    QD_TRY(qd_options_copy(r->given, &next));
+    qd_status status = qd_options_set(next, "run.resume", resumes ? "true" : "false");
+    if (status == QD_OK)
+        status = qd_options_set(next, "run.overwrite", resumes ? "false" : "true");
+    if (status != QD_OK) {
+        qd_options_destroy(next);
+        return status;
+    }
+    qd_options_destroy(r->options);
+    r->run->options = r->options = next;
+    return QD_OK;
+}
+
+/* Collective. Rank 0 looks into the run folder, for all. */
+static qd_status look(const qd_rejoin *r, qd_comm *world, bool *holds, bool *complete)
+{
+    const qd_past *past = &r->journal.past;
+    qd_run_file checkpoints;
+    int32_t found[2] = {0};
+    if (qd_comm_rank(world) == 0 && qd_run_path(&r->run->config, "checkpoints", checkpoints) == QD_OK) {
+        found[0] = (past->resumed || past->step >= 0) && qd_store_holds(checkpoints);
+        found[1] = past->step >= r->run->config.steps && qd_run_is_complete(&r->run->config);
+    }
+    qd_error_clear();
+    QD_TRY(qd_comm_broadcast(world, found, 2, QD_I32, 0, NULL));
+    *holds = found[0] != 0;
+    *complete = found[1] != 0;
+    return QD_OK;
+}
+
+/* Collective. The ranks go on after `failure`. */
+static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int staying, qd_status failure, bool *agreed, bool *complete)
+{
+    bool holds, in_memory;
+    qd_status status = qd_journal_judge(&r->journal, failure, NULL, NULL);
+    *agreed = status != QD_OK;
+    if (*agreed && r->rank != 0)
+        qd_error_clear(); /* rank 0 reports it */
+    QD_TRY(status);
+    qd_error_clear();
+    QD_TRY(look(r, world, &holds, complete));
+    if (*complete)
+        return QD_OK;
+    QD_TRY(take_state(r, world, offers, &in_memory));
+    QD_TRY(set_options(r, in_memory || holds));
+    QD_TRY(qd_config_resolve(r->run->options, qd_comm_size(world), &r->run->config));
+    r->run->state_in_memory = in_memory;
+    r->run->ranks_stay = true;
+    r->failure = (qd_failure){0};
+    qd_journal_restart(&r->journal, in_memory, staying);
+    return QD_OK;
+}
+
+qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *complete)
+{
+    const int size = qd_comm_size(world);
+    int staying = 0;
+    qd_status failure = QD_OK;
+    offer *offers = calloc((size_t)size, sizeof *offers);
+    *complete = false;
+    QD_TRY(qd_config_resolve(r->given, size, &r->run->config));
+    if (!offers)
+        return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", size);
+    tell(r, &offers[qd_comm_rank(world)]);
+    qd_status status = learn(r, world, offers, &staying, &failure);
+    if (status == QD_OK && staying > 0) {
+        status = go_on(r, world, offers, staying, failure, agreed, complete);
+    } else if (status == QD_OK) {
+        r->journal.past.resumed = r->run->config.resume;
+        if (r->run->config.resume && r->journal.observer)
+            qd_journal_load(&r->journal);
+    }
+    free(offers);
+    return status;
+}

@@ -1,0 +1,37 @@
+/* A rank of a world that no launcher of ours has started, and no MPI connects (environment.h), with
+ * run.restarts: when another rank is lost, it leaves the world, keeps its process and its state, and
+ * meets the others again where they met first. The process of the lost rank returns in some other
+ * way, such as a pod that is restarted.
+ *
+ * All ranks judge the failure in the same way, from what all of them know of it; rank 0 keeps the
+ * journal. A rank that has failed without dying comes too, without its state. */
+#ifndef QD_TRAIN_LAUNCH_REJOIN_H
+#define QD_TRAIN_LAUNCH_REJOIN_H
+
+#include "train/launch/launch_journal.h"
+
+typedef struct qd_rejoin qd_rejoin;
+
+/* run: complete but for its configuration, which the functions below set. observer: of rank 0. Both
+ * outlive it. */
+qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *observer, qd_rejoin **rejoin);
+void qd_rejoin_destroy(qd_rejoin *rejoin); /* NULL is legal */
+qd_journal *qd_rejoin_journal(qd_rejoin *rejoin);
+
+/* How long this rank may still wait for the others. */
+double qd_rejoin_seconds(const qd_rejoin *rejoin);
+/* It could not join them, with *status. True: it is to try again; false: the run ends with what is
+ * now in *status and the error record. */
+bool qd_rejoin_tries(qd_rejoin *rejoin, qd_status *status);
+
+/* Collective, once the ranks have met, in place of qd_config_resolve(): options and configuration
+ * of the run, the state to start with, and the line of the journal. *agreed: the run ends with the
+ * returned status, of which all ranks know. *complete: there is nothing left to do. */
+qd_status qd_rejoin_agree(qd_rejoin *rejoin, qd_comm *world, bool *agreed, bool *complete);
+
+/* This rank has failed in `world`, which it passes on together with what it keeps (NULL: nothing).
+ * True: it is to join the others again. False: the run ends with *status. */
+bool qd_rejoin_rests(qd_rejoin *rejoin, qd_comm *world, qd_kept *kept, qd_status *status);
+/* Whether this process was in an earlier world of the run. */
+bool qd_rejoin_stayed(const qd_rejoin *rejoin);
+#endif
