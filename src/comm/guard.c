@@ -46,6 +46,7 @@ struct qd_guard {
     pthread_t thread;
     bool running;
     _Atomic double patience;
+    atomic_bool found; /* the watched rank is lost, and the world failed for that */
     double looked_at, stopped_at;
     qd_guard_tell tell;
     void *context;
@@ -72,6 +73,7 @@ static void condemn(qd_guard *guard, qd_status status, const char *what, const c
     qd_world_fail(guard->world, status);
     /* Unless this rank fails for another reason. */
     const bool ours = strncmp(guard->world->failure, qd_error_message(), sizeof guard->world->failure - 1) == 0;
+    if (ours) atomic_store(&guard->found, true);
     if (guard->tell && ours) guard->tell(guard->context, qd_error_message());
 }
 
@@ -241,6 +243,17 @@ qd_status qd_comm_guard_start(qd_comm *comm, double patience, qd_guard_tell tell
 void qd_comm_forsake(qd_comm *comm)
 {
     atomic_store(&comm->world->forsaken, 1);
+}
+
+bool qd_comm_guard_found(const qd_comm *comm)
+{
+    const qd_guard *guard = comm->world->guard;
+    return guard && atomic_load(&guard->found);
+}
+
+const char *qd_comm_failure(const qd_comm *comm)
+{
+    return atomic_load(&comm->world->failed) != QD_OK ? comm->world->failure : "";
 }
 
 void qd_comm_guard_patience(qd_comm *comm, double seconds)

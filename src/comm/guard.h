@@ -19,6 +19,12 @@ qd_status qd_comm_guard_start(qd_comm *world, double patience, qd_guard_tell tel
  * collective. */
 void qd_comm_forsake(qd_comm *world);
 
+/* Whether this rank has found that the one it watches is lost. Not collective. */
+bool qd_comm_guard_found(const qd_comm *world);
+/* Why the world has failed, in the words of the rank that found out; "": it has not. Not
+ * collective. */
+const char *qd_comm_failure(const qd_comm *world);
+
 /* How long a rank may be stopped, in seconds. Not collective; nothing without a guard. */
 void qd_comm_guard_patience(qd_comm *world, double seconds);
 

@@ -19,6 +19,7 @@
 enum { TABLE, FAILED, LEAVING, ALL_LEFT, LOST };
 #define MESSAGE_MOST ((int64_t)1 << 30) /* bytes; lengths are sent in 32 bits */
 #define SEND_SECONDS 5.0 /* for a message of the watching thread */
+#define SLACK_SECONDS 10.0 /* rank 0 does not count time in which it was kept from running */
 #define SECRET_LEAST 16  /* bytes: a shorter secret can be found by trying */
 enum { OTHER_FILES = 64 }; /* that a rank has open, at least */
 
@@ -176,7 +177,8 @@ static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_
 {
     const char *why = "";
     int64_t most = 8 + 8 * ((int64_t)r->size + 1) + QD_RENDEZVOUS_BLOB_MOST * r->size;
-    if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, qd_clock_now() + 2 * r->seconds, message, length, &why))
+    if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, qd_clock_now() + 2 * r->seconds + SLACK_SECONDS, message, length,
+                         &why))
         return QD_FAIL(QD_SYSTEM, "rank 0, at %s, was lost at the start: %s", r->where, why);
     if (*length > 0 && (*message)[0] == TABLE)
         return QD_OK;

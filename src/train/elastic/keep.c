@@ -3,6 +3,7 @@
 #include "train/run/run_state.h"
 
 #include "base/error.h"
+#include "comm/guard.h"
 #include "train/ranks/long_work.h"
 #include "train/elastic/handover.h"
 
@@ -18,7 +19,8 @@ static bool stays(const qd_rank_run *s, qd_status status)
 {
     if (qd_saver_is_stuck(s->saver))
         return false;
-    return status == QD_REMOTE || status == QD_TIMEOUT || (status == QD_OK && s->rests);
+    return status == QD_REMOTE || status == QD_TIMEOUT || (status == QD_SYSTEM && qd_comm_guard_found(s->world)) ||
+           (status == QD_OK && s->rests);
 }
 
 /* Frees everything but the trainer, what it refers to and what marks its state; releases the

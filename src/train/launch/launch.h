@@ -77,6 +77,7 @@ bool qd_report_receive(int fd, qd_report *report);
 void qd_launch_config_put(const qd_options *options, qd_strbuf *text);
 qd_status qd_launch_config_write(const qd_options *options, int *fd); /* *fd: a memfd */
 qd_status qd_launch_config_read(int fd, qd_options **options);
+qd_status qd_launch_config_parse(const char *text, size_t length, qd_options **options);
 
 /* Ways to run the ranks; `run` is complete. */
 /* Decides for a supervised run what follows when ranks are lost or their number is to change. */

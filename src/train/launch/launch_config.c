@@ -72,16 +72,22 @@ qd_status qd_launch_config_write(const qd_options *options, int *fd)
     return written ? QD_OK : QD_FAIL(QD_SYSTEM, "the configuration cannot be handed to the ranks: %s", strerror(error));
 }
 
+qd_status qd_launch_config_parse(const char *text, size_t length, qd_options **options)
+{
+    qd_option_table table = qd_config_table();
+    QD_TRY(qd_options_create(&table, 1, options));
+    for (size_t at = 0; at < length; at += strlen(text + at) + 1)
+        QD_TRY(qd_options_assign(*options, text + at));
+    return QD_OK;
+}
+
 qd_status qd_launch_config_read(int fd, qd_options **options)
 {
     char path[32], *text = NULL;
     size_t length = 0;
-    qd_option_table table = qd_config_table();
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     QD_TRY(qd_file_read(path, (size_t)16 << 20, &text, &length));
-    qd_status status = qd_options_create(&table, 1, options);
-    for (size_t at = 0; at < length && status == QD_OK; at += strlen(text + at) + 1)
-        status = qd_options_assign(*options, text + at);
+    qd_status status = qd_launch_config_parse(text, length, options);
     free(text);
     return status;
 }

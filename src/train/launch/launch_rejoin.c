@@ -15,10 +15,13 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/guard.h"
+#include "train/launch/launch.h"
+#include "train/ranks/common.h"
 #include "train/elastic/handover.h"
 #include "train/ranks/long_work.h"
 #include "train/run/run_state.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,7 +47,8 @@ typedef struct offer {
 struct qd_rejoin {
     qd_run *run;
     qd_journal journal;
-    const qd_options *given;
+    const qd_options *given, *started; /* started: what the user gave to this process, if that is not what the others have */
+    qd_options *adopted;
     qd_options *options; /* of the present world; NULL: those that were given */
     int rank;
     bool stayed;
@@ -66,7 +70,7 @@ qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *obser
     qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
     if (!r)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a rank");
-    *r = (qd_rejoin){.run = run, .given = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1, .begin = qd_clock_now()};
+    *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1, .begin = qd_clock_now()};
     qd_journal_begin(&r->journal, run, rank == 0 ? observer : NULL);
     r->cored = qd_thread_cores(&r->cores) == QD_OK;
     return QD_OK;
@@ -97,8 +101,9 @@ void qd_rejoin_destroy(qd_rejoin *r)
         qd_journal_write(&r->journal);
     let_go(r);
     drop_part(r);
-    r->run->options = r->given;
+    r->run->options = r->started;
     qd_options_destroy(r->options);
+    qd_options_destroy(r->adopted);
     qd_journal_end(&r->journal);
     free(r);
 }
@@ -120,8 +125,8 @@ static double deadline(const qd_rejoin *r)
 
 double qd_rejoin_seconds(const qd_rejoin *r)
 {
-    const double left = r->begin + deadline(r) - qd_clock_now();
-    return left > 1.0 || left > deadline(r) ? left : deadline(r) < 1.0 ? deadline(r) : 1.0;
+    const double left = ceil(10.0 * (r->begin + deadline(r) - qd_clock_now())) / 10.0, least = deadline(r) < 1.0 ? deadline(r) : 1.0;
+    return left > least ? left : least;
 }
 
 /* A signal while ranks are missing: the state in memory is not that of all ranks. */
@@ -180,6 +185,9 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
         *status = QD_OK;
         return false;
     }
+    const char *words = qd_comm_failure(world);
+    if (words[0] != '\0' && (*status == QD_REMOTE || *status == QD_TIMEOUT || *status == QD_SYSTEM)) /* without what this rank did meanwhile */
+        (void)QD_FAIL(*status, "%s", words);
     qd_failure_add_own(&r->failure, *status);
     qd_comm_forsake(world);
     if (r->left) { /* they have met, but not begun: what they had before still holds */
@@ -199,6 +207,45 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
     qd_error_clear();
     r->stayed = true;
     return true;
+}
+
+/* What is of this machine stays as it is given here. */
+static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, size_t length)
+{
+    QD_TRY(qd_launch_config_parse(theirs, length, &r->adopted));
+    for (size_t at = 0; at < own->length; at += strlen(own->data + at) + 1)
+        if (qd_common_may_differ(own->data + at))
+            QD_TRY(qd_options_assign(r->adopted, own->data + at));
+    r->run->options = r->given = r->adopted;
+    return QD_OK;
+}
+
+qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world)
+{
+    const int size = qd_comm_size(world), rank = qd_comm_rank(world);
+    const bool adopts = !r->stayed && !r->adopted && qd_options_bool(r->given, "run.resume");
+    int64_t stays = r->stayed ? size - rank : 0, length = 0;
+    qd_strbuf own = {0};
+    char *theirs = NULL;
+    QD_TRY(qd_comm_all_reduce(world, &stays, &stays, 1, QD_I64, QD_MAX, NULL));
+    const int root = size - (int)stays; /* the first that stays */
+    if (root == size)
+        return QD_OK;
+    qd_launch_config_put(r->given, &own);
+    length = (int64_t)own.length;
+    qd_status status = qd_comm_broadcast(world, &length, 1, QD_I64, root, NULL);
+    theirs = status == QD_OK ? calloc(1, (size_t)length + 1) : NULL;
+    if (status == QD_OK && (!theirs || own.failed))
+        status = QD_FAIL(QD_NO_MEMORY, "no memory to compare configurations");
+    if (status == QD_OK && rank == root && length > 0)
+        memcpy(theirs, own.data, (size_t)length);
+    if (status == QD_OK)
+        status = qd_comm_broadcast(world, theirs, length, QD_U8, root, NULL);
+    if (status == QD_OK && adopts)
+        status = adopt(r, &own, theirs, (size_t)length);
+    free(theirs);
+    qd_strbuf_free(&own);
+    return status;
 }
 
 static void tell(const qd_rejoin *r, offer *own)

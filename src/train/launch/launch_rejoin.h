@@ -24,8 +24,11 @@ double qd_rejoin_seconds(const qd_rejoin *rejoin);
  * now in *status and the error record. */
 bool qd_rejoin_tries(qd_rejoin *rejoin, qd_status *status);
 
-/* Collective, once the ranks have met, in place of qd_config_resolve(): options and configuration
- * of the run, the state to start with, and the line of the journal. *agreed: the run ends with the
+/* Collective, once the ranks have met. A new process that was started with run.resume takes the
+ * configuration of those that stay, if there are any. */
+qd_status qd_rejoin_settle(qd_rejoin *rejoin, qd_comm *world);
+/* Collective, in place of qd_config_resolve(): options and configuration of the run, the state to
+ * start with, and the line of the journal. *agreed: the run ends with the
  * returned status, of which all ranks know. *complete: there is nothing left to do. */
 qd_status qd_rejoin_agree(qd_rejoin *rejoin, qd_comm *world, bool *agreed, bool *complete);
 

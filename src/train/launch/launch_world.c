@@ -148,6 +148,8 @@ static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *obs
     qd_run *run = m->run;
     const int size = qd_comm_size(world);
     *complete = false;
+    if (m->rejoin)
+        QD_TRY(qd_rejoin_settle(m->rejoin, world));
     QD_TRY(qd_common_setup(world, run->options, m->rejoin != NULL, agreed));
     if (m->rejoin)
         QD_TRY(qd_rejoin_agree(m->rejoin, world, agreed, complete));

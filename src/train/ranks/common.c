@@ -142,10 +142,8 @@ static qd_status compare_programs(const setup *own, const setup *first, int rank
 }
 
 /* Paths to what is compared by content, and settings that change no result. */
-static bool may_differ(const char *entry, bool rejoins)
+bool qd_common_may_differ(const char *entry)
 {
-    if (rejoins && (strncmp(entry, "run.resume=", 11) == 0 || strncmp(entry, "run.overwrite=", 14) == 0))
-        return true;
     static const char *const keys[] = {
         "data.path=", "data.tokenizer=", "data.cache=", "run.gpu=", "run.threads=", "run.tuning=", "run.collectives=",
         "run.secret_file=", "run.interface="};
@@ -153,6 +151,11 @@ static bool may_differ(const char *entry, bool rejoins)
         if (strncmp(entry, keys[i], strlen(keys[i])) == 0)
             return true;
     return false;
+}
+
+static bool is_of_start(const char *entry)
+{
+    return strncmp(entry, "run.resume=", 11) == 0 || strncmp(entry, "run.overwrite=", 14) == 0;
 }
 
 /* The value that the list of "key=value" texts has for the entry's key; NULL: none. */
@@ -170,7 +173,8 @@ static const char *find_other(const char *list, size_t length, const char *other
 {
     for (size_t at = 0; at < length; at += strlen(list + at) + 1) {
         const char *value = find_value(other, other_length, list + at);
-        if (!may_differ(list + at, rejoins) && (!value || strcmp(value, strchr(list + at, '=') + 1) != 0))
+        if (!qd_common_may_differ(list + at) && !(rejoins && is_of_start(list + at)) &&
+            (!value || strcmp(value, strchr(list + at, '=') + 1) != 0))
             return list + at;
     }
     return NULL;

@@ -27,6 +27,8 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed);
  * first key that differs is named. Paths (data.path and so on) and the number of threads may
  * differ. rejoins: so may run.resume and run.overwrite, because some ranks may go on where others begin. */
 qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, bool *agreed);
+/* Not collective. Whether the rank may have another value of this "key=value". */
+bool qd_common_may_differ(const char *entry);
 /* QD_USAGE when a rank does not see rank 0's folder, or the one in which it will be created. Leaves
  * nothing there. */
 qd_status qd_common_folder(qd_comm *comm, const char *folder, bool *agreed);

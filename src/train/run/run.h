@@ -58,7 +58,7 @@ typedef struct qd_kept qd_kept;
 /* Collective over `world`. When one rank fails, all return: that rank with its failure, the others
  * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message.
  *
- * kept: NULL, or where a rank that is not to blame (QD_REMOTE, QD_TIMEOUT), or that rests because
+ * kept: NULL, or where a rank that is not to blame (QD_REMOTE, QD_TIMEOUT, the loss of a rank that it watches), or that rests because
  * asks_rest() said so (QD_OK), leaves its state. Then `run`, its options and `world` must outlive
  * *kept; otherwise *kept is NULL. */
 qd_status qd_run_rank(const qd_run *run, qd_comm *world, qd_kept **kept);

@@ -1,0 +1,224 @@
+"""run.restarts in worlds without MPI: ranks keep their processes when another one is lost, and meet
+again with the process that replaces it. QUADRILLE_REJOINS=50 for the long form.
+ctest: not under thread
+ctest: timeout 240
+ctest: processors 2
+"""
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import program  # noqa: E402
+
+LONG = int(os.environ.get("QUADRILLE_REJOINS", "0"))
+SECRET = "0123456789abcdef0123456789abcdef"
+# Runs are stopped once what is tested has happened, however fast the machine is.
+ENDLESS = ["train.steps=100M", "train.schedule=constant"]
+BATCH = "train.global_batch=12"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+class Rejoins(program.ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.port = free_port()
+        self.runs = []
+        self.outputs = 0
+
+    def spawn(self, rank, *arguments, size=3, secret=SECRET):
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCH"))}
+        if program.SANITIZED:
+            clean["ASAN_OPTIONS"] = "detect_leaks=0"  # UCX
+        clean.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "RANK": str(rank), "WORLD_SIZE": str(size),
+                      "QUADRILLE_SECRET": secret})
+        self.outputs += 1
+        with open(self.path(f"output{self.outputs}"), "w", encoding="utf-8") as output:
+            run = subprocess.Popen([program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
+                                   stderr=subprocess.PIPE, text=True, env=clean)
+        run.output = f"output{self.outputs}"
+        self.addCleanup(run.stderr.close)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        return run
+
+    def start(self, *arguments, size=3, restarts=5, wait=20, steps=5):
+        """One process per rank, which have done some steps when this returns."""
+        self.arguments = [*arguments, f"run.restarts={restarts}", f"run.join_deadline={wait}"]
+        self.size = size
+        self.runs = [self.spawn(rank, *self.arguments, size=size) for rank in range(size)]
+        program.wait_until(lambda: self.steps_done() >= steps or any(run.poll() is not None for run in self.runs), 60)
+        for run in self.runs:
+            if run.poll() is not None:
+                errors = "".join(run.communicate()[1] for run in self.runs)
+                if "this build has no UCX" in errors:
+                    self.skipTest("this build has no UCX")
+                self.fail(errors)
+
+    def replace(self, rank, *more):
+        """Another process takes the place of a rank that has ended."""
+        self.runs[rank] = self.spawn(rank, *self.arguments, *more, size=self.size)
+
+    def kill(self, rank):
+        self.runs[rank].kill()
+        self.runs[rank].wait()
+
+    def end(self, status, seconds=60):
+        """All ranks end with the status; returns what they have to say about it."""
+        errors = [run.communicate(timeout=seconds)[1] for run in self.runs]
+        self.assertEqual([run.returncode for run in self.runs], [status] * self.size, (errors, self.journal()))
+        return "".join(errors)
+
+    def stop(self, *whole):
+        """Stops the run with a checkpoint; local ranks do as many steps undisturbed, with the same result."""
+        done = self.steps_done()
+        self.wait(lambda: self.steps_done() >= done + 5)
+        for run in self.runs:
+            run.send_signal(signal.SIGTERM)
+        self.end(75)
+        shutil.rmtree(self.path("whole"), ignore_errors=True)
+        steps = [f"train.steps={self.steps_done()}", "train.schedule=constant"]
+        self.ok(self.run_program(*self.small("run.dir=whole", "--ranks", str(self.size), *whole, *steps)))
+        self.assertEqual(self.numbers("run"), self.numbers("whole"))
+        self.assertEqual(self.weights("run"), self.weights("whole"))
+
+    def wait(self, condition, seconds=60):
+        self.assertTrue(program.wait_until(condition, seconds), (self.journal(), [run.poll() for run in self.runs]))
+
+    def text(self, name):
+        with open(self.path(name), encoding="utf-8") as file:
+            return file.read()
+
+    def journal(self):
+        try:
+            with open(self.path("run/restarts.jsonl"), encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except OSError:
+            return []
+
+    def events(self, kind):
+        return [line for line in self.journal() if line["event"] == kind]
+
+    def recovered(self, count):
+        self.wait(lambda: len(self.events("recovered")) == count)
+
+    def weights(self, folder):
+        with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
+            text = file.read()
+        return text[text.index('"tensors"'):]  # names, shapes and the checksums of all values and moments
+
+    def steps_done(self):
+        try:
+            with open(self.path("run/metrics.jsonl"), "rb") as file:
+                return file.read().count(b"\n")
+        except OSError:
+            return 0
+
+    def test_replicas(self):
+        """Rank 1, then rank 0, are lost and return: no step is repeated, and the others stay."""
+        self.start(BATCH, "run.save_every=1000", *ENDLESS)
+        first = list(self.runs)
+        for count, rank in enumerate((1, 0), 1):
+            self.kill(rank)
+            self.replace(rank)
+            self.recovered(count)
+        self.assertIsNone(first[2].poll())
+        steps = [(line["attempt"], line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")]
+        self.assertEqual(steps, [(2, 2, True, True), (3, 2, True, True)])
+        self.assertEqual([line["event"] for line in self.journal()], 2 * ["failure", "restart", "recovered"])
+        for line, rank in zip(self.events("failure"), (1, 0)):
+            self.assertEqual(line["cause"], "rank lost")
+            self.assertRegex(line["message"], f"^rank {rank} (was killed|failed: its process has ended)")
+        self.assertIn("waiting up to 20 s until all ranks are back", self.text(first[0].output))
+        self.stop(BATCH)
+
+    def test_shards(self):
+        """What only the lost rank had comes from the newest checkpoint. The new process resumes or not: it learns that the run goes on."""
+        layout = [BATCH, "parallel.zero=3", "run.save_every=10"]
+        self.start(*layout, *ENDLESS)
+        self.wait(lambda: self.steps_done() >= 12)
+        self.kill(2)
+        self.replace(2, "--overwrite")
+        self.recovered(1)
+        self.kill(1)
+        self.replace(1, "--resume")
+        self.recovered(2)
+        self.assertEqual([(line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")],
+                         2 * [(2, False, True)])
+        self.stop(*layout)
+
+    def test_secret(self):
+        """A stranger cannot take the place of a lost rank, nor end the run."""
+        self.start(BATCH, "parallel.pp=1", "run.save_every=1000", *ENDLESS)
+        self.kill(1)
+        self.replace(1)
+        self.recovered(1)
+        self.kill(2)
+        wrong = self.spawn(2, *self.arguments, secret="another secret of the world")
+        self.assertEqual(wrong.wait(timeout=30), 2)
+        self.assertIn("it refuses this rank", wrong.communicate()[1])
+        self.assertEqual(len(self.events("recovered")), 1)
+        self.replace(2)
+        self.recovered(2)
+        self.stop(BATCH)
+
+    def test_lost_for_good(self):
+        """The run ends on all ranks, and says why."""
+        self.start(BATCH, "run.save_every=10", *ENDLESS, wait=3)
+        self.kill(1)
+        del self.runs[1]
+        self.size = 2
+        errors = self.end(1)
+        self.assertRegex(errors, r"^quadrille: rank 0, at 127.0.0.1 port \d+, waited 3 s in vain for rank 1.*, see run/restarts.jsonl: rank 1 was")
+        self.assertEqual(errors.count("quadrille: "), 1, errors)
+        self.assertEqual([line["event"] for line in self.journal()], ["failure", "given up"])
+
+    def test_stopped_while_it_waits(self):
+        self.start(BATCH, "run.save_every=10", *ENDLESS)
+        self.kill(1)
+        del self.runs[1]
+        self.size = 2
+        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
+        for run in self.runs:
+            run.send_signal(signal.SIGTERM)
+        self.assertIn("stopped while ranks were missing, after step", self.end(75))
+
+    def test_same_failure_again(self):
+        """A failure of all ranks: they meet again as they are, until it is clear that nothing changes."""
+        self.start(BATCH, "run.save_every=5", "train.steps=100M", "train.lr=1000", "train.warmup=20", "train.schedule=constant",
+                   "train.clip=0", size=2, steps=0)
+        errors = self.end(1)
+        self.assertIn("2 equal failures in a row", errors)
+        self.assertEqual([line["cause"] for line in self.events("failure")], 2 * ["not finite"])
+        self.assertEqual([line["surviving"] for line in self.events("restart")], [2])
+
+    @unittest.skipUnless(LONG, "QUADRILLE_REJOINS is not set")
+    def test_many(self):
+        """Random ranks, one or two at a time, at any moment."""
+        self.start(BATCH, "run.save_every=20", *ENDLESS, size=4, restarts=10 * LONG, wait=60)
+        chance = random.Random(4)
+        for i in range(LONG):
+            before, done = len(self.events("recovered")), self.steps_done() + chance.randrange(30)
+            self.wait(lambda n=done: self.steps_done() >= n)
+            for rank in chance.sample(range(4), 1 + (i % 3 == 0)):
+                self.kill(rank)
+                self.replace(rank)
+            self.wait(lambda n=before: len(self.events("recovered")) > n)
+        restarts, lost = self.events("restart"), [line["seconds"] for line in self.events("recovered")]
+        self.stop(BATCH)
+        print(f"{len(restarts)} restarts, {sum(line['in_memory'] for line in restarts)} in memory; "
+              f"{sum(lost) / len(lost):.2f} s lost on average, at most {max(lost):.2f} s")
+
+
+if __name__ == "__main__":
+    unittest.main()
