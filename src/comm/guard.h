@@ -15,8 +15,8 @@
 typedef void (*qd_guard_tell)(void *context, const char *message);
 qd_status qd_comm_guard_start(qd_comm *world, double patience, qd_guard_tell tell, void *context);
 
-/* The ranks that are left of this world go on in another one: its end waits for none of them. Not
- * collective. */
+/* The ranks that are left of this world continue in another one: its end waits for none of them.
+ * Not collective. */
 void qd_comm_forsake(qd_comm *world);
 
 /* Whether this rank has found that the one it watches is lost. Not collective. */

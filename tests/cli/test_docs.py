@@ -141,6 +141,8 @@ class Docs(unittest.TestCase):
             begin = time.monotonic()
             result = subprocess.run(["bash", "-eo", "pipefail", "-c", command], cwd=folder, env=environment, timeout=200,
                                     stdin=subprocess.DEVNULL, capture_output=True, check=False)
+            if b"this build has no UCX" in result.stderr:
+                continue
             self.assertEqual(result.returncode, 0, f"{where}: {command}\n{result.stdout.decode(errors='replace')[-2000:]}"
                                                    f"{result.stderr.decode(errors='replace')[-2000:]}")
             print(f"{time.monotonic() - begin:6.1f} s  {where}", flush=True)

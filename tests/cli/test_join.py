@@ -71,10 +71,14 @@ class Joins(program.ProgramTest):
         (status, _, err), = self.start_all("alone", worlds.named(MASTER_ADDR="192.0.2.1", RANK="1"), ranks=1)
         self.assertEqual(status, 2)
         self.assertIn("there is no secret that keeps strangers out", err)
-        for key, by, more in (("run.restarts=2", "another program", {}), ("run.elastic=1..2", "torchrun", {"TORCHELASTIC_RUN_ID": "x"})):
-            results = self.start_all("supervised", worlds.named(**more), key)
+        for key, by, more in (("run.available=x", "another program", {}), ("run.elastic=1..2", "torchrun", {"TORCHELASTIC_RUN_ID": "x"})):
+            results = self.start_all("supervised", worlds.named(**more), key, "run.restarts=2")
             self.assertEqual([status for status, _, _ in results], [2, 2])
             self.assertIn(f"{key.split('=')[0]} is for the process that starts the ranks, and {by} started these: leave it out", results[0][2])
+
+        results = self.start_all("supervised", self.slurm(), "run.restarts=2")
+        self.assertEqual([status for status, _, _ in results], [2, 2])
+        self.assertIn("run.restarts is for the process that starts the ranks, and srun started these: call quadrille train once", results[0][2])
 
     def test_incomplete_variables(self):
         """Each process would be a run of its own, in the same folder."""

@@ -99,6 +99,11 @@ class Rejoins(program.ProgramTest):
         with open(self.path(name), encoding="utf-8") as file:
             return file.read()
 
+    @staticmethod
+    def resident(pid):
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
     def journal(self):
         try:
             with open(self.path("run/restarts.jsonl"), encoding="utf-8") as file:
@@ -172,6 +177,21 @@ class Rejoins(program.ProgramTest):
         self.recovered(2)
         self.stop(BATCH)
 
+    def test_folder_of_another_run(self):
+        """Whatever happens before the ranks have looked into the folder, it is not theirs."""
+        self.ok(self.run_program(*self.small("train.steps=3", "run.dir=run")))
+        before = {name: self.text(f"run/{name}") for name in ("metrics.jsonl", "config.yaml")}
+        self.arguments, self.size = [BATCH, "train.steps=4", "run.restarts=3", "run.join_deadline=20"], 3
+        self.runs = [self.spawn(0, *self.arguments), self.spawn(1, *self.arguments)]
+        self.assertFalse(program.wait_until(lambda: any(run.poll() is not None for run in self.runs), 1))
+        self.kill(1)
+        self.replace(1)
+        self.runs.append(self.spawn(2, *self.arguments))
+        errors = self.end(2)
+        self.assertRegex(errors, "^quadrille: run.dir: run holds another run.*\n$")
+        self.assertEqual({name: self.text(f"run/{name}") for name in before}, before)
+        self.assertEqual(self.journal(), [])
+
     def test_lost_for_good(self):
         """The run ends on all ranks, and says why."""
         self.start(BATCH, "run.save_every=10", *ENDLESS, wait=3)
@@ -204,16 +224,21 @@ class Rejoins(program.ProgramTest):
 
     @unittest.skipUnless(LONG, "QUADRILLE_REJOINS is not set")
     def test_many(self):
-        """Random ranks, one or two at a time, at any moment."""
+        """Random ranks, one or two at a time, at any moment; rank 3 stays, and its memory and open files with it."""
         self.start(BATCH, "run.save_every=20", *ENDLESS, size=4, restarts=10 * LONG, wait=60)
         chance = random.Random(4)
+        last = self.runs[3]
+        use = []
         for i in range(LONG):
             before, done = len(self.events("recovered")), self.steps_done() + chance.randrange(30)
             self.wait(lambda n=done: self.steps_done() >= n)
-            for rank in chance.sample(range(4), 1 + (i % 3 == 0)):
+            for rank in chance.sample(range(3), 1 + (i % 3 == 0)):
                 self.kill(rank)
                 self.replace(rank)
             self.wait(lambda n=before: len(self.events("recovered")) > n)
+            use.append((len(os.listdir(f"/proc/{last.pid}/fd")), self.resident(last.pid)))
+        self.assertLessEqual(use[-1][0], use[1][0] + 4, use)
+        self.assertLess(use[-1][1], use[1][1] + 64 << 20, use)
         restarts, lost = self.events("restart"), [line["seconds"] for line in self.events("recovered")]
         self.stop(BATCH)
         print(f"{len(restarts)} restarts, {sum(line['in_memory'] for line in restarts)} in memory; "

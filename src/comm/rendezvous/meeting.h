@@ -57,7 +57,7 @@ qd_status qd_interface_address(const char *interface, struct sockaddr_storage *a
 /* Whether the other end of this loopback connection belongs to a process of this user. */
 bool qd_socket_same_user(int fd);
 
-/* rendezvous.c: rank 0 tells a rank why it does not go on: `status`, with the present message. */
+/* rendezvous.c: rank 0 tells a rank why it has given up: `status`, with the present message. */
 void qd_rendezvous_refuse(qd_peer *peer, qd_status status, double seconds);
 /* rendezvous.c: QD_USAGE for an address that is not a loopback one, without a secret. */
 qd_status qd_rendezvous_unprotected(const qd_comm_join *join);

@@ -177,8 +177,8 @@ static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_
 {
     const char *why = "";
     int64_t most = 8 + 8 * ((int64_t)r->size + 1) + QD_RENDEZVOUS_BLOB_MOST * r->size;
-    if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, qd_clock_now() + 2 * r->seconds + SLACK_SECONDS, message, length,
-                         &why))
+    const double end = qd_clock_now() + 2 * r->seconds + SLACK_SECONDS;
+    if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, end, message, length, &why))
         return QD_FAIL(QD_SYSTEM, "rank 0, at %s, was lost at the start: %s", r->where, why);
     if (*length > 0 && (*message)[0] == TABLE)
         return QD_OK;

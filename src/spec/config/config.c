@@ -244,7 +244,8 @@ static const qd_option options_table[] = {
      "ranks without MPI: the file with their common secret, not open to other users; else the variable QUADRILLE_SECRET", NULL},
     {"run.interface", QD_OPTION_STRING, "", 0, 0, NULL,
      "ranks without MPI: the network interface to use, by name or address; empty: the one on the way to rank 0", NULL},
-    {"run.join_deadline", QD_OPTION_FLOAT, "300", 0.1, 1e6, NULL, "ranks without MPI: seconds that they wait for all at the start", NULL},
+    {"run.join_deadline", QD_OPTION_FLOAT, "300", 0.1, 1e6, NULL,
+     "ranks without MPI: seconds that they wait for all, at the start and after the loss of one", NULL},
     {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
      "cpu: refuse to start if the ranks need more memory than their machine has free; false: start anyway", NULL},
     {"run.save", QD_OPTION_BOOL, "true", 0, 0, NULL,
@@ -306,8 +307,8 @@ static const qd_option options_table[] = {
      "journal",
      "restarts"},
     {"run.recover", QD_OPTION_ENUM, "replicas", 0, 0, "replicas|checkpoint",
-     "run.restarts with local ranks on CPUs: after the loss of a rank the others keep their processes, and the run continues from their "
-     "state where replicas have what was lost; checkpoint: all ranks are started again from the newest checkpoint",
+     "run.restarts on CPUs, except with run.launcher: after the loss of a rank the others keep their processes, and the run continues "
+     "from their state where replicas have what was lost; checkpoint: all ranks are started again from the newest checkpoint",
      NULL},
     {"run.elastic", QD_OPTION_STRING, "", 0, 0, NULL,
      "run.restarts: the number of ranks may change while the run continues, from the fewest to the most, such as 5..8; tp, cp and pp "

@@ -2,10 +2,10 @@
  * weights, optimizer state and position over to the ranks of the next world. No step is lost, and
  * nothing is read from disk.
  *
- * It is in anonymous files in memory (memfd): one that the launcher creates and passes to its local
- * ranks, or, in a world without a launcher, one of each rank that stays, whose contents the ranks of
- * the next world broadcast. Like a checkpoint it holds boxes of logical tensors in fp32, so the next
- * layout may be any. Replicas are written once. */
+ * It is in anonymous files in memory (memfd): one that the launcher creates and passes to its
+ * local ranks, or, in a world without a launcher, one of each rank that stays, whose contents the
+ * ranks of the next world broadcast. Like a checkpoint it holds boxes of logical tensors in fp32,
+ * so the next layout may be any. Replicas are written once. */
 #ifndef QD_TRAIN_ELASTIC_HANDOVER_H
 #define QD_TRAIN_ELASTIC_HANDOVER_H
 

@@ -105,7 +105,8 @@ static bool find_named_place(qd_launch_place *p)
 
 static qd_launch_place find_place(void)
 {
-    qd_launch_place p = {.role = QD_ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1, .order_fd = -1, .state_fd = -1};
+    qd_launch_place p = {.role = QD_ROLE_FIRST, .rank = -1, .world_fd = -1, .report_fd = -1, .config_fd = -1, .order_fd = -1,
+                         .state_fd = -1};
     if (getenv(QD_ENV_RANK)) {
         p.role = QD_ROLE_LOCAL_RANK;
         p.rank = env_int(QD_ENV_RANK, 0, -1);
@@ -257,6 +258,20 @@ static bool take_orders(qd_launch_place *p, qd_kept *kept, qd_status status)
     return false;
 }
 
+typedef struct state_held {
+    qd_launch_place *place;
+    qd_run *run;
+} state_held;
+
+/* The launcher keeps the state until it knows of the step. */
+static void drop_state(void *context)
+{
+    const state_held *held = context;
+    qd_handover_close(held->run->handover);
+    held->run->handover = NULL;
+    close_all((int *const[]){&held->place->state_fd}, 1);
+}
+
 /* One rank in one world. *next: it is to continue in the next one. */
 static qd_status run_in_world(qd_launch_place *p, qd_run *run, bool *next)
 {
@@ -264,10 +279,13 @@ static qd_status run_in_world(qd_launch_place *p, qd_run *run, bool *next)
     qd_comm *world = NULL;
     qd_kept *kept = NULL;
     qd_status status = QD_OK;
+    state_held held = {p, run};
     *next = false;
     QD_TRY_DONE(qd_launch_config_read(p->config_fd, &options));
     QD_TRY_DONE(qd_local_comm_open(p->world_fd, p->rank, &world));
     run->options = options;
+    run->on_first_step = drop_state;
+    run->first_step_context = &held;
     QD_TRY_DONE(qd_config_resolve(run->options, qd_comm_size(world), &run->config));
     qd_launch_catch_stacks(&run->config, p->rank);
     if (p->state_fd >= 0)
@@ -423,7 +441,8 @@ qd_status qd_train(const qd_options *options, char *const *argv, const qd_train_
     qd_status status;
     QD_TRY(take_observer(observer, &own));
     bool mpi = p.role != QD_ROLE_LOCAL_RANK && qd_options_string(options, "run.launcher")[0] == '\0' &&
-               (strcmp(backend, "mpi") == 0 || strcmp(backend, "ucx") == 0 || (p.role == QD_ROLE_MPI_RANK && strcmp(backend, "local") != 0));
+               (strcmp(backend, "mpi") == 0 || strcmp(backend, "ucx") == 0 ||
+                (p.role == QD_ROLE_MPI_RANK && strcmp(backend, "local") != 0));
     atomic_store(&train_called, 1);
     atomic_store(&marks.told, 0);
     atomic_store(&marks.stop, 0);

@@ -84,7 +84,7 @@ void qd_journal_write(qd_journal *j)
 {
     qd_run_file path;
     qd_error_record record;
-    if (!j->observer)
+    if (!j->observer || j->held)
         return;
     qd_error_keep(&record);
     if (j->text.failed || qd_folder_make(j->run->config.run_dir) != QD_OK ||

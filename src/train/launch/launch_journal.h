@@ -18,11 +18,13 @@ typedef struct qd_past {
     qd_failure before;   /* which was this */
     int32_t equal;       /* consecutive equal failures */
     int32_t resumed;     /* the first attempt resumed a run: what the folder holds is of this one */
+    int32_t begun;       /* ranks that meet: they have agreed that the run may use its folder */
 } qd_past;
 
 typedef struct qd_journal {
     const qd_run *run;                 /* its present configuration */
     const qd_train_observer *observer; /* notes; NULL: another rank writes the journal, and this one only decides */
+    bool held; /* nothing is written: the folder may be that of another run */
     qd_strbuf text;
     qd_past past;
     double failed_at; /* clock time of the failure that the present attempt follows; 0: none, or it has recovered */
@@ -45,7 +47,8 @@ const char *qd_journal_cause(qd_status status);
 /* A step is done. */
 void qd_journal_step(qd_journal *journal, int64_t step);
 /* After a failure, whose message is in the error record. QD_OK: the run restarts; otherwise it ends
- * with this status. excludes: NULL, or whether the run can do without what fails again and again. */
+ * with this status. excludes: NULL, or whether the run can continue without what fails
+ * repeatedly. */
 qd_status qd_journal_judge(qd_journal *journal, qd_status status, bool (*excludes)(void *context), void *context);
 /* Ends the run with the evidence: why there is no further restart, and the last failure. */
 qd_status qd_journal_give_up(qd_journal *journal, qd_status status, const char *why);

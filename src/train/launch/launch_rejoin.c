@@ -1,14 +1,15 @@
 /* What a rank does between two worlds. See launch_rejoin.h.
  *
- *   1. It has left its world, whose connections stay open until the next one exists, and waits for
- *      the others up to run.join_deadline.
+ *   1. It has left its world, whose connections stay open until the next one exists, and waits
+ *      for the others up to run.join_deadline.
  *   2. All tell all what they know of the failure and which state they have, and judge it.
  *   3. Those with the latest state write it to memory, each its part. If that is not all of it, an
  *      earlier state or the newest checkpoint is used.
  *   4. The trainers of the last world are freed, those of the next one created, and the parts are
  *      broadcast from rank to rank (train/elastic/handover.h).
  *
- * The parts stay until the next world has done a step, so that another loss meanwhile costs none. */
+ * The parts stay until the next world has done a step, so that another loss meanwhile costs
+ * none. */
 #define _GNU_SOURCE
 #include "train/launch/launch_rejoin.h"
 
@@ -65,13 +66,34 @@ struct qd_rejoin {
     int64_t part, writers;
 };
 
+static void drop_part(qd_rejoin *r)
+{
+    if (r->fd >= 0)
+        close(r->fd);
+    r->fd = -1;
+    r->part = -1;
+}
+
+/* After the first step in a world, its ranks have what they need. */
+static void drop_state(void *context)
+{
+    qd_rejoin *r = context;
+    qd_handover_close(r->run->handover);
+    r->run->handover = NULL;
+    drop_part(r);
+}
+
 qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *observer, qd_rejoin **rejoin)
 {
     qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
     if (!r)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a rank");
-    *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1, .begin = qd_clock_now()};
+    *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1,
+                     .begin = qd_clock_now()};
     qd_journal_begin(&r->journal, run, rank == 0 ? observer : NULL);
+    r->journal.held = true;
+    run->on_first_step = drop_state;
+    run->first_step_context = r;
     r->cored = qd_thread_cores(&r->cores) == QD_OK;
     return QD_OK;
 }
@@ -83,14 +105,6 @@ static void let_go(qd_rejoin *r)
     qd_comm_destroy(r->left);
     r->kept = NULL;
     r->left = NULL;
-}
-
-static void drop_part(qd_rejoin *r)
-{
-    if (r->fd >= 0)
-        close(r->fd);
-    r->fd = -1;
-    r->part = -1;
 }
 
 void qd_rejoin_destroy(qd_rejoin *r)
@@ -111,6 +125,16 @@ void qd_rejoin_destroy(qd_rejoin *r)
 qd_journal *qd_rejoin_journal(qd_rejoin *r)
 {
     return &r->journal;
+}
+
+void qd_rejoin_begun(qd_rejoin *r)
+{
+    r->journal.past.begun = 1;
+    if (r->journal.held && r->journal.text.length > 0) { /* lines of before */
+        r->journal.held = false;
+        qd_journal_write(&r->journal);
+    }
+    r->journal.held = false;
 }
 
 bool qd_rejoin_stayed(const qd_rejoin *r)
@@ -186,7 +210,8 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
         return false;
     }
     const char *words = qd_comm_failure(world);
-    if (words[0] != '\0' && (*status == QD_REMOTE || *status == QD_TIMEOUT || *status == QD_SYSTEM)) /* without what this rank did meanwhile */
+    /* Without what this rank did meanwhile. */
+    if (words[0] != '\0' && (*status == QD_REMOTE || *status == QD_TIMEOUT || *status == QD_SYSTEM))
         (void)QD_FAIL(*status, "%s", words);
     qd_failure_add_own(&r->failure, *status);
     qd_comm_forsake(world);
@@ -290,8 +315,10 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
         r->journal.past.step = o->step > r->journal.past.step ? o->step : r->journal.past.step;
         since = o->since > since ? o->since : since;
     }
-    if (!r->stayed && r->journal.observer) /* rank 0 is new, and its journal is not */
+    if (r->journal.held && r->journal.past.begun) { /* this process is new, and the journal is not */
+        r->journal.held = false;
         qd_journal_load(&r->journal);
+    }
     r->journal.failed_at = qd_clock_now() - since;
     *failure = qd_failure_raise(&cause);
     return QD_OK;
@@ -380,13 +407,16 @@ static qd_status take_state(qd_rejoin *r, qd_comm *world, const offer *offers, b
     return *in_memory ? qd_handover_gather(r->fd, world, &r->run->handover) : QD_OK;
 }
 
-/* The run resumes or, where nothing was saved yet, starts again. */
+/* The run resumes or, where nothing was saved yet, starts again; a folder that it may not use yet
+ * is used as the user says. */
 static qd_status set_options(qd_rejoin *r, bool resumes)
 {
     qd_options *next = NULL;
+    qd_status status = QD_OK;
     QD_TRY(qd_options_copy(r->given, &next));
-    qd_status status = qd_options_set(next, "run.resume", resumes ? "true" : "false");
-    if (status == QD_OK)
+    if (r->journal.past.begun)
+        status = qd_options_set(next, "run.resume", resumes ? "true" : "false");
+    if (status == QD_OK && r->journal.past.begun)
         status = qd_options_set(next, "run.overwrite", resumes ? "false" : "true");
     if (status != QD_OK) {
         qd_options_destroy(next);
@@ -414,7 +444,7 @@ static qd_status look(const qd_rejoin *r, qd_comm *world, bool *holds, bool *com
     return QD_OK;
 }
 
-/* Collective. The ranks go on after `failure`. */
+/* Collective. The run continues after `failure`. */
 static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int staying, qd_status failure, bool *agreed, bool *complete)
 {
     bool holds, in_memory;
@@ -424,6 +454,7 @@ static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int st
         qd_error_clear(); /* rank 0 reports it */
     QD_TRY(status);
     qd_error_clear();
+    r->failure = (qd_failure){0};
     QD_TRY(look(r, world, &holds, complete));
     if (*complete)
         return QD_OK;
@@ -432,7 +463,6 @@ static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int st
     QD_TRY(qd_config_resolve(r->run->options, qd_comm_size(world), &r->run->config));
     r->run->state_in_memory = in_memory;
     r->run->ranks_stay = true;
-    r->failure = (qd_failure){0};
     qd_journal_restart(&r->journal, in_memory, staying);
     return QD_OK;
 }
@@ -453,7 +483,7 @@ qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *comp
         status = go_on(r, world, offers, staying, failure, agreed, complete);
     } else if (status == QD_OK) {
         r->journal.past.resumed = r->run->config.resume;
-        if (r->run->config.resume && r->journal.observer)
+        if (r->run->config.resume)
             qd_journal_load(&r->journal);
     }
     free(offers);

@@ -1,7 +1,7 @@
-/* A rank of a world that no launcher of ours has started, and no MPI connects (environment.h), with
- * run.restarts: when another rank is lost, it leaves the world, keeps its process and its state, and
- * meets the others again where they met first. The process of the lost rank returns in some other
- * way, such as a pod that is restarted.
+/* A rank of a world that no launcher of ours has started, and no MPI connects (environment.h),
+ * with run.restarts: when another rank is lost, it leaves the world, keeps its process and its
+ * state, and meets the others again where they met first. The process of the lost rank returns in
+ * some other way, such as a pod that is restarted.
  *
  * All ranks judge the failure in the same way, from what all of them know of it; rank 0 keeps the
  * journal. A rank that has failed without dying comes too, without its state. */
@@ -31,6 +31,9 @@ qd_status qd_rejoin_settle(qd_rejoin *rejoin, qd_comm *world);
  * start with, and the line of the journal. *agreed: the run ends with the
  * returned status, of which all ranks know. *complete: there is nothing left to do. */
 qd_status qd_rejoin_agree(qd_rejoin *rejoin, qd_comm *world, bool *agreed, bool *complete);
+
+/* All ranks have agreed that the run may use its folder. */
+void qd_rejoin_begun(qd_rejoin *rejoin);
 
 /* This rank has failed in `world`, which it passes on together with what it keeps (NULL: nothing).
  * True: it is to join the others again. False: the run ends with *status. */

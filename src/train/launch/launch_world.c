@@ -132,7 +132,7 @@ typedef struct member {
 
 /* Most errors show before the world is joined; checks that need its size come later. An error may
  * concern one machine only, so the other ranks must be informed. Whether the run may use its folder
- * shows only once it is known whether it goes on. */
+ * shows only once it is known whether it continues. */
 static qd_status check_early(const member *m)
 {
     qd_run *run = m->run;
@@ -159,10 +159,12 @@ static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *obs
         return QD_OK;
     qd_launch_catch_stacks(&run->config, qd_comm_rank(world));
     run->observer = observer;
-    if (m->rejoin)
+    if (m->rejoin) {
         QD_TRY(qd_agree_alone(world, qd_run_folder_check(run->options, &run->config, run->stop), agreed));
-    else if (qd_comm_rank(world) == 0 && m->place->size != size)
+        qd_rejoin_begun(m->rejoin);
+    } else if (qd_comm_rank(world) == 0 && m->place->size != size) {
         QD_TRY(qd_run_prepare(run->options, size, run->stop, &run->config, m->summary));
+    }
     if (run->config.run_dir[0] != '\0')
         QD_TRY(qd_common_folder(world, run->config.run_dir, agreed));
     QD_TRY(qd_agree_alone(world, check_start(run, world, m->summary), agreed));
@@ -174,8 +176,9 @@ static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *obs
     return run->ranks_stay ? QD_OK : note_nodes(run, world);
 }
 
-/* What has been agreed on before the first step is final, and so is the end that the user asked for.
- * A thread that hangs in a write of a checkpoint uses the state of this rank: its process ends. */
+/* What has been agreed on before the first step is final, and so is the end that the user asked
+ * for. A thread that hangs in a write of a checkpoint uses the state of this rank: its process
+ * ends. */
 static bool may_rest(const member *m, qd_status status, bool agreed, bool ran, const qd_kept *kept)
 {
     const bool hangs = ran && !kept && (status == QD_REMOTE || status == QD_TIMEOUT);

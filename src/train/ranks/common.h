@@ -25,7 +25,8 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed);
  *
  * QD_USAGE when a rank runs another program than rank 0, or was given another configuration: the
  * first key that differs is named. Paths (data.path and so on) and the number of threads may
- * differ. rejoins: so may run.resume and run.overwrite, because some ranks may go on where others begin. */
+ * differ. rejoins: so may run.resume and run.overwrite, because some ranks may be in the middle of
+ * the run that others begin. */
 qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, bool *agreed);
 /* Not collective. Whether the rank may have another value of this "key=value". */
 bool qd_common_may_differ(const char *entry);

@@ -31,20 +31,6 @@ static const char *signal_name(int number)
                                : "SIGTERM";
 }
 
-/* A new run clears its folder, and the weights it starts from with it. A folder that does not exist
- * holds none. */
-static qd_status check_weights(const qd_config *c)
-{
-    char weights[PATH_MAX], folder[PATH_MAX];
-    if (c->resume || c->weights[0] == '\0' || c->run_dir[0] == '\0' || !realpath(c->weights, weights) || !realpath(c->run_dir, folder))
-        return QD_OK;
-    const size_t length = strlen(folder);
-    if (strncmp(weights, folder, length) != 0 || (weights[length] != '/' && weights[length] != '\0'))
-        return QD_OK;
-    return QD_FAIL(QD_USAGE, "run.weights: %s is in run.dir, %s, which this run would replace: name another run.dir, or resume the run "
-                             "with --resume", c->weights, c->run_dir);
-}
-
 qd_status qd_run_plan(const qd_options *options, int world, qd_config *config, qd_run_summary *summary)
 {
     *summary = (qd_run_summary){.plan = qd_check_report_default(), .shown.plan = &summary->plan};
@@ -53,7 +39,7 @@ qd_status qd_run_plan(const qd_options *options, int world, qd_config *config, q
     QD_TRY(qd_config_resolve(options, world, config));
     QD_TRY(qd_check(options, world, &summary->plan));
     summary->shown.steps = config->steps;
-    return check_weights(config);
+    return QD_OK;
 }
 
 qd_status qd_run_prepare(const qd_options *options, int world, const atomic_int *stop, qd_config *config,
@@ -673,8 +659,12 @@ qd_status qd_rank_run_settle(qd_rank_run *s)
 static qd_status run_steps(qd_rank_run *s)
 {
     double begin = qd_clock_now();
-    while (qd_trainer_position(s->trainer).step < s->run->config.steps && s->stop == 0 && !s->rests)
+    bool first = s->run->on_first_step != NULL;
+    for (; qd_trainer_position(s->trainer).step < s->run->config.steps && s->stop == 0 && !s->rests; first = false) {
         QD_TRY(qd_rank_run_step(s));
+        if (first)
+            s->run->on_first_step(s->run->first_step_context);
+    }
     QD_TRY(qd_rank_run_settle(s));
     s->rests = s->rests && s->stop == 0 && qd_trainer_position(s->trainer).step < s->run->config.steps;
     s->end.seconds = qd_clock_now() - begin;

@@ -18,6 +18,8 @@ typedef struct qd_run {
     bool ranks_stay;                   /* processes of the present ranks, with their memory, become those of the next */
     bool (*asks_rest)(void *context);  /* rank 0, after each step: whether all ranks are to rest; NULL: never */
     void *rest_context;
+    void (*on_first_step)(void *context); /* on every rank, once it has done a step: the handover is not needed any more; may be NULL */
+    void *first_step_context;
 } qd_run;
 
 /* What the observer is shown, and the plan that it points to. */
@@ -58,9 +60,9 @@ typedef struct qd_kept qd_kept;
 /* Collective over `world`. When one rank fails, all return: that rank with its failure, the others
  * with QD_REMOTE or, if the ranks agreed on it, with its status and an empty message.
  *
- * kept: NULL, or where a rank that is not to blame (QD_REMOTE, QD_TIMEOUT, the loss of a rank that it watches), or that rests because
- * asks_rest() said so (QD_OK), leaves its state. Then `run`, its options and `world` must outlive
- * *kept; otherwise *kept is NULL. */
+ * kept: NULL, or where a rank that is not to blame (QD_REMOTE, QD_TIMEOUT, the loss of a rank that
+ * it watches), or that rests because asks_rest() said so (QD_OK), leaves its state. Then `run`, its
+ * options and `world` must outlive *kept; otherwise *kept is NULL. */
 qd_status qd_run_rank(const qd_run *run, qd_comm *world, qd_kept **kept);
 
 /* elastic/keep.c. The step after which the state is that of the run; -1: it is incomplete. */

@@ -50,6 +50,20 @@ static qd_status check_named_now(const qd_options *options, const qd_config *c)
     return QD_FAIL(QD_USAGE, "data.tokenizer: %s: %s; omit it to use the run's own", named, strerror(errno));
 }
 
+/* A new run clears its folder, and the weights it starts from with it. A folder that does not exist
+ * holds none. */
+static qd_status check_weights(const qd_config *c)
+{
+    char weights[PATH_MAX], folder[PATH_MAX];
+    if (c->resume || c->weights[0] == '\0' || c->run_dir[0] == '\0' || !realpath(c->weights, weights) || !realpath(c->run_dir, folder))
+        return QD_OK;
+    const size_t length = strlen(folder);
+    if (strncmp(weights, folder, length) != 0 || (weights[length] != '/' && weights[length] != '\0'))
+        return QD_OK;
+    return QD_FAIL(QD_USAGE, "run.weights: %s is in run.dir, %s, which this run would replace: name another run.dir, or resume the run "
+                             "with --resume", c->weights, c->run_dir);
+}
+
 qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, const atomic_int *stop)
 {
     qd_run_file path;
@@ -57,6 +71,7 @@ qd_status qd_run_folder_check(const qd_options *options, const qd_config *c, con
     if (c->run_dir[0] == '\0')
         return QD_OK;
     QD_TRY(qd_run_path(c, "metrics.jsonl", path));
+    QD_TRY(check_weights(c));
     QD_TRY(check_place(c->run_dir));
     qd_run_file checkpoints;
     QD_TRY(qd_run_path(c, "checkpoints", checkpoints));
