@@ -69,6 +69,13 @@ class Rejoins(program.ProgramTest):
         """Another process takes the place of a rank that has ended."""
         self.runs[rank] = self.spawn(rank, *self.arguments, *more, size=self.size)
 
+    def connect(self):
+        """A connection to rank 0; None: it does not listen."""
+        try:
+            return socket.create_connection(("127.0.0.1", self.port), 2)
+        except OSError:
+            return None
+
     def kill(self, rank):
         self.runs[rank].kill()
         self.runs[rank].wait()
@@ -163,18 +170,25 @@ class Rejoins(program.ProgramTest):
         self.stop(*layout)
 
     def test_secret(self):
-        """A stranger cannot take the place of a lost rank, nor end the run."""
-        self.start(BATCH, "parallel.pp=1", "run.save_every=1000", *ENDLESS)
-        self.kill(1)
-        self.replace(1)
-        self.recovered(1)
+        """A stranger cannot take the place of a lost rank, nor end the run; the port is open only while ranks meet."""
+        self.start(BATCH, "run.save_every=1000", *ENDLESS)
+        self.assertRaises(OSError, socket.create_connection, ("127.0.0.1", self.port), 2)
         self.kill(2)
+        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
         wrong = self.spawn(2, *self.arguments, secret="another secret of the world")
+        strangers = []
+        for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", 300 * b"x", b"QDRANKS\0" + bytes(112)):
+            self.wait(lambda: strangers.append(self.connect()) or strangers[-1])
+            strangers[-1].sendall(junk)
         self.assertEqual(wrong.wait(timeout=30), 2)
         self.assertIn("it refuses this rank", wrong.communicate()[1])
-        self.assertEqual(len(self.events("recovered")), 1)
+        self.assertEqual(len(self.events("recovered")), 0)
         self.replace(2)
-        self.recovered(2)
+        self.recovered(1)
+        self.assertRaises(OSError, socket.create_connection, ("127.0.0.1", self.port), 2)
+        for stranger in strangers:
+            if stranger:
+                stranger.close()
         self.stop(BATCH)
 
     def test_folder_of_another_run(self):

@@ -153,13 +153,18 @@ double qd_rejoin_seconds(const qd_rejoin *r)
     return left > least ? left : least;
 }
 
+/* That this rank knows of: rank 0 has the report of each. */
+static int64_t last_step(const qd_rejoin *r)
+{
+    return r->step > r->journal.past.step ? r->step : r->journal.past.step;
+}
+
 /* A signal while ranks are missing: the state in memory is not that of all ranks. */
 static qd_status end_by_signal(const qd_rejoin *r, int asked)
 {
     const qd_status status = asked == SIGINT ? QD_INTERRUPTED : QD_STOPPED;
     return QD_FAIL(status, "stopped while ranks were missing, after step %lld: what follows the newest checkpoint is lost; resume with "
-                           "--dir %s --resume", (long long)(r->step > r->journal.past.step ? r->step : r->journal.past.step),
-                   r->run->config.run_dir);
+                           "--dir %s --resume", (long long)last_step(r), r->run->config.run_dir);
 }
 
 /* The others have not come back. */
@@ -167,7 +172,7 @@ static qd_status end_alone(qd_rejoin *r, qd_status status)
 {
     char why[QD_ERROR_MESSAGE_BYTES];
     snprintf(why, sizeof why, "%s", qd_error_message());
-    r->journal.past.step = r->step > r->journal.past.step ? r->step : r->journal.past.step;
+    r->journal.past.step = last_step(r);
     const qd_status failure = qd_failure_raise(&r->failure), judged = qd_journal_judge(&r->journal, failure, NULL, NULL);
     if (judged != QD_OK)
         return judged;
@@ -187,7 +192,7 @@ bool qd_rejoin_tries(qd_rejoin *r, qd_status *status)
         qd_error_clear();
         return true;
     }
-    if (r->stayed && r->step >= r->run->config.steps && qd_run_is_complete(&r->run->config)) {
+    if (r->stayed && last_step(r) >= r->run->config.steps && qd_run_is_complete(&r->run->config)) {
         qd_error_clear();
         *status = QD_OK;
     } else if (r->stayed && (*status == QD_TIMEOUT || *status == QD_SYSTEM)) {
@@ -201,8 +206,9 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
     char text[QD_ERROR_MESSAGE_BYTES + 128];
     const int64_t has = kept ? qd_kept_step(kept) : -1;
     const double now = qd_clock_now();
-    r->step = has > r->step ? has : r->step;
-    if (r->step >= r->run->config.steps && qd_run_is_complete(&r->run->config)) { /* a rank was lost while it ended */
+    if (!r->left)
+        r->step = has;
+    if (last_step(r) >= r->run->config.steps && qd_run_is_complete(&r->run->config)) { /* a rank was lost while it ended */
         qd_kept_destroy(kept);
         qd_comm_destroy(world);
         qd_error_clear();
@@ -290,6 +296,7 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
     const int size = qd_comm_size(world), rank = qd_comm_rank(world);
     qd_failure cause = {0};
     double since = 0.0;
+    int64_t step = -1;
     int first = -1;
     *staying = 0;
     QD_TRY(qd_comm_all_gather(world, &offers[rank], offers, size * (int64_t)sizeof *offers, QD_U8, NULL));
@@ -312,9 +319,12 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
         ++*staying;
         o->message[sizeof o->message - 1] = '\0';
         qd_failure_add(&cause, (qd_status)o->status, o->message, "");
-        r->journal.past.step = o->step > r->journal.past.step ? o->step : r->journal.past.step;
+        if (first > 0) /* rank 0, which knows, is new */
+            step = o->step > step ? o->step : step;
         since = o->since > since ? o->since : since;
     }
+    if (step >= 0)
+        r->journal.past.step = step;
     if (r->journal.held && r->journal.past.begun) { /* this process is new, and the journal is not */
         r->journal.held = false;
         qd_journal_load(&r->journal);
