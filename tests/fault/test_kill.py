@@ -133,8 +133,8 @@ class Kill(program.ProgramTest):
             self.attempt(self.trial, length, chance)
         self.attempt(self.rest)
         left = {name for name in program.unused_shared_memory() - unused if name.startswith(SHARED[self.backend])}
-        # Libraries may be killed before they can remove it (docs/notes/reliability.md), also
-        # those of other tests.
+        # Libraries may be killed before they can remove it (docs/notes/reliability.md), also those
+        # of other tests.
         if KILLS and not program.wait_until(lambda: not left & program.unused_shared_memory(), 20):
             self.failed.append(f"{self.layout}, {self.backend}: shared memory is left: {left}")
             print("FAILED", self.failed[-1], flush=True)
