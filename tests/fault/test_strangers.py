@@ -17,6 +17,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import hosts  # noqa: E402
 import program  # noqa: E402
+import worlds  # noqa: E402
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PORT, PROXY = 29500, 29600
@@ -107,13 +108,11 @@ class Worlds(program.ProgramTest):
     def start(self, rank, size, *more, host=None, address="10.77.0.1", port=PORT, secret=SECRET):
         """Starts a rank, on alpha if it is in the first half."""
         host = host or (self.alpha if 2 * rank < size else self.beta)
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
-        variables.update({"MASTER_ADDR": address, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)})
-        if secret:
-            variables["QUADRILLE_SECRET"] = secret
+        variables = worlds.named(size, MASTER_ADDR=address, MASTER_PORT=str(port), **({"QUADRILLE_SECRET": secret} if secret else {}))
         command = host.enter(program.PROGRAM, *self.small("run.join_deadline=20", *more))
         with open(self.path(f"out{rank}"), "w", encoding="utf-8") as out, open(self.path(f"err{rank}"), "w", encoding="utf-8") as err:
-            run = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=err, env=variables)
+            run = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=err,
+                                   env=worlds.environment(variables, rank))
         self.addCleanup(lambda: (run.kill(), run.wait()))
         self.runs.append(run)
         return run
