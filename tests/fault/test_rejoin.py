@@ -16,6 +16,7 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import program  # noqa: E402
+import worlds  # noqa: E402
 
 LONG = int(os.environ.get("QUADRILLE_REJOINS", "0"))
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -24,28 +25,19 @@ ENDLESS = ["train.steps=100M", "train.schedule=constant"]
 BATCH = "train.global_batch=12"
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 class Rejoins(program.ProgramTest):
     def setUp(self):
         super().setUp()
-        self.port = free_port()
+        self.port = worlds.free_port()
         self.runs = []
         self.outputs = 0
 
     def spawn(self, rank, *arguments, size=3, secret=SECRET):
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_", "MASTER_", "TORCH"))}
-        if program.SANITIZED:
-            clean["ASAN_OPTIONS"] = "detect_leaks=0"  # UCX
-        clean.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), "RANK": str(rank), "WORLD_SIZE": str(size),
-                      "QUADRILLE_SECRET": secret})
+        variables = worlds.named(size, MASTER_PORT=str(self.port), QUADRILLE_SECRET=secret)
         self.outputs += 1
         with open(self.path(f"output{self.outputs}"), "w", encoding="utf-8") as output:
             run = subprocess.Popen([program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
-                                   stderr=subprocess.PIPE, text=True, env=clean)
+                                   stderr=subprocess.PIPE, text=True, env=worlds.environment(variables, rank))
         run.output = f"output{self.outputs}"
         self.addCleanup(run.stderr.close)
         self.addCleanup(run.wait)
@@ -61,8 +53,8 @@ class Rejoins(program.ProgramTest):
         for run in self.runs:
             if run.poll() is not None:
                 errors = "".join(run.communicate()[1] for run in self.runs)
-                if "this build has no UCX" in errors:
-                    self.skipTest("this build has no UCX")
+                if worlds.NO_UCX in errors:
+                    self.skipTest(worlds.NO_UCX)
                 self.fail(errors)
 
     def replace(self, rank, *more):
