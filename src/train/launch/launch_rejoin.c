@@ -35,7 +35,7 @@ enum { MOST_LEFT = 64 };  /* ranks whose parts make up a state: bits of a word *
 
 /* What a rank tells the others. Plain data. */
 typedef struct offer {
-    int64_t attempt;    /* of the world that it has left; 0: it is a new process */
+    int64_t attempt;    /* of the world that it has left; 0: it is a new process, or knows as little as one */
     int64_t step, has;  /* the last that it has done; that whose state it has in its trainer; -1: none */
     int64_t part;       /* step of the state of which it has written a part; -1: none */
     int64_t writers;    /* of how many */
@@ -53,6 +53,7 @@ struct qd_rejoin {
     qd_options *options; /* of the present world; NULL: those that were given */
     int rank;
     bool stayed;
+    bool knows; /* the past of the run: it has once agreed with the others on how to go on */
     bool cored;
     qd_cores_set cores; /* of this process: a trainer may restrict it to some of them */
     double begin;       /* clock time since which this rank waits for the others */
@@ -206,6 +207,11 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
     char text[QD_ERROR_MESSAGE_BYTES + 128];
     const int64_t has = kept ? qd_kept_step(kept) : -1;
     const double now = qd_clock_now();
+    if (!r->knows && !qd_journal_cause(*status)) { /* a new process that cannot join: the others wait for another one */
+        qd_kept_destroy(kept);
+        qd_comm_destroy(world);
+        return false;
+    }
     if (!r->left)
         r->step = has;
     if (last_step(r) >= r->run->config.steps && qd_run_is_complete(&r->run->config)) { /* a rank was lost while it ended */
@@ -254,8 +260,8 @@ static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, s
 qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world)
 {
     const int size = qd_comm_size(world), rank = qd_comm_rank(world);
-    const bool adopts = !r->stayed && !r->adopted && qd_options_bool(r->given, "run.resume");
-    int64_t stays = r->stayed ? size - rank : 0, length = 0;
+    const bool adopts = !r->knows && !r->adopted && qd_options_bool(r->given, "run.resume");
+    int64_t stays = r->knows ? size - rank : 0, length = 0;
     qd_strbuf own = {0};
     char *theirs = NULL;
     QD_TRY(qd_comm_all_reduce(world, &stays, &stays, 1, QD_I64, QD_MAX, NULL));
@@ -281,7 +287,7 @@ qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world)
 
 static void tell(const qd_rejoin *r, offer *own)
 {
-    *own = (offer){.attempt = r->stayed ? r->journal.past.attempt : 0, .step = r->step, .has = r->kept ? qd_kept_step(r->kept) : -1,
+    *own = (offer){.attempt = r->knows ? r->journal.past.attempt : 0, .step = r->step, .has = r->kept ? qd_kept_step(r->kept) : -1,
                    .part = r->fd >= 0 ? r->part : -1, .writers = r->writers, .rank = r->left ? qd_comm_rank(r->left) : -1,
                    .since = qd_clock_now() - r->journal.failed_at, .status = r->failure.status};
     memcpy(own->message, r->failure.message, sizeof own->message);
@@ -329,6 +335,7 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
         r->journal.held = false;
         qd_journal_load(&r->journal);
     }
+    r->knows = true;
     r->journal.failed_at = qd_clock_now() - since;
     *failure = qd_failure_raise(&cause);
     return QD_OK;
@@ -362,10 +369,12 @@ static qd_status write_state(qd_rejoin *r, qd_comm *world, const offer *offers, 
         }
     if (mine && qd_handover_create(&w.fd) != QD_OK)
         w.complete = false;
-    QD_TRY(qd_long_work_run_all(world, write_part, &w));
+    qd_status status = qd_long_work_run_all(world, write_part, &w);
     int32_t lacks = !w.complete;
-    qd_status status = qd_comm_all_reduce(world, &lacks, &lacks, 1, QD_I32, QD_MAX, NULL);
-    qd_error_clear();
+    if (status == QD_OK)
+        status = qd_comm_all_reduce(world, &lacks, &lacks, 1, QD_I32, QD_MAX, NULL);
+    if (status == QD_OK)
+        qd_error_clear();
     *complete = status == QD_OK && lacks == 0;
     if (*complete) {
         drop_part(r);
@@ -492,6 +501,7 @@ qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *comp
     if (status == QD_OK && staying > 0) {
         status = go_on(r, world, offers, staying, failure, agreed, complete);
     } else if (status == QD_OK) {
+        r->knows = true;
         r->journal.past.resumed = r->run->config.resume;
         if (r->run->config.resume)
             qd_journal_load(&r->journal);
