@@ -151,6 +151,8 @@ static void take_notes(qd_remote_world *world, const qd_remote_control *answer)
 
 static void control_handle(qd_remote_world *world, qd_remote_control *message)
 {
+    if (message->from < 0 || message->from >= world->size) /* of a larger world, whose socket had the same name */
+        return;
     qd_remote_group *group = find_group(world, message->group);
     message->text[sizeof message->text - 1] = '\0';
     switch (message->kind) {
