@@ -15,6 +15,7 @@ import sys
 import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
+import inject  # noqa: E402
 import program  # noqa: E402
 import worlds  # noqa: E402
 
@@ -32,8 +33,8 @@ class Rejoins(program.ProgramTest):
         self.runs = []
         self.outputs = 0
 
-    def spawn(self, rank, *arguments, size=3, secret=SECRET):
-        variables = worlds.named(size, MASTER_PORT=str(self.port), QUADRILLE_SECRET=secret)
+    def spawn(self, rank, *arguments, size=3, secret=SECRET, **more):
+        variables = worlds.named(size, MASTER_PORT=str(self.port), QUADRILLE_SECRET=secret, **more)
         self.outputs += 1
         with open(self.path(f"output{self.outputs}"), "w", encoding="utf-8") as output:
             run = subprocess.Popen([program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
@@ -160,6 +161,37 @@ class Rejoins(program.ProgramTest):
         self.assertEqual([(line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")],
                          2 * [(2, False, True)])
         self.stop(*layout)
+
+    @unittest.skipUnless(inject.POSSIBLE, inject.MISSING)
+    def test_lost_before_they_agree(self):
+        """A new rank 0 whose first world fails at once knows nothing: the run continues, and its folder stays."""
+        source, library = self.path("die.c"), self.path("die.so")
+        with open(source, "w", encoding="utf-8") as file:  # when this rank has joined, and describes its machine to the others
+            file.write("""
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+int gethostname(char *name, size_t bytes)
+{
+    if (bytes == 256) kill(getpid(), SIGKILL); /* of find_host(), in train/ranks/common.c */
+    strncpy(name, "localhost", bytes);
+    return 0;
+}
+""")
+        subprocess.run([inject.COMPILER, "-shared", "-fPIC", "-o", library, source], check=True)
+        self.start(BATCH, "run.save_every=1000", "run.overwrite=true", *ENDLESS)
+        self.kill(0)
+        self.kill(2)
+        done = self.steps_done()
+        self.replace(0)
+        self.runs[2] = self.spawn(2, *self.arguments, LD_PRELOAD=library)
+        self.assertEqual(self.runs[2].wait(timeout=30), -signal.SIGKILL)
+        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
+        self.replace(2)
+        self.recovered(1)
+        self.assertEqual([(line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")], [(1, True, True)])
+        self.assertGreaterEqual(self.steps_done(), done)
+        self.stop(BATCH)
 
     def test_secret(self):
         """A stranger cannot take the place of a lost rank, nor end the run; the port is open only while ranks meet."""
