@@ -276,7 +276,7 @@ int gethostname(char *name, size_t bytes)
             self.wait(lambda n=before: len(self.events("recovered")) > n)
             use.append((len(os.listdir(f"/proc/{last.pid}/fd")), self.resident(last.pid)))
         self.assertLessEqual(use[-1][0], use[1][0] + 4, use)
-        self.assertLess(use[-1][1], use[1][1] + 64 << 20, use)
+        self.assertLess(use[-1][1], use[1][1] + (64 << 20), use)
         restarts, lost = self.events("restart"), [line["seconds"] for line in self.events("recovered")]
         self.stop(BATCH)
         print(f"{len(restarts)} restarts, {sum(line['in_memory'] for line in restarts)} in memory; "

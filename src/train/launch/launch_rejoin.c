@@ -8,8 +8,8 @@
  *   4. The trainers of the last world are freed, those of the next one created, and the parts are
  *      broadcast from rank to rank (train/elastic/handover.h).
  *
- * The parts stay until the next world has done a step, so that another loss meanwhile costs
- * none. */
+ * The parts stay until the next world has done a step, so that the loss of a rank that has written
+ * none costs none meanwhile. The loss of one that has costs the state. */
 #define _GNU_SOURCE
 #include "train/launch/launch_rejoin.h"
 
