@@ -184,7 +184,9 @@ static qd_status end_alone(qd_rejoin *r, qd_status status)
 bool qd_rejoin_tries(qd_rejoin *r, qd_status *status)
 {
     const int asked = atomic_load(r->run->stop);
-    if (asked != 0 && r->stayed && (*status == QD_STOPPED || *status == QD_INTERRUPTED)) {
+    /* Another rank that was asked to stop, too, may have ended first, which fails the join. */
+    const bool stops = *status == QD_STOPPED || *status == QD_INTERRUPTED || *status == QD_SYSTEM || *status == QD_REMOTE;
+    if (asked != 0 && r->stayed && stops) {
         *status = end_by_signal(r, asked);
         return false;
     }
