@@ -3,6 +3,7 @@ processes that meet by themselves over UCX, as torchrun and Kubernetes start the
 (docs/clusters.md)."""
 import functools
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,8 +16,14 @@ NO_UCX = "this build has no UCX"
 
 
 def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """Not one that the system gives to connections of other tests (from 32768 on), before it is used."""
+    while True:
+        port = secrets.choice(range(10000, 20000))
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
 
 
 def environment(variables, rank):
