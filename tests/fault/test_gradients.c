@@ -186,8 +186,8 @@ static void results_are_the_same(void **state)
         "parallel.ranks=2 train.optimizer=muon", "parallel.ranks=2 train.qk_clip=0.01", "parallel.ranks=2 train.recompute=full",
         "parallel.ranks=4 parallel.ep=2 model.experts=4 model.experts_per_token=2 model.router_bias_rate=0.01",
         /* padding between gradients, which nothing clears, is reduced along with them */
-        "parallel.ranks=2 train.micro_batch=2 train.grad_sync=per_microbatch model.experts=3 model.experts_per_token=2 "
-        "model.router_bias_rate=0.01",
+        ("parallel.ranks=2 train.micro_batch=2 train.grad_sync=per_microbatch model.experts=3 model.experts_per_token=2 "
+         "model.router_bias_rate=0.01"),
     };
     (void)state;
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++)
