@@ -15,7 +15,7 @@ typedef struct qd_told {
     const qd_train_observer *to;
     pthread_mutex_t lock;
     atomic_int *failure; /* 1: a failure has been reported */
-    qd_journal *journal; /* is told of steps; NULL: none is kept */
+    qd_journal *journal; /* records steps; NULL: none is kept */
 } qd_told;
 
 /* failure: set by the thread that reports one first; outlives *told, as does the observer. */
