@@ -130,6 +130,16 @@ class Resume(program.ProgramTest):
                    "train.steps=4", "run.save_every=1", "run.deadline=10")
         self.assertEqual(len(losses(self.path("run"))), 4)
 
+    def test_latest_of_a_finished_run(self):
+        """Killed between the last checkpoint and the link to it: a resume that has nothing to do repairs the link."""
+        self.train("run.dir=run", "train.steps=4", "run.save_every=2")
+        latest = self.path("run/checkpoints/latest")
+        newest = os.readlink(latest)
+        os.unlink(latest)
+        os.symlink(newest.replace("4", "2"), latest)
+        self.one_line(self.run_program("train", "--dir", "run", "--resume"), 2, "has done all of its 4 steps")
+        self.assertEqual(os.readlink(latest), newest)
+
     def test_what_was_left_open_stays_open(self):
         """The saved configuration holds the settings as given, so another start may use another
         layout. Degrees that were given, or filled in by an earlier version, yield to one that is

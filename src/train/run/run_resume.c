@@ -366,9 +366,12 @@ qd_status qd_run_resume(qd_rank_run *s)
         o.below = name.step;
     }
     int64_t step = name.step;
-    if (step >= c->steps)
+    if (step >= c->steps) {
+        if (qd_comm_rank(s->world) == 0) /* the run may have been killed before the link named this one */
+            qd_store_repair_latest(root, step);
         QD_TRY_DONE(qd_rank_agree(s, QD_FAIL(QD_USAGE, "run.resume: the run has done all of its %lld steps: raise train.steps to resume it",
-                                     (long long)step)));
+                                             (long long)step)));
+    }
     s->kept = step;
     snprintf(text, sizeof text, "resumes after step %lld", (long long)step);
     qd_rank_note(s, text);
