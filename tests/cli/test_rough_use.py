@@ -182,10 +182,9 @@ class RoughUse(program.ProgramTest):
                 self.one_line(self.run_program("bench", *arguments), 2, f"bench {arguments[0]}: ", part)
 
     def test_ways_of_collectives(self):
-        """A damaged file of ways is reported in one line; the choice is part of the output."""
-        damaged = os.path.join(self.folder, "ways")
-        with open(damaged, "w", encoding="ascii") as file:
-            file.write("no ways\n")
+        """A damaged file of ways is reported in one line; the choice is part of the output. Another
+        file, named by mistake, stays as it is."""
+        damaged = self.write("ways", "quadrille collectives 1\nno ways\n")
         bench = ["bench", "collectives", "--operation", "barrier", "--seconds", "0.001", "--json"]
         built_in = self.run_program(*bench, "run.collectives=none")
         self.assertEqual((built_in.returncode, built_in.stderr, json.loads(built_in.stdout)["ways"]), (0, "", ""))
@@ -196,6 +195,10 @@ class RoughUse(program.ProgramTest):
         with open(damaged, encoding="ascii") as file:
             kept = file.read()
         self.assertTrue(ways == "" or kept.endswith(f": {ways}\n"), kept)
+        other = self.write("letter", "Dear quadrille\n")
+        self.ok(self.run_program(*bench, f"run.collectives={other}"))
+        with open(other, encoding="ascii") as file:
+            self.assertEqual(file.read(), "Dear quadrille\n")
 
     def test_measurements_show_progress(self):
         slow = ["bench", "step", "run.threads=1", "--warm-up", "0", "--repeat", "3"]  # seconds; faster ones show nothing
