@@ -75,6 +75,11 @@ int64_t qd_kept_step(const qd_kept *kept)
     return s->followed == step || !s->output.skipped ? step : -1;
 }
 
+int64_t qd_kept_last(const qd_kept *kept)
+{
+    return kept->s.started ? qd_trainer_position(kept->s.trainer).step : -1;
+}
+
 qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete)
 {
     const qd_rank_run *s = &kept->s;

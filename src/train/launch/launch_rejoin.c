@@ -207,7 +207,6 @@ bool qd_rejoin_tries(qd_rejoin *r, qd_status *status)
 bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *status)
 {
     char text[QD_ERROR_MESSAGE_BYTES + 128];
-    const int64_t has = kept ? qd_kept_step(kept) : -1;
     const double now = qd_clock_now();
     if (!r->knows && !qd_journal_cause(*status)) { /* a new process that cannot join: the others wait for another one */
         qd_kept_destroy(kept);
@@ -215,7 +214,7 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
         return false;
     }
     if (!r->left)
-        r->step = has;
+        r->step = kept ? qd_kept_last(kept) : -1; /* also of a state that is spoilt: there may be checkpoints */
     if (last_step(r) >= r->run->config.steps && qd_run_is_complete(&r->run->config)) { /* a rank was lost while it ended */
         qd_kept_destroy(kept);
         qd_comm_destroy(world);

@@ -67,6 +67,7 @@ qd_status qd_run_rank(const qd_run *run, qd_comm *world, qd_kept **kept);
 
 /* elastic/keep.c. The step after which the state is that of the run; -1: it is incomplete. */
 int64_t qd_kept_step(const qd_kept *kept);
+int64_t qd_kept_last(const qd_kept *kept); /* the last step that it has done, in whatever state that left it; -1: none */
 /* As qd_handover_write(). */
 qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete);
 void qd_kept_destroy(qd_kept *kept); /* NULL is legal */
