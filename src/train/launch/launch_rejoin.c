@@ -454,7 +454,8 @@ static qd_status look(const qd_rejoin *r, qd_comm *world, bool *holds, bool *com
     qd_run_file checkpoints;
     int32_t found[2] = {0};
     if (qd_comm_rank(world) == 0 && qd_run_path(&r->run->config, "checkpoints", checkpoints) == QD_OK) {
-        /* If rank 0 was lost and the others have no trainer any more, only the folder knows of steps. */
+        /* If rank 0 was lost and the others have no trainer any more, only the folder knows of
+         * steps. */
         bool stepped = past->step >= 0 || (past->begun && qd_launch_last_step(&r->run->config) >= 0);
         found[0] = (past->resumed || stepped) && qd_store_holds(checkpoints);
         found[1] = past->step >= r->run->config.steps && qd_run_is_complete(&r->run->config);
