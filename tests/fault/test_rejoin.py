@@ -32,12 +32,13 @@ class Rejoins(program.ProgramTest):
         self.port = worlds.free_port()
         self.runs = []
         self.outputs = 0
+        self.apart = ()  # ranks that others reach over TCP
 
     def spawn(self, rank, *arguments, size=3, secret=SECRET, **more):
         variables = worlds.named(size, MASTER_PORT=str(self.port), QUADRILLE_SECRET=secret, **more)
         self.outputs += 1
         with open(self.path(f"output{self.outputs}"), "w", encoding="utf-8") as output:
-            run = subprocess.Popen([program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
+            run = subprocess.Popen([*(worlds.apart() if rank in self.apart else []), program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
                                    stderr=subprocess.PIPE, text=True, env=worlds.environment(variables, rank))
         run.output = f"output{self.outputs}"
         self.addCleanup(run.stderr.close)
@@ -130,7 +131,8 @@ class Rejoins(program.ProgramTest):
             return 0
 
     def test_replicas(self):
-        """Rank 1, then rank 0, are lost and return: no step is repeated, and the others stay."""
+        """Rank 1, which others reach over TCP, then rank 0, are lost and return: no step is repeated, and the others stay."""
+        self.apart = (1,)
         self.start(BATCH, "run.save_every=1000", *ENDLESS)
         first = list(self.runs)
         for count, rank in enumerate((1, 0), 1):
@@ -263,6 +265,15 @@ int gethostname(char *name, size_t bytes)
 
     @unittest.skipUnless(LONG, "QUADRILLE_REJOINS is not set")
     def test_many(self):
+        self.lose_many()
+
+    @unittest.skipUnless(LONG, "QUADRILLE_REJOINS is not set")
+    def test_many_apart(self):
+        """The same where odd ranks are reached over TCP."""
+        self.apart = (1, 3)
+        self.lose_many()
+
+    def lose_many(self):
         """Random ranks, one or two at a time, at any moment; rank 3 stays, and its memory and open files with it."""
         self.start(BATCH, "run.save_every=20", *ENDLESS, size=4, restarts=10 * LONG, wait=60)
         chance = random.Random(4)

@@ -47,15 +47,30 @@ def has_ucx():
     return NO_UCX not in result.stderr
 
 
+@functools.cache
+def apart():
+    """The start of a command whose process shares no memory with others, so that UCX reaches it over
+    TCP; empty where users may not create namespaces."""
+    for command in (["unshare", "--ipc"], ["unshare", "--user", "--map-root-user", "--ipc"]):
+        try:
+            if subprocess.run([*command, "true"], capture_output=True, timeout=30, check=False).returncode == 0:
+                return command
+        except OSError:
+            pass
+    return []
+
+
 def backends():
     return ["local", *(["mpi"] if program.MPIRUN else []), *(["ucx"] if has_ucx() else [])]
 
 
 class World:
     """A started run. `arguments` are those of the program without the number of ranks; its processes
-    are found by `mark`, a part of them. `errors` names a file for what all of them report."""
+    are found by `mark`, a part of them. `errors` names a file for what all of them report. mixed:
+    with UCX, odd ranks are reached over TCP; a rank that nobody shares a machine with is not known
+    to be stopped."""
 
-    def __init__(self, backend, ranks, arguments, mark, errors):
+    def __init__(self, backend, ranks, arguments, mark, errors, mixed=False):
         self.backend, self.ranks, self.mark, self.path = backend, ranks, mark, errors
         command = [program.PROGRAM, *arguments]
         if backend == "local":
@@ -65,7 +80,7 @@ class World:
         variables = named(ranks) if backend == "ucx" else {}
         with open(errors, "ab") as file:
             file.truncate(0)
-            self.started = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, cwd=os.path.dirname(errors),
+            self.started = [subprocess.Popen([*(apart() if mixed and backend == "ucx" and rank % 2 else []), *command], stdout=subprocess.DEVNULL, stderr=file, cwd=os.path.dirname(errors),
                                              env=environment(variables, rank) if backend == "ucx" else None)
                             for rank in range(ranks if backend == "ucx" else 1)]
 

@@ -21,10 +21,13 @@
 
 /* Staging of a group, per peer: received chunks, and chunks packed for sending. */
 enum { STAGE_RX, STAGE_PACK = QD_REMOTE_DEPTH, STAGES = 2 * QD_REMOTE_DEPTH };
-#define STAGING_MOST ((int64_t)8 << 20) /* per stage, all peers together */
-#define SUM_CHUNK_MOST ((int64_t)256 << 10)
+#define STAGING_MOST ((int64_t)4 << 20) /* per stage, all peers together */
+#define SUM_CHUNK_MOST ((int64_t)2 << 20)
 #define SUM_CHUNK_LEAST ((int64_t)16 << 10)
-#define TREE_CHUNK ((int64_t)512 << 10) /* broadcast: a rank forwards one chunk while it receives the next */
+#define SECOND_CHUNK ((int64_t)1 << 20) /* all-reduce: the fewest bytes of a chunk of sums */
+/* Broadcast: a rank forwards one chunk while it receives the next. */
+#define TREE_CHUNKS 8
+#define TREE_CHUNK_LEAST ((int64_t)512 << 10)
 /* The sum reads what a head has carried as one chunk. */
 _Static_assert(QD_REMOTE_CARRY_LEAST <= SUM_CHUNK_LEAST && QD_REMOTE_CARRY_ALL <= STAGING_MOST / 2, "a head carries less than a chunk");
 /* Rooted operations of larger groups do not send heads to all ranks. */
@@ -37,6 +40,7 @@ typedef struct run {
     unsigned char *out;
     int64_t size;        /* of an element */
     int64_t chunk;       /* elements */
+    int64_t second_chunk; /* of the second phase: a multiple */
     int64_t stage_bytes; /* of one stage of one peer */
     int64_t own;         /* elements of our part: what we sum, or what we send in a gather */
     int64_t summed;      /* chunks */
@@ -46,6 +50,7 @@ typedef struct run {
     bool passes;         /* reduce: this rank does not keep its sums; they stay in a stage until they are sent */
     bool in_place;       /* the direct sum overwrites what is being sent */
     bool large;
+    bool keeps;          /* the part that stays on this rank is still to be copied */
     bool ended;
 } run;
 _Static_assert(sizeof(run) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
@@ -229,8 +234,8 @@ static void plan_flows(qd_transfer *op)
             tx = rx = tx2 = rx2 = 0;
         link->first_tx = (qd_remote_flow){.count = tx, .chunks = chunks_of(tx, r->chunk)};
         link->first_rx = (qd_remote_flow){.count = rx, .chunks = chunks_of(rx, r->chunk)};
-        link->second_tx = (qd_remote_flow){.count = tx2, .chunks = chunks_of(tx2, r->chunk)};
-        link->second_rx = (qd_remote_flow){.count = rx2, .chunks = chunks_of(rx2, r->chunk)};
+        link->second_tx = (qd_remote_flow){.count = tx2, .chunks = chunks_of(tx2, r->second_chunk)};
+        link->second_rx = (qd_remote_flow){.count = rx2, .chunks = chunks_of(rx2, r->second_chunk)};
         link->greeted = link->carried = false;
     }
 }
@@ -291,7 +296,8 @@ static qd_status plan(qd_transfer *op)
         r->own = qd_transfer_packed_count(op, rank);
         break;
     case QD_COLL_BROADCAST:
-        message = TREE_CHUNK;
+        if (n > 2)
+            message = bytes / TREE_CHUNKS > TREE_CHUNK_LEAST ? bytes / TREE_CHUNKS : TREE_CHUNK_LEAST;
         break;
     default:
         break;
@@ -299,6 +305,7 @@ static qd_status plan(qd_transfer *op)
     if (staged)
         message = sum_chunk_bytes(n);
     r->chunk = r->size ? message / r->size : 1;
+    r->second_chunk = r->chunk * (q->kind == QD_COLL_ALL_REDUCE && message < SECOND_CHUNK ? SECOND_CHUNK / message : 1);
     r->large = bytes >= LARGE;
     r->stage_bytes = 0;
     if (staged && n > 1) {
@@ -335,7 +342,7 @@ static bool sum_next(qd_transfer *op)
     int64_t c = r->summed;
     if (c == chunks_of(r->own, r->chunk))
         return false;
-    if (r->passes && group->links[op->request.root].second_tx.done + QD_REMOTE_DEPTH <= c)
+    if (r->passes && group->links[op->request.root].second_tx.done + QD_REMOTE_DEPTH <= c) /* one chunk each */
         return false;
     for (int p = 0; p < n; p++) {
         if (p == rank)
@@ -358,6 +365,13 @@ static bool sum_next(qd_transfer *op)
     qd_sum_tree(sum_place(op, c), group->sources, n, count, op->request.dtype, op->request.reduce);
     r->summed++;
     return true;
+}
+
+/* How many chunks of the second phase are complete when `done` of `chunks` of the first one are. */
+static int64_t sums_ready(const run *r, int64_t done, int64_t chunks)
+{
+    int64_t each = r->second_chunk / r->chunk;
+    return done == chunks ? chunks_of(done, each) : done / each;
 }
 
 /* Whether the next chunk of `flow` may be posted, given that the first `ready` are ready. */
@@ -396,18 +410,20 @@ static qd_status post(qd_transfer *op, int peer)
     }
 
     flow = &link->second_tx;
-    for (; may_post(flow, r->summed); flow->posted++) {
-        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(post_send(group, peer, QD_REMOTE_TAG_SECOND, sum_place(op, c), count * r->size,
+    ready = sums_ready(r, r->summed, chunks_of(r->own, r->chunk));
+    for (; may_post(flow, ready); flow->posted++) {
+        int64_t c = flow->posted, count = chunk_length(flow, r->second_chunk, c);
+        QD_TRY(post_send(group, peer, QD_REMOTE_TAG_SECOND, sum_place(op, c * (r->second_chunk / r->chunk)), count * r->size,
                          QD_REMOTE_SECOND_TX + (int)(c % QD_REMOTE_DEPTH)));
     }
 
     /* In place, the sum of a chunk overwrites our contribution to it: only after that was sent. */
     flow = &link->second_rx;
-    ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks : link->first_tx.done;
+    ready = !link->greeted ? 0 : link->first_tx.done == link->first_tx.chunks ? flow->chunks
+                                : sums_ready(r, link->first_tx.done, link->first_tx.chunks);
     for (; may_post(flow, ready); flow->posted++) {
-        int64_t c = flow->posted, count = chunk_length(flow, r->chunk, c);
-        QD_TRY(post_recv(group, peer, QD_REMOTE_TAG_SECOND, r->out + (slice_offset(op, peer) + c * r->chunk) * r->size,
+        int64_t c = flow->posted, count = chunk_length(flow, r->second_chunk, c);
+        QD_TRY(post_recv(group, peer, QD_REMOTE_TAG_SECOND, r->out + (slice_offset(op, peer) + c * r->second_chunk) * r->size,
                          count * r->size, QD_REMOTE_SECOND_RX + (int)(c % QD_REMOTE_DEPTH)));
     }
     return QD_OK;
@@ -490,7 +506,7 @@ static qd_status complete(qd_transfer *op, int index)
         end_chunk(&link->second_tx, slot - QD_REMOTE_SECOND_TX);
     } else {
         int64_t c = end_chunk(&link->second_rx, slot - QD_REMOTE_SECOND_RX);
-        op->bytes += chunk_length(&link->second_rx, r->chunk, c) * r->size;
+        op->bytes += chunk_length(&link->second_rx, r->second_chunk, c) * r->size;
     }
     return QD_OK;
 }
@@ -500,6 +516,25 @@ static bool link_busy(const qd_remote_link *link)
     return link->head_leaves || (link->head_wanted && !link->greeted) || link->first_tx.done < link->first_tx.chunks ||
            link->first_rx.done < link->first_rx.chunks || link->second_tx.done < link->second_tx.chunks ||
            link->second_rx.done < link->second_rx.chunks;
+}
+
+/* Copies the part that stays on this rank, once. */
+static void keep_own(qd_transfer *op)
+{
+    run *r = run_of(op);
+    if (r->keeps)
+        qd_transfer_copy_own(op, NULL);
+    r->keeps = false;
+}
+
+/* Whether the heads of all ranks have arrived, so that all receives that can be posted are. */
+static bool all_greeted(const qd_transfer *op)
+{
+    const qd_remote_link *links = run_of(op)->group->links;
+    for (int p = 0; p < op->comm->size; p++)
+        if (p != op->comm->rank && links[p].head_wanted && !links[p].greeted)
+            return false;
+    return true;
 }
 
 qd_status qd_remote_coll_start(qd_transfer *op)
@@ -515,10 +550,6 @@ qd_status qd_remote_coll_start(qd_transfer *op)
     plan_flows(op);
     if (q->kind == QD_COLL_ALL_TO_ALL && q->in_counts[rank] != q->out_counts[rank])
         return qd_transfer_check_pair(op, rank, q->in_counts[rank], q->out_counts[rank], "");
-    if (q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL ||
-        (q->kind == QD_COLL_GATHER && rank == q->root))
-        qd_transfer_copy_own(op, NULL); /* before anything is received */
-
     bool everybody = q->root < 0 || r->second || n <= HEADS_TO_ALL_MOST;
     for (int i = 1; i < n; i++) {
         int p = (rank + i) % n;
@@ -539,6 +570,9 @@ qd_status qd_remote_coll_start(qd_transfer *op)
             link->first_tx.chunks = 0;
         QD_TRY(post_send(group, p, QD_REMOTE_TAG_HEAD, link->tx, length, QD_REMOTE_HEAD_TX));
     }
+    r->keeps = q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL || (q->kind == QD_COLL_GATHER && rank == q->root);
+    if (!r->large)
+        keep_own(op);
     return advance(op);
 }
 
@@ -557,6 +591,8 @@ qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
         for (int i = 0; i < completed; i++)
             QD_TRY(complete(op, group->indices[i]));
         QD_TRY(advance(op));
+        if (r->keeps && all_greeted(op))
+            keep_own(op); /* while payloads are in transit */
         if (r->large)
             op->busy_seconds += qd_clock_now() - before;
         atomic_store_explicit(&group->world->naps, 0, memory_order_relaxed);
@@ -569,6 +605,7 @@ qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
     for (int p = 0; p < n; p++)
         if (p != op->comm->rank && link_busy(&group->links[p]))
             return QD_OK;
+    keep_own(op); /* of a group of one */
     if (op->request.kind == QD_COLL_SCATTER)
         qd_transfer_copy_own(op, NULL); /* in place: after everything was sent */
     r->ended = *done = *moved = true;

@@ -73,7 +73,8 @@ qd_status qd_remote_p2p_start(qd_transfer *op)
     return post_next(op);
 }
 
-/* The head of the message has arrived: check it and copy what it carries. */
+/* The head of the message has arrived: check it, post the receive of what follows, so that this is
+ * on its way, and copy what the head carries. */
 static qd_status greet(qd_transfer *op)
 {
     p2p_state *s = state_of(op);
@@ -83,12 +84,12 @@ static qd_status greet(qd_transfer *op)
     QD_TRY(qd_transfer_check(op, op->request.root, &head.fingerprint, head.place));
     s->link->received = head.fingerprint.sequence;
     s->greeted = true;
-    if (head.carried > 0) {
+    s->posted = head.carried;
+    QD_TRY(post_next(op));
+    if (head.carried > 0)
         memcpy(s->bytes, s->link->p2p_rx + sizeof head, (size_t)head.carried);
-        s->posted = head.carried;
-        if (op->request.root != op->comm->rank)
-            op->bytes += head.carried;
-    }
+    if (op->request.root != op->comm->rank)
+        op->bytes += head.carried;
     return QD_OK;
 }
 
@@ -112,10 +113,8 @@ qd_status qd_remote_p2p_poll(qd_transfer *op, bool *done, bool *moved)
     QD_TRY(test(s, HEAD, &ended));
     if (ended) {
         *moved = true;
-        if (!s->sending) {
+        if (!s->sending)
             QD_TRY(greet(op));
-            QD_TRY(post_next(op));
-        }
     }
     QD_TRY(test(s, DATA, &ended));
     if (ended) {

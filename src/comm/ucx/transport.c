@@ -21,9 +21,11 @@ enum { SENDER_BITS = 20, CHANNEL_BITS = 3, GROUP_BITS = 40 };
 #define WIRE_GROUP (((int64_t)1 << GROUP_BITS) - 1) /* of the first message between two ranks */
 _Static_assert(QD_REMOTE_CHANNELS <= 1 << CHANNEL_BITS, "a channel must fit into a tag");
 
-/* A request is a word: one of these, or UCX's. BROKEN: it will never end, because the peer is lost;
- * the world fails as soon as it is known why. */
+/* A request is a word: one of these, or UCX's pointer with 1 + the rank of the peer above it where
+ * the message is one over TCP. BROKEN: it will never end, because the peer is lost; the world fails
+ * as soon as it is known why. */
 enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
+enum { POINTER_BITS = 47, MOST_TCP_PEERS = (1 << (64 - POINTER_BITS)) - 1 };
 
 #define LOST_SECONDS 1.0   /* what the rendezvous reports about a broken connection comes first */
 #define REPORT_SECONDS 0.5 /* a rank of the same machine may know more about a lost one, and report it */
@@ -37,7 +39,15 @@ typedef struct ucx_state ucx_state;
 typedef struct ucx_peer {
     ucx_state *state;
     ucp_ep_h ep;
+    bool tcp;    /* it is on another machine, and neither has a faster network */
+    bool broken; /* the connection to it */
 } ucx_peer;
+
+/* What ranks tell each other when they meet; the address of UCX follows. */
+typedef struct ucx_facts {
+    qd_remote_facts facts;
+    bool rdma; /* the machine has a network that reads the memory of another by itself */
+} ucx_facts;
 
 struct ucx_state {
     ucp_context_h context;
@@ -80,6 +90,7 @@ static void on_error(void *argument, ucp_ep_h ep, ucs_status_t status)
 {
     ucx_peer *peer = argument;
     (void)ep;
+    peer->broken = true;
     peer_broken(peer->state, (int)(peer - peer->state->peers), status);
 }
 
@@ -100,7 +111,7 @@ static uint64_t request_from(ucx_state *u, ucs_status_ptr_t begun, int peer)
     if (begun == NULL)
         return ENDED;
     if (!UCS_PTR_IS_ERR(begun))
-        return (uint64_t)(uintptr_t)begun;
+        return (uint64_t)(uintptr_t)begun | (uint64_t)(peer >= 0 && u->peers[peer].tcp ? peer + 1 : 0) << POINTER_BITS;
     if (peer >= 0)
         peer_broken(u, peer, UCS_PTR_STATUS(begun));
     return BROKEN;
@@ -124,6 +135,11 @@ static qd_status ucx_recv(void *self, int from, int64_t group, int channel, void
     return QD_OK;
 }
 
+static void *pointer_of(uint64_t request)
+{
+    return (void *)(uintptr_t)(request & (((uint64_t)1 << POINTER_BITS) - 1));
+}
+
 /* *done: the request has ended and is unused again. */
 static qd_status settle(uint64_t *request, bool *done)
 {
@@ -132,7 +148,7 @@ static qd_status settle(uint64_t *request, bool *done)
         *request = *done ? UNUSED : *request;
         return QD_OK;
     }
-    void *pending = (void *)(uintptr_t)*request;
+    void *pending = pointer_of(*request);
     ucs_status_t status = ucp_request_check_status(pending);
     if (status == UCS_INPROGRESS)
         return QD_OK;
@@ -186,20 +202,22 @@ static bool give_up(void *self, void *array, int count)
         if (requests[i] < MOST_WORDS)
             requests[i] = UNUSED;
         else
-            ucp_request_cancel(u->worker, (void *)(uintptr_t)requests[i]); /* of receives; sends go on */
+            ucp_request_cancel(u->worker, pointer_of(requests[i])); /* of receives; sends continue */
     }
     for (double end = qd_clock_now() + GIVE_UP_SECONDS;; sched_yield()) {
         any = false;
         progress(u);
         for (int i = 0; i < count; i++) {
-            void *pending = (void *)(uintptr_t)requests[i];
+            void *pending = pointer_of(requests[i]);
+            int peer = (int)(requests[i] >> POINTER_BITS) - 1;
             if (requests[i] < MOST_WORDS)
                 continue;
-            if (ucp_request_check_status(pending) == UCS_INPROGRESS) {
+            if (ucp_request_check_status(pending) != UCS_INPROGRESS) {
+                ucp_request_free(pending);
+            } else if (peer < 0 || !u->peers[peer].broken) { /* over a broken connection nothing arrives */
                 any = true;
                 continue;
             }
-            ucp_request_free(pending);
             requests[i] = UNUSED;
         }
         if (!any || qd_clock_now() > end)
@@ -233,7 +251,7 @@ static void close_peers(ucx_state *u)
 {
     ucp_request_param_t how = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
     for (int p = 0; u->peers && p < u->size; p++) {
-        if (!u->peers[p].ep)
+        if (!u->peers[p].ep || u->peers[p].tcp) /* those over TCP end with the worker */
             continue;
         ucs_status_ptr_t closing = ucp_ep_close_nbx(u->peers[p].ep, &how);
         double end = qd_clock_now() + GIVE_UP_SECONDS;
@@ -364,12 +382,12 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
 {
     ucp_address_t *address = NULL;
     size_t length = 0;
-    qd_remote_facts own;
+    ucx_facts own = {.rdma = has_rdma()};
     qd_rendezvous_table table = {0};
     unsigned char *blob = NULL;
     qd_status status = QD_OK;
-    qd_remote_facts_find(&own, &u->mailbox);
-    find_machine(own.machine, sizeof own.machine);
+    qd_remote_facts_find(&own.facts, &u->mailbox);
+    find_machine(own.facts.machine, sizeof own.facts.machine);
     QD_TRY(qd_ucx_check(ucp_worker_get_address(u->worker, &address, &length), "ucp_worker_get_address"));
     if (length + sizeof own > (size_t)QD_RENDEZVOUS_BLOB_MOST)
         QD_TRY_DONE(QD_FAIL(QD_UNSUPPORTED, "the address that UCX gives this rank has %zu bytes: choose one network with UCX_NET_DEVICES",
@@ -384,13 +402,19 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
         const unsigned char *at = table.bytes + table.offsets[p];
         if (table.offsets[p + 1] - table.offsets[p] <= (int64_t)sizeof own)
             QD_TRY_DONE(QD_FAIL(QD_REMOTE, "rank %d has sent no address", p));
-        memcpy(&facts[p], at, sizeof own);
+        ucx_facts theirs;
+        memcpy(&theirs, at, sizeof theirs);
+        facts[p] = theirs.facts;
         facts[p].host[sizeof facts[p].host - 1] = '\0';
         u->peers[p].state = u;
+        u->peers[p].tcp = !own.rdma && !theirs.rdma && p < MOST_TCP_PEERS && u->rank < MOST_TCP_PEERS &&
+                          memcmp(own.facts.machine, facts[p].machine, sizeof own.facts.machine) != 0;
         ucp_ep_params_t ep = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                             UCP_EP_PARAM_FIELD_ERR_HANDLER,
                               .address = (const ucp_address_t *)(const void *)(at + sizeof own),
-                              .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                              /* With the other mode UCX receives over TCP into a buffer of its own first. It
+                               * reports broken connections in both. */
+                              .err_mode = u->peers[p].tcp ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER,
                               .err_handler = {.cb = on_error, .arg = &u->peers[p]}};
         if (p == 0) { /* all ranks have made theirs: whoever comes first finds the others ready */
             qd_rendezvous_table none;
