@@ -147,9 +147,8 @@ static void fill_rows(qd_bench_table *t, int ranks, double mean, const qd_step_p
         explained += p->ops.seconds[kind] * per;
     }
     for (int kind = 0; kind < QD_ACTION_KIND_COUNT; kind++) {
-        if (kind == QD_ACTION_FORWARD || kind == QD_ACTION_RECOMPUTE || kind == QD_ACTION_BACKWARD || kind == QD_ACTION_BACKWARD_INPUT ||
-            kind == QD_ACTION_BACKWARD_WEIGHT)
-            continue;
+        if (qd_action_phases(&(qd_action){.kind = (uint8_t)kind}) != 0)
+            continue; /* shown by op */
         bool copies = apart && (kind == QD_ACTION_FETCH || kind == QD_ACTION_STORE);
         char name[40];
         snprintf(name, sizeof name, "%s%s", qd_action_row_name((qd_action_kind)kind), copies ? ", overlapped" : "");

@@ -139,6 +139,7 @@ static char *local_address(const qd_frame *f, const qd_slot *slot)
     case QD_REGION_STASH_I: base = f->use[QD_USE_STASH_I]; break;
     case QD_REGION_STASH_W: base = f->use[QD_USE_STASH_W]; break;
     case QD_REGION_MID: base = f->use[QD_USE_MID]; break;
+    case QD_REGION_WEIGHTS: base = f->use[QD_USE_CAST]; break;
     default: break;
     }
     return base ? base + slot->offset : NULL;

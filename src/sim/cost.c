@@ -593,6 +593,7 @@ qd_cost qd_cost_action(const qd_cluster *c, const qd_program *p, const qd_span *
     qd_cost cost = {0};
     double size = (double)qd_dtype_size(a->dtype), elements = (double)a->count;
     switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_CAST_WEIGHTS:
     case QD_ACTION_FORWARD:
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:

@@ -180,6 +180,7 @@ qd_status qd_simulation_trace(const qd_simulation *s, const char *path)
 static char letter_of(const qd_action *a)
 {
     switch ((qd_action_kind)a->kind) {
+    case QD_ACTION_CAST_WEIGHTS: /* before the first of them */
     case QD_ACTION_FORWARD: return 'F';
     case QD_ACTION_RECOMPUTE: return 'R';
     case QD_ACTION_BACKWARD:

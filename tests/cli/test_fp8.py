@@ -68,6 +68,23 @@ class Fp8(program.ProgramTest):
             self.ok(self.run_program(*words, f"run.dir={part}", "--resume"))
             self.assertEqual(losses(part), losses(f"whole-{recipe}"))
 
+    def test_weights_cast_once_give_the_same_run(self):
+        """With validation and sample texts between steps, which compute in bf16, and a resume that changes the key."""
+        def run(folder, weights, *words):
+            self.ok(self.run_program("train", *RUN, "train.precision=fp8", f"fp8.weights={weights}", "train.micro_batch=2", "run.threads=1",
+                                     "parallel.ranks=2", "parallel.zero=1", "train.deterministic=true", "data.validation=0.05",
+                                     "train.eval_every=5", "run.sample_every=4", "run.sample_tokens=8",
+                                     "train.schedule=constant", "train.warmup=0", f"run.dir={folder}", *words))
+        def figures(folder):
+            with open(self.path(f"{folder}/metrics.jsonl"), encoding="utf-8") as file:
+                lines = [json.loads(line) for line in file]
+            return [(m["step"], *(m.get(key) for key in ("loss", "grad_norm", "validation_loss"))) for m in lines]
+        run("once", "step", "train.steps=10")
+        run("each", "use", "train.steps=5")
+        run("each", "auto", "train.steps=10", "--resume")
+        self.assertEqual(figures("once"), figures("each"))
+        self.assertEqual(figures("once")[-1][0], 10)
+
     def test_overflow_is_reported_and_skipped(self):
         """Huge steps make gradients overflow: their scales are not finite, and the step names what was lost."""
         for recipe in ("tensor", "row", "block"):
@@ -103,6 +120,8 @@ class Fp8(program.ProgramTest):
         for words, text in (
                 ([*base, "fp8.grad=e4m3"], "fp8.grad has no effect without train.precision=fp8: set that, or fp8.grad=e5m2"),
                 ([*base, "train.precision=bf16", "fp8.keep=attn"], "fp8.keep has no effect without train.precision=fp8: set that, or fp8.keep="),
+                ([*base, "fp8.weights=use"], "fp8.weights has no effect without train.precision=fp8: set that, or fp8.weights=auto"),
+                ([*fp8, "--ranks", "2", "--zero", "3", "fp8.weights=step"], "set parallel.reshard_after_forward=false"),
                 ([*base, "fp8.recipe=row"], "fp8.recipe has no effect without train.precision=fp8: set that, or fp8.recipe=tensor"),
                 ([*fp8, "fp8.keep=attention"], "no linear layer of the model's blocks is named 'attention'"),
                 ([*fp8, "--ranks", "2", "--tp", "2", "parallel.tp_overlap=2"], "remove parallel.tp_overlap"),

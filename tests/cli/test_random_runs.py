@@ -24,7 +24,8 @@ ARCHITECTURES = ["llama"] * 4 + ["deepseek"] * 3 + ["gpt2", "gemma2", "gemma3", 
 MODEL = [(0.5, "model.ffn", [32, 48, 96, 100, 160, 224]), (0.3, "model.window", [5, 17, 32, 40]), (0.2, "model.score_softcap", [20]),
          (0.2, "model.logit_softcap", [15]), (0.4, "model.tied", ["true"]), (0.15, "model.qkv_bias", ["true"])]
 EXPERTS = [(0.4, "model.shared_experts", [1]), (0.3, "model.aux_loss", [0.01]), (0.3, "model.first_dense", [1])]
-FP8 = [(1, "fp8.recipe", ["tensor", "row", "block"]), (0.3, "fp8.grad", ["e4m3"]), (0.3, "fp8.keep", ["attn", "mlp", "attn.q", "mlp.down"])]
+FP8 = [(1, "fp8.recipe", ["tensor", "row", "block"]), (0.3, "fp8.grad", ["e4m3"]), (0.3, "fp8.keep", ["attn", "mlp", "attn.q", "mlp.down"]),
+       (0.3, "fp8.weights", ["use"])]
 NARROW = [(0.2, "train.master", ["split"]), (0.2, "train.grad_dtype", ["fp32"]),
           (1, "run.kernels", ["auto", "auto", "amx_emulated", "avx512bf16_emulated"])]
 TRAINING = [(0.25, "train.optimizer", ["muon", "sgd"]), (0.25, "data.document_mask", ["true"]), (0.2, "lora.rank", [1, 4, 7]),

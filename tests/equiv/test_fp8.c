@@ -2,6 +2,7 @@
  * proof refuses. QUADRILLE_DEVICE=cuda runs the random layouts on a GPU.
  * ctest: timeout 300
  * ctest: processors 2 */
+#include "spec/config/fit.h"
 #include "spec/proof/proof.h"
 #include "support/sample.h"
 #include "support/scratch.h"
@@ -200,6 +201,102 @@ static void resumes(void **state)
     }
 }
 
+/* Actions that cast weights, and the bytes that their copies take. */
+typedef struct casts_made {
+    int actions;
+    int64_t bytes;
+} casts_made;
+
+static casts_made casts_of(const char *words)
+{
+    qd_arena *arena;
+    const qd_program *p = trained_program(words, &arena);
+    casts_made found = {0, 0};
+    for (int i = 0; i < p->action_count; i++)
+        found.actions += p->actions[i].kind == QD_ACTION_CAST_WEIGHTS;
+    for (int i = 0; i < p->buffer_count; i++)
+        found.bytes += p->buffers[i].kind == QD_BUFFER_CAST ? p->buffers[i].bytes : 0;
+    qd_arena_destroy(arena);
+    return found;
+}
+
+/* Copies that all micro-batches read are those that each would make. */
+static void weights_cast_once(void **state)
+{
+    (void)state;
+    static const char *const once[] = {"fp8.weights=auto", "fp8.weights=step train.recompute=selective"};
+    static const char *const cases[] = {
+        LLAMA FP8 "train.micro_batch=2 ",
+        GPT2 FP8 "train.micro_batch=4 train.recompute=full model.dropout=0.1 ",
+        OLMO2 FP8 "train.micro_batch=2 fp8.recipe=row train.offload=optimizer ",
+        LLAMA FP8 "train.micro_batch=2 fp8.recipe=block parallel.ranks=2 parallel.tp=2 ",
+        LATENT FP8 "train.micro_batch=4 train.optimizer=muon train.qk_clip=0.1 ",
+        LLAMA FP8 "train.micro_batch=2 lora.rank=4 parallel.split_backward=true ",
+        MOE FP8 "train.micro_batch=2 parallel.ranks=2 parallel.ep=2 ",
+        LLAMA FP8 "train.micro_batch=2 parallel.ranks=2 parallel.zero=1 ",
+        LLAMA FP8 "train.micro_batch=1 parallel.ranks=2 parallel.zero=2 parallel.overlap=false ",
+        LLAMA FP8 "train.micro_batch=1 parallel.ranks=2 parallel.zero=3 parallel.reshard_after_forward=false ",
+        LLAMA FP8 "train.micro_batch=2 parallel.ranks=3 parallel.pp=3 parallel.schedule=zb_h1 model.tied=true ",
+        LLAMA FP8 "train.micro_batch=2 parallel.ranks=2 parallel.pp=2 parallel.schedule=dualpipe_v model.layers=4 ",
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[1024];
+        snprintf(words, sizeof words, "%s fp8.weights=use ", cases[i]);
+        assert_int_equal(casts_of(words).actions, 0);
+        TRAINED_COMPARE(words, once, 3, 2, .seed = 8);
+        prove(cases[i]);
+        assert_true(casts_of(cases[i]).actions > 0);
+    }
+}
+
+/* Once per block and step, with the bytes of both copies; not where copies would stay that ZeRO 3
+ * frees. */
+static void where_weights_are_cast_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words;
+        int actions;
+    } cases[] = {
+        {"train.micro_batch=1", 3},
+        {"train.micro_batch=1 train.recompute=full", 3},
+        {"train.micro_batch=8", 0},
+        {"train.micro_batch=8 fp8.weights=step", 3},
+        {"train.micro_batch=1 fp8.weights=use", 0},
+        {"train.micro_batch=1 parallel.ranks=2 parallel.zero=2", 3},
+        {"train.micro_batch=1 parallel.ranks=2 parallel.zero=3", 0},
+        {"train.micro_batch=1 parallel.ranks=2 parallel.zero=3 parallel.reshard_after_forward=false", 3},
+        {"train.micro_batch=1 parallel.ranks=3 parallel.pp=3", 1}, /* on rank 0 */
+    };
+    const int64_t weights = 4 * 64 * 64 + 3 * 64 * 128, scales = 4 * 64; /* of four GEMMs, aligned */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char words[1024];
+        snprintf(words, sizeof words, LLAMA FP8 "%s", cases[i].words);
+        casts_made found = casts_of(words);
+        if (found.actions != cases[i].actions || found.bytes != 2 * cases[i].actions * (weights + scales))
+            fail_msg("%s: %d actions, %lld bytes", words, found.actions, (long long)found.bytes);
+        qd_config config = layout_config(words), use = config;
+        use.strategy.fp8.weights = QD_FP8_WEIGHTS_USE;
+        assert_true(trained_needs(&config).persistent <= trained_needs(&use).persistent); /* less scratch */
+        assert_true(trained_needs(&config).dynamic - trained_needs(&use).dynamic <= found.bytes);
+    }
+    qd_config large = layout_config(LLAMA FP8 "train.micro_batch=1"), use = large;
+    use.strategy.fp8.weights = QD_FP8_WEIGHTS_USE;
+    const trained_bytes needs = trained_needs(&use);
+    qd_strbuf text = {0};
+    trained_ok(qd_fit_explain(&large, 0, needs.persistent + needs.dynamic, false, &text));
+    assert_non_null(strstr(text.data, "fp8.weights=use needs"));
+    qd_strbuf_free(&text);
+    qd_arena *arena;
+    qd_program *program;
+    qd_config refused = layout_config(LLAMA FP8 "parallel.ranks=2 parallel.zero=3 fp8.weights=step");
+    trained_ok(qd_arena_create(&arena));
+    assert_int_equal(qd_config_build(&refused, 0, arena, &program), QD_USAGE);
+    assert_non_null(strstr(qd_error_message(), "set parallel.reshard_after_forward=false, or fp8.weights=auto"));
+    qd_error_clear();
+    qd_arena_destroy(arena);
+}
+
 /* Changes an op of a block of a sound program; the proof must refuse it. */
 static void refused_programs(void **state)
 {
@@ -239,6 +336,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_bits),   cmocka_unit_test(layouts),
         cmocka_unit_test(random_layouts),
+        cmocka_unit_test(weights_cast_once), cmocka_unit_test(where_weights_are_cast_once),
         cmocka_unit_test(kept_layers), cmocka_unit_test(takes_less_memory),
         cmocka_unit_test(refused_programs), cmocka_unit_test_setup_teardown(resumes, scratch_setup, scratch_teardown)};
     const struct CMUnitTest on_gpu[] = {cmocka_unit_test(random_layouts)};

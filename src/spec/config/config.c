@@ -144,6 +144,10 @@ static const qd_option options_table[] = {
      "fp8: linear layers that stay in bf16, by the start of their names: attn, mlp.down or attn.q,attn.out for example; the head, "
      "routers and adapters always do",
      NULL},
+    {"fp8.weights", QD_OPTION_ENUM, "auto", 0, 0, "auto|step|use",
+     "fp8: when weights are cast; step: once per step, which keeps 2 bytes per weight; use: for each use; auto: once per step if it has "
+     "several micro-batches, but not where parallel.zero=3 frees weights after use; results are bit-identical",
+     NULL},
 
     {"lora.rank", QD_OPTION_INT, "0", 0, 65536, NULL,
      "low-rank adapters (LoRA): rank of their matrices; the model is frozen and only they are trained; 0: all parameters are trained",
@@ -594,7 +598,8 @@ qd_status qd_config_resolve(const qd_options *o, int world, qd_config *c)
         .recompute_layers = (int)qd_options_int(o, "train.recompute_layers"),
         .swiglu = (qd_swiglu)qd_options_enum(o, "train.swiglu"),
         .fp8 = {.on = qd_options_enum(o, "train.precision") == 2, .recipe = (qd_fp8_recipe)qd_options_enum(o, "fp8.recipe"),
-                .grad = qd_options_enum(o, "fp8.grad") == 0 ? QD_F8E5M2 : QD_F8E4M3},
+                .grad = qd_options_enum(o, "fp8.grad") == 0 ? QD_F8E5M2 : QD_F8E4M3,
+                .weights = (qd_fp8_weights)qd_options_enum(o, "fp8.weights")},
         .expert_rows = qd_options_float(o, "parallel.expert_rows"),
         .split_master = qd_options_enum(o, "train.master") == 1,
         .offload = qd_options_enum(o, "train.offload") == 1,

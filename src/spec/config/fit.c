@@ -60,6 +60,12 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.swiglu=again");
         count++;
     }
+    if (s->fp8.on && s->fp8.weights != QD_FP8_WEIGHTS_USE) {
+        list[count].config = *config;
+        list[count].config.strategy.fp8.weights = QD_FP8_WEIGHTS_USE;
+        snprintf(list[count].text, sizeof list[count].text, "fp8.weights=use");
+        count++;
+    }
     static const char *const modes[] = {"none", "selective", "full"};
     for (int mode = (int)s->recompute + 1; mode < QD_RECOMPUTE_COUNT; mode++) {
         list[count].config = *config;

@@ -10,10 +10,11 @@ qd_status qd_fp8_resolve(const qd_options *o, qd_config *c)
         return QD_FAIL(QD_USAGE, "fp8.keep is longer than %zu characters", sizeof c->strategy.fp8.keep - 1);
     memcpy(c->strategy.fp8.keep, keep, strlen(keep) + 1);
     /* The configuration of a run states all keys, with their defaults. */
-    const char *off = c->strategy.fp8.grad != QD_F8E5M2                  ? "fp8.grad=e5m2"
+    const char *off = c->strategy.fp8.grad != QD_F8E5M2                ? "fp8.grad=e5m2"
                       : c->strategy.fp8.recipe != QD_FP8_RECIPE_TENSOR ? "fp8.recipe=tensor"
-                      : keep[0] != '\0'                                 ? "fp8.keep="
-                                                                        : NULL;
+                      : c->strategy.fp8.weights != QD_FP8_WEIGHTS_AUTO ? "fp8.weights=auto"
+                      : keep[0] != '\0'                                ? "fp8.keep="
+                                                                       : NULL;
     if (off && !c->strategy.fp8.on)
         return QD_FAIL(QD_USAGE, "%.*s has no effect without train.precision=fp8: set that, or %s", (int)strcspn(off, "="), off, off);
     if (c->strategy.fp8.on && c->strategy.tensor_pieces > 1)

@@ -53,12 +53,17 @@ typedef enum qd_swiglu { QD_SWIGLU_AUTO, QD_SWIGLU_KEEP, QD_SWIGLU_AGAIN } qd_sw
 typedef enum qd_fp8_recipe { QD_FP8_RECIPE_TENSOR, QD_FP8_RECIPE_ROW, QD_FP8_RECIPE_BLOCK } qd_fp8_recipe;
 qd_fp8_scaling qd_fp8_scaling_of(qd_fp8_recipe recipe, bool weight);
 
+/* When weights are cast: once per step, which keeps their copies until the last micro-batch, or for
+ * each use. AUTO: once where that saves casts and weights stay in memory (spec/program/units.c). */
+typedef enum qd_fp8_weights { QD_FP8_WEIGHTS_AUTO, QD_FP8_WEIGHTS_STEP, QD_FP8_WEIGHTS_USE } qd_fp8_weights;
+
 /* train.precision=fp8: GEMMs of the linear layers of blocks have fp8 operands
  * (spec/passes/quantize.c). Weights and activations are E4M3. */
 typedef struct qd_fp8 {
     bool on;
     qd_fp8_recipe recipe;
     qd_dtype grad;    /* of gradients of activations: QD_F8E5M2 or QD_F8E4M3 */
+    qd_fp8_weights weights;
     char keep[256];   /* layers that stay in bf16: starts of their logical names, separated by commas */
 } qd_fp8;
 /* Whether a list of such starts has the layer with this logical name ("attn.q.weight"). */
@@ -128,6 +133,7 @@ typedef struct qd_op {
      * (qd_action.squares), this op also produces the sums of squares of their rows. */
     bool squares;
     bool again;                /* phase F: a recompute action runs it too; other phases: the second run of an op of phase F */
+    bool once;                 /* phase F: a cast of weights that an action of its own runs instead, for all micro-batches */
     double flops;
     int64_t bytes; /* minimum memory traffic: every operand once */
 } qd_op;
@@ -171,6 +177,7 @@ typedef enum qd_region {
     QD_REGION_STASH_I, /* from the forward pass to phase I */
     QD_REGION_STASH_W, /* from the forward pass to phase W */
     QD_REGION_MID,     /* from phase I to phase W */
+    QD_REGION_WEIGHTS, /* copies of weights, for all micro-batches */
     QD_REGION_COUNT
 } qd_region;
 
@@ -216,6 +223,7 @@ typedef struct qd_class_config {
     qd_recompute recompute; /* of blocks; the other modules stash almost nothing */
     qd_swiglu swiglu;
     qd_fp8 fp8;
+    bool cast_once; /* weights are cast by an action of its own, for all micro-batches */
     const qd_device_traits *traits;
 } qd_class_config;
 
@@ -224,11 +232,14 @@ typedef struct qd_class_config {
 qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_class_config *config,
                                  qd_arena *arena, qd_module_class *out);
 
-/* The phases that an action runs: bits 1 << qd_phase, or this value: the ops of phase F that the
- * backward pass recomputes. */
+/* The phases that an action runs: bits 1 << qd_phase, or one of these values: the ops of phase F
+ * that the backward pass recomputes, and those that cast weights for all micro-batches. */
 #define QD_PHASES_AGAIN (1u << QD_PHASE_COUNT)
+#define QD_PHASES_ONCE (1u << (QD_PHASE_COUNT + 1))
 static inline bool qd_op_runs(const qd_op *op, unsigned phases)
 {
+    if (op->once)
+        return phases == QD_PHASES_ONCE;
     return phases == QD_PHASES_AGAIN ? op->phase == QD_PHASE_FORWARD && op->again : (phases & 1u << op->phase) != 0;
 }
 static inline bool qd_op_is_grouped(qd_op_kind kind) /* a grouped GEMM */

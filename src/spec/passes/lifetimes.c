@@ -16,7 +16,7 @@ static qd_phase life_phase(const qd_class_writer *w, const qd_op *op)
 typedef struct span {
     int first, last; /* op indices */
     qd_phase first_phase, last_phase;
-    bool used;
+    bool used, once, each; /* by any op; by casts of weights for all micro-batches; by other ops */
     double key;      /* of scratch values: the order in which they are placed */
 } span;
 
@@ -42,17 +42,21 @@ static void find_spans(const qd_class_writer *w, span *spans)
             int last = last_at_work(w, op, i);
             if (!s->used)
                 *s = (span){i, last, phase, phase, .used = true};
+            s->once |= op->once;
+            s->each |= !op->once;
             s->last = last > s->last ? last : s->last;
             s->last_phase = phase > s->last_phase ? phase : s->last_phase;
         }
 }
 
-static qd_region region_of(qd_phase first, qd_phase last)
+static qd_region region_of(const span *s)
 {
-    if (first == last)
+    if (s->once && s->each)
+        return QD_REGION_WEIGHTS;
+    if (s->first_phase == s->last_phase)
         return QD_REGION_SCRATCH;
-    if (first == QD_PHASE_FORWARD)
-        return last == QD_PHASE_INPUT ? QD_REGION_STASH_I : QD_REGION_STASH_W;
+    if (s->first_phase == QD_PHASE_FORWARD)
+        return s->last_phase == QD_PHASE_INPUT ? QD_REGION_STASH_I : QD_REGION_STASH_W;
     return QD_REGION_MID;
 }
 
@@ -134,7 +138,7 @@ static void place_locals(qd_class_writer *w)
         c->uses_input = c->uses_input || slot->kind == QD_SLOT_INPUT;
         if (slot->kind != QD_SLOT_LOCAL)
             continue;
-        slot->region = region_of(spans[s].first_phase, last);
+        slot->region = region_of(&spans[s]);
         if (slot->region == QD_REGION_SCRATCH) {
             scratch[scratch_count++] = s;
             continue;

@@ -10,6 +10,9 @@
  * backward pass keeps the source anyway: then it casts it again, with the same scale, which takes
  * no memory. Otherwise the backward pass keeps the fp8 copy instead of the source.
  *
+ * A weight may be cast once for all micro-batches, in all forms, by an action of its own
+ * (qd_op.once).
+ *
  * Casts are bound by memory, so ops that produce values help them: norms and their gradients find
  * the largest magnitude of what they write, activations and their gradients are cast without being
  * stored, where only GEMMs read them, and a cast sums the rows of a gradient for the bias.
@@ -129,13 +132,19 @@ static void check_sizes(qd_class_writer *w, const qd_op *op)
                       (long long)rows, STEP);
 }
 
+/* Whether all micro-batches of a step read the same copies of a slot. */
+static bool is_cast_once(const qd_class_writer *w, int slot)
+{
+    return w->slots[slot].kind == QD_SLOT_PARAM && w->config->cast_once;
+}
+
 /* Whether an op of the backward pass that is not a GEMM in fp8 reads the slot, or it is kept for
  * another reason. */
 static bool is_kept(const quantizing *q, int slot)
 {
     const qd_class_writer *w = q->w;
     if (w->slots[slot].kind != QD_SLOT_LOCAL)
-        return true;
+        return !is_cast_once(w, slot);
     for (int i = 0; i < q->old.count; i++) {
         const qd_op *op = &q->old.ops[i];
         for (int j = 0; j < QD_OP_SLOTS && op->phase != QD_PHASE_FORWARD && !is_quantized(w, op); j++)
@@ -260,12 +269,15 @@ static copies new_copies(quantizing *q, int slot, int from, qd_dtype dtype)
 static void cast(quantizing *q, int slot, const gemm_operand *as)
 {
     qd_class_writer *w = q->w;
+    const int first = w->op_count;
     copies c = new_copies(q, slot, q->at, as->gradient ? w->config->fp8.grad : QD_F8E4M3);
     w->phase = c.phase;
     if (q->amax[slot] < 0 && finds_amax(w))
         qd_class_measure(w, QD_CLASS_OP(w, AMAX, (X, slot), (AMAX, new_amax(q, slot))));
     qd_class_measure(w, QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, c.of[0]), (YT, c.of[1]),
                                     (SUMS, as->gradient ? sums_of(q, slot) : -1)));
+    for (int i = first; i < w->op_count; i++)
+        w->ops[i].once = is_cast_once(w, slot);
 }
 
 /* Sizes of an op that replaces another one. */

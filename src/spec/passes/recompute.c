@@ -27,7 +27,7 @@ static bool pays(const qd_class_writer *w, int index)
 {
     const qd_op *op = &w->ops[index];
     int64_t saved = 0, cost = 0;
-    if (op->phase != QD_PHASE_FORWARD || op->flops > 0.0 || qd_op_communicates(op) || never_runs_again(op->kind))
+    if (op->phase != QD_PHASE_FORWARD || op->once || op->flops > 0.0 || qd_op_communicates(op) || never_runs_again(op->kind))
         return false;
     for (int j = 0; j < QD_OP_SLOTS; j++) {
         if (op->slot[j] < 0)
@@ -102,7 +102,7 @@ static void mark_needed(qd_class_writer *w)
 {
     for (int i = w->op_count - 1; i >= 0; i--) {
         qd_op *op = &w->ops[i];
-        for (int j = 0; j < QD_OP_SLOTS && op->phase == QD_PHASE_FORWARD; j++)
+        for (int j = 0; j < QD_OP_SLOTS && op->phase == QD_PHASE_FORWARD && !op->once; j++)
             op->again = op->again || (qd_op_writes(op, j) && is_needed(w, op->slot[j], i));
         for (int j = 0; j < QD_OP_SLOTS && op->again; j++)
             if (qd_op_writes(op, j) && w->slots[op->slot[j]].kind != QD_SLOT_LOCAL)

@@ -130,6 +130,11 @@ static int describe_head(const qd_program *p, const qd_action *a, char *text, si
                         a->module >= 0 ? module_name(p, a->module) : p->ledger->params[a->param].name, (long long)a->first,
                         (long long)(a->first + a->count), amount, streams[a->stream]);
     }
+    case QD_ACTION_CAST_WEIGHTS:
+        if (a->use[QD_USE_CAST] < 0)
+            break;
+        qd_text_bytes(p->buffers[a->use[QD_USE_CAST]].bytes, amount, sizeof amount);
+        return snprintf(text, size, "%s %s  %s", name, module_name(p, a->module), amount);
     case QD_ACTION_LOAD: return snprintf(text, size, "%s mb %d", name, a->microbatch);
     default: return snprintf(text, size, "%s%s%s", name, a->module >= 0 ? " " : "", module_name(p, a->module));
     }

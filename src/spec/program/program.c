@@ -595,6 +595,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(choose_schedule(&b, arena));
     p->strategy.split_backward = strategy->split_backward || b.order.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
+    bool cast_once;
+    QD_TRY(qd_units_casts(&p->strategy, &cast_once));
     qd_class_config classes = {
         .rank = rank, .batch = strategy->micro_batch, .seq = strategy->seq,
         .activation = strategy->activation, .param = strategy->param,
@@ -604,7 +606,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .expert_rows = strategy->expert_rows,
-        .swiglu = strategy->swiglu, .fp8 = strategy->fp8,
+        .swiglu = strategy->swiglu, .fp8 = strategy->fp8, .cast_once = cast_once,
         .cp_mode = strategy->cp_mode,
         .traits = strategy->traits,
     };
@@ -658,14 +660,11 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
 
 unsigned qd_action_phases(const qd_action *a)
 {
-    switch ((qd_action_kind)a->kind) {
-    case QD_ACTION_FORWARD: return 1u << QD_PHASE_FORWARD;
-    case QD_ACTION_RECOMPUTE: return QD_PHASES_AGAIN;
-    case QD_ACTION_BACKWARD: return 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT;
-    case QD_ACTION_BACKWARD_INPUT: return 1u << QD_PHASE_INPUT;
-    case QD_ACTION_BACKWARD_WEIGHT: return 1u << QD_PHASE_WEIGHT;
-    default: return 0;
-    }
+    static const uint8_t phases[QD_ACTION_KIND_COUNT] = {
+        [QD_ACTION_CAST_WEIGHTS] = QD_PHASES_ONCE, [QD_ACTION_FORWARD] = 1u << QD_PHASE_FORWARD, [QD_ACTION_RECOMPUTE] = QD_PHASES_AGAIN,
+        [QD_ACTION_BACKWARD] = 1u << QD_PHASE_INPUT | 1u << QD_PHASE_WEIGHT, [QD_ACTION_BACKWARD_INPUT] = 1u << QD_PHASE_INPUT,
+        [QD_ACTION_BACKWARD_WEIGHT] = 1u << QD_PHASE_WEIGHT};
+    return phases[a->kind];
 }
 
 int64_t qd_program_square_base(const qd_program *p, int family, int part)

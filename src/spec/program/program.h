@@ -68,6 +68,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_
     X(FREE, "free")                       /* ends it */                                                        \
     X(LOAD, "load")                       /* tokens, targets and document starts of a micro-batch */           \
     X(ZERO, "zero")                       /* zeroes a range of a buffer */                                     \
+    X(CAST_WEIGHTS, "cast_weights")       /* copies of a module's weights in fp8, for all micro-batches */     \
     X(FORWARD, "forward")                 /* phase F of a module for a micro-batch */                          \
     X(RECOMPUTE, "recompute")             /* ops of phase F whose results the backward pass needs */           \
     X(BACKWARD, "backward")               /* phases I and W */                                                 \
@@ -115,6 +116,7 @@ typedef enum qd_action_kind {
     X(CHUNK, "chunks of optimizer state")                                                                   \
     X(UNIT, "gathered parameters")                                                                          \
     X(KEPT, "parameters kept by groups")                                                                    \
+    X(CAST, "weights in fp8")                                                                               \
     X(GRAD_BLOCK, "gradients before their reduction")                                                       \
     X(PART, "parts of tensors in flight")                                                                   \
     X(MATRIX, "matrices that Muon orthogonalizes")                                                          \
@@ -169,6 +171,7 @@ typedef struct qd_buffer {
 typedef enum qd_use {
     QD_USE_PARAM,      /* values of the module's own parameters */
     QD_USE_TIED_PARAM, /* values of parameters that it shares with another module */
+    QD_USE_CAST,       /* copies of its weights in fp8 */
     QD_USE_GRAD,
     QD_USE_TIED_GRAD,
     QD_USE_IN,

@@ -43,6 +43,9 @@ typedef struct qd_unit {
     bool is_kept;  /* the next gather is among the ranks of a smaller group, */
     int kept[QD_FAMILY_COUNT]; /* from this rank's part, -1: it has no row of it */
     int uses_left;
+    int cast;       /* the buffer for copies of its weights in fp8 for all micro-batches, -1: none */
+    bool is_cast;   /* it has them */
+    int casts_left; /* items that may read them */
     int in_window; /* number of the item whose window it was last found in */
     qd_pass_units read[QD_PASS_COUNT]; /* by its own passes */
     int tied;      /* one of its parameters that is tied to another module's, -1: none */
@@ -193,12 +196,13 @@ void qd_transfers_values(qd_builder *b); /* of tied parameters, after the update
 qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
                                int64_t count, qd_dtype dtype);
 
-/* units.c: parameters that are gathered. */
+/* units.c: parameters that are gathered, and cast once for all micro-batches. */
+qd_status qd_units_casts(const qd_strategy *strategy, bool *once); /* whether they are (fp8.weights) */
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);
 void qd_units_before(qd_builder *b, int item); /* gathers what it and the items after it need */
 void qd_units_wait(qd_builder *b, int item);   /* the newest action reads them */
 void qd_units_after(qd_builder *b, int item);  /* frees what is not needed soon */
-void qd_units_uses(const qd_builder *b, int module, int32_t *use); /* buffers of parameters */
+void qd_units_uses(const qd_builder *b, int module, int32_t *use); /* buffers of parameters and of their copies */
 
 /* gradients.c: where gradients are collected, how they are reduced, and what becomes of them. */
 qd_status qd_gradients_create(qd_builder *b, qd_arena *arena);

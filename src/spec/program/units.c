@@ -3,7 +3,11 @@
  * zero 3: the parameters of a module are in memory from their gather to the end of the last use
  * after which they are not needed soon. At any item of the step, the `prefetch` modules that are
  * needed next are gathered or in flight. zero 1 and 2: whole parameters stay in memory, and the
- * parts that other ranks have updated are gathered once, ahead of the first use. */
+ * parts that other ranks have updated are gathered once, ahead of the first use.
+ *
+ * Copies of weights in fp8 that all micro-batches read are made before the first use and freed
+ * after the last one. They never outlive a step, so whatever changes weights between steps cannot
+ * leave old copies behind. */
 #include "spec/program/program_impl.h"
 
 #include <string.h>
@@ -39,6 +43,12 @@ static qd_pass_units find_units(const qd_builder *b, int module_index, qd_pass p
     return units;
 }
 
+/* Gradients of weights need none. */
+static bool reads_casts(const qd_step_item *item)
+{
+    return item->pass != QD_PASS_W;
+}
+
 /* The units of an item. The same pass of a module recurs with every micro-batch, so they are looked
  * up once. */
 static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
@@ -47,6 +57,19 @@ static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
     if (!units->found)
         *units = find_units(b, item->module, (qd_pass)item->pass);
     return units;
+}
+
+/* With one micro-batch each form of a weight is cast once anyway, and one copy at a time is in
+ * memory. zero 3 frees weights after each use in order to save memory, so it keeps no copies. */
+qd_status qd_units_casts(const qd_strategy *s, bool *once)
+{
+    const bool stays = s->zero < 3 || s->reshard == QD_RESHARD_NEVER;
+    *once = s->training && s->fp8.on &&
+            (s->fp8.weights == QD_FP8_WEIGHTS_STEP || (s->fp8.weights == QD_FP8_WEIGHTS_AUTO && s->micro_batches > 1 && stays));
+    if (*once && !stays)
+        return QD_FAIL(QD_USAGE, "fp8.weights=step keeps copies of all weights, which parallel.zero=3 frees after each use: set "
+                                 "parallel.reshard_after_forward=false, or fp8.weights=auto");
+    return QD_OK;
 }
 
 qd_status qd_units_create(qd_builder *b, qd_arena *arena)
@@ -59,7 +82,7 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
     for (int m = 0; m < b->modules; m++) {
         const qd_module *module = &b->ledger->modules[m];
         b->gather.units[m] = (qd_unit){.buffer = -1, .pending = {-1, -1}, .packed = {-1, -1}, .kept = {-1, -1},
-                                       .in_window = -1, .tied = -1};
+                                       .cast = -1, .in_window = -1, .tied = -1};
         for (int i = module->param_begin; i < module->param_begin + module->param_count; i++) {
             bool tied = b->ledger->params[i].tied_to >= 0;
             b->gather.units[m].tied = tied ? i : b->gather.units[m].tied;
@@ -70,6 +93,7 @@ qd_status qd_units_create(qd_builder *b, qd_arena *arena)
         const qd_pass_units *units = item_units(b, &b->order.items[i]);
         for (int u = 0; u < units->count; u++)
             b->gather.units[units->unit[u]].uses_left++;
+        b->gather.units[b->order.items[i].module].casts_left += reads_casts(&b->order.items[i]);
     }
     return QD_OK;
 }
@@ -198,14 +222,32 @@ static void find_window(qd_builder *b, int first)
     }
 }
 
+/* Casts the weights of an item's module, unless an earlier item has. Memory for the copies of all
+ * modules is taken first, in one piece: between activations, which come and go, they would leave
+ * gaps. */
+static void cast_weights(qd_builder *b, int item)
+{
+    const int module = b->order.items[item].module;
+    qd_unit *unit = &b->gather.units[module];
+    for (int m = 0; m < b->modules && item == 0; m++)
+        if (b->gather.units[m].casts_left > 0) /* it is of this stage */
+            b->gather.units[m].cast = qd_build_alloc(b, QD_BUFFER_CAST, m, -1, qd_program_class(b->p, m)->region[QD_REGION_WEIGHTS]);
+    if (unit->cast < 0 || unit->is_cast || !reads_casts(&b->order.items[item]))
+        return;
+    unit->is_cast = true;
+    qd_action *a = qd_build_action(b, QD_ACTION_CAST_WEIGHTS, module, -1);
+    qd_units_uses(b, module, a->use);
+    qd_units_wait(b, item);
+}
+
 void qd_units_before(qd_builder *b, int item)
 {
-    if (b->strategy->zero == 0)
-        return;
-    find_window(b, item);
+    if (b->strategy->zero > 0)
+        find_window(b, item);
     for (int w = 0; w < b->gather.window_count; w++)
         if (!resident(b, b->gather.window[w]))
             gather(b, b->gather.window[w]);
+    cast_weights(b, item);
 }
 
 void qd_units_wait(qd_builder *b, int item)
@@ -245,6 +287,10 @@ static void release(qd_builder *b, int module, bool keep)
 
 void qd_units_after(qd_builder *b, int item)
 {
+    qd_unit *own = &b->gather.units[b->order.items[item].module];
+    own->casts_left -= reads_casts(&b->order.items[item]);
+    if (own->casts_left == 0)
+        qd_build_free(b, &own->cast);
     if (b->strategy->zero == 0)
         return;
     const qd_pass_units *units = item_units(b, &b->order.items[item]);
@@ -272,6 +318,7 @@ void qd_units_uses(const qd_builder *b, int module, int32_t *use)
     int whole = b->p->persistent[QD_BUFFER_PARAM];
     if (unit->untied)
         use[QD_USE_PARAM] = sharded ? unit->buffer : whole;
+    use[QD_USE_CAST] = unit->cast;
     if (unit->tied < 0)
         return;
     bool here = qd_storage_has(b->ledger, &b->p->storage, unit->tied);

@@ -241,6 +241,8 @@ qd_status qd_proof_derivative(proof_walk *w)
     derivation d = {.w = w, .slots = calloc((size_t)w->ops->slot_count + 1, sizeof *d.slots)};
     qd_status status = d.slots ? ports(&d, true) : QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     if (status == QD_OK)
+        status = follow(&d, QD_PHASES_ONCE);
+    if (status == QD_OK)
         status = follow(&d, 1u << QD_PHASE_FORWARD);
     if (status == QD_OK)
         status = ports(&d, false);

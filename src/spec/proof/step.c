@@ -75,6 +75,7 @@ static qd_buffer_kind kind_of(const proof_run *r, int buffer)
 static const unsigned holders[QD_USE_COUNT] = {
     [QD_USE_PARAM] = KIND(PARAM) | KIND(UNIT),
     [QD_USE_TIED_PARAM] = KIND(PARAM) | KIND(UNIT),
+    [QD_USE_CAST] = KIND(CAST),
     [QD_USE_GRAD] = KIND(GRAD) | KIND(GRAD_BLOCK),
     [QD_USE_TIED_GRAD] = KIND(TIED_GRAD),
     [QD_USE_IN] = KIND(PORT),
@@ -187,15 +188,39 @@ static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned 
     return QD_OK;
 }
 
+/* Copies of weights for all micro-batches count as those of the first one. */
+static qd_status cast_weights(proof_run *r, const proof_class *c)
+{
+    const qd_action *a = r->action;
+    if (a->use[QD_USE_CAST] < 0 || r->contents[a->use[QD_USE_CAST]].microbatch >= 0)
+        return qd_proof_action_fail(r, -1, 0, -1, "it has no buffer for copies of weights, or one that has some");
+    QD_TRY(reads_fresh(r, c, QD_PHASES_ONCE));
+    fill(r, QD_USE_CAST, a->module, 0);
+    return QD_OK;
+}
+
+static qd_status reads_casts(const proof_run *r, const proof_class *c, unsigned phases)
+{
+    bool reads = false;
+    for (int s = 0; s < c->ops->slot_count; s++)
+        reads = reads || (c->ops->slots[s].region == QD_REGION_WEIGHTS && (c->reads[s] & phases));
+    if (reads && r->action->use[QD_USE_CAST] < 0)
+        return qd_proof_action_fail(r, -1, 0, -1, "it reads copies of weights, but no buffer that it uses has them");
+    return reads ? expect(r, QD_USE_CAST, r->action->module, 0) : QD_OK;
+}
+
 static qd_status module_action(proof_run *r)
 {
     const qd_action *a = r->action;
     unsigned phases = qd_action_phases(a);
-    int mb = a->microbatch, batches = r->program->strategy.micro_batches;
+    bool once = phases == QD_PHASES_ONCE;
+    int mb = once ? 0 : a->microbatch, batches = r->program->strategy.micro_batches;
     if (a->module < 0 || a->module >= r->ledger->module_count || mb < 0 || mb >= batches || !qd_proof_class_of(r, a->module)->ops)
         return qd_proof_action_fail(r, -1, 0, -1, "there is no such module or micro-batch on this rank");
     const proof_class *c = qd_proof_class_of(r, a->module);
     QD_TRY(right_kinds(r));
+    if (once)
+        return cast_weights(r, c);
     uint8_t *done = &r->done[(size_t)a->module * (size_t)batches + (size_t)mb];
     bool forward = a->kind == QD_ACTION_FORWARD, again = a->kind == QD_ACTION_RECOMPUTE;
     if (*done & phases)
@@ -226,6 +251,7 @@ static qd_status module_action(proof_run *r)
     if (phases & 1u << QD_PHASE_INPUT)
         fill(r, QD_USE_GRAD_IN, a->module - 1, mb);
     QD_TRY(reads_fresh(r, c, phases));
+    QD_TRY(reads_casts(r, c, phases));
     return qd_proof_gradients_module(r);
 }
 

@@ -640,6 +640,7 @@ qd_status qd_proof_gradients_action(proof_run *r)
     case QD_ACTION_CLIP:
     case QD_ACTION_FREE:
     case QD_ACTION_LOAD:
+    case QD_ACTION_CAST_WEIGHTS:
     case QD_ACTION_FORWARD:
     case QD_ACTION_RECOMPUTE:
     case QD_ACTION_BACKWARD:

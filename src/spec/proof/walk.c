@@ -320,11 +320,12 @@ static qd_status follow(proof_walk *w, unsigned phases)
     return QD_OK;
 }
 
-/* Full recompute: a block keeps only its ports. Gradient writes are those of the first run. */
+/* Full recompute: a block keeps only its ports, and copies of weights for all micro-batches.
+ * Gradient writes are those of the first run. */
 static qd_status forget(proof_walk *w)
 {
     for (int i = 0; i < w->ops->slot_count; i++)
-        if (w->ops->slots[i].kind == QD_SLOT_LOCAL)
+        if (w->ops->slots[i].kind == QD_SLOT_LOCAL && w->ops->slots[i].region != QD_REGION_WEIGHTS)
             w->slots[i].count = 0;
     int writes = w->class_->write_count;
     QD_TRY(follow(w, QD_PHASES_AGAIN));
@@ -452,7 +453,7 @@ static qd_status note_reads(proof_class *c)
         return QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
     for (int i = 0; i < c->ops->op_count; i++) {
         const qd_op *op = &c->ops->ops[i];
-        unsigned phases = 1u << op->phase | (op->phase == QD_PHASE_FORWARD && op->again ? QD_PHASES_AGAIN : 0);
+        unsigned phases = op->once ? QD_PHASES_ONCE : 1u << op->phase | (op->phase == QD_PHASE_FORWARD && op->again ? QD_PHASES_AGAIN : 0);
         c->phases |= phases;
         for (int j = 0; j < QD_OP_SLOTS; j++)
             if (op->slot[j] >= 0 && qd_op_roles(op->kind)[j] != 'w')
@@ -467,6 +468,8 @@ static qd_status follow_all(proof_walk *w)
     const qd_strategy *s = &w->program->strategy;
     w->slots = calloc((size_t)w->ops->slot_count + 1, sizeof *w->slots);
     qd_status status = w->slots ? provide_all(w) : QD_FAIL(QD_NO_MEMORY, "no memory to prove the gradients");
+    if (status == QD_OK)
+        status = follow(w, QD_PHASES_ONCE);
     if (status == QD_OK)
         status = follow(w, 1u << QD_PHASE_FORWARD);
     if (status == QD_OK && s->training && w->ops->recompute == QD_RECOMPUTE_FULL)

@@ -499,6 +499,7 @@ static const action_fn action_table[QD_ACTION_KIND_COUNT] = {
     [QD_ACTION_FREE] = do_free,
     [QD_ACTION_LOAD] = do_load,
     [QD_ACTION_ZERO] = do_zero,
+    [QD_ACTION_CAST_WEIGHTS] = do_module,
     [QD_ACTION_FORWARD] = do_module,
     [QD_ACTION_RECOMPUTE] = do_module,
     [QD_ACTION_BACKWARD] = do_module,

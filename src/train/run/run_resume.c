@@ -116,7 +116,7 @@ static bool is_compared(const char *key)
     static const char *const others[] = {"data.tokenizer", "data.cache", "data.verify", "model.init_std", "train.micro_batch",
                                          "train.grad_sync", "train.swiglu", "train.recompute", "train.recompute_layers",
                                          "train.offload", "train.offload_chunk_mb", "train.deterministic",
-                                         "train.eval_every"};
+                                         "train.eval_every", "fp8.weights"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strcmp(key, others[i]) == 0)
             return false;
