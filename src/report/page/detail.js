@@ -18,7 +18,7 @@ const OTHER = CLASSES.length - 1;
 
 /* Classifies an action by its kind: the first pattern that matches. */
 const COMMUNICATES = [[/scatter/, 5], [/gather|broadcast|share/, 4], [/send|recv|shift/, 7], [/all.?to.?all|dispatch|return|collect|hand_back/, 8], [/reduce/, 6]];
-const COMPUTES = [[/recompute/, 3], [/weight/, 2], [/backward/, 1], [/forward/, 0], [/update|norm|squares|sums|momentum|orthogonalize/, 9]];
+const COMPUTES = [[/recompute/, 3], [/backward_weight/, 2], [/backward/, 1], [/forward|cast/, 0], [/update|norm|squares|sums|momentum|orthogonalize/, 9]];
 function classOf(action) {
   const found = (action.group === undefined ? COMPUTES : COMMUNICATES).find(([pattern]) => pattern.test(action.kind));
   return found ? found[1] : OTHER;

@@ -57,7 +57,7 @@ function firstOf(bars, count) {
 
 /* Persistent memory is blue, memory in transit orange, activations green. */
 function memoryColour(kind, i) {
-  const hue = /moment|master/.test(kind) ? "--weight" : /^parameters/.test(kind) ? "--backward" : /tied gradients|^gradients$/.test(kind) ? "--forward"
+  const hue = /moment|master/.test(kind) ? "--weight" : /^parameters|in fp8/.test(kind) ? "--backward" : /tied gradients|^gradients$/.test(kind) ? "--forward"
     : /gathered|parts of|kept by|before their/.test(kind) ? "--gather" : /activations/.test(kind) ? "--update"
     : /gradients (until|between)/.test(kind) ? "--recompute" : /scratch|logits/.test(kind) ? "--exchange" : "--other";
   /* Neighbours of the same hue differ in strength. */

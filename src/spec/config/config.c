@@ -145,8 +145,9 @@ static const qd_option options_table[] = {
      "routers and adapters always do",
      NULL},
     {"fp8.weights", QD_OPTION_ENUM, "auto", 0, 0, "auto|step|use",
-     "fp8: when weights are cast; step: once per step, which keeps 2 bytes per weight; use: for each use; auto: once per step if it has "
-     "several micro-batches, but not where parallel.zero=3 frees weights after use; results are bit-identical",
+     "fp8: when weights are cast; step: once per step, which keeps 2 bytes per weight; use: for each use, with scales of tensors found "
+     "once per step; auto: once per step if it has several micro-batches, but not where parallel.zero=3 frees weights after use; results "
+     "are bit-identical",
      NULL},
 
     {"lora.rank", QD_OPTION_INT, "0", 0, 65536, NULL,

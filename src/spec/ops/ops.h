@@ -56,6 +56,9 @@ qd_fp8_scaling qd_fp8_scaling_of(qd_fp8_recipe recipe, bool weight);
 /* When weights are cast: once per step, which keeps their copies until the last micro-batch, or for
  * each use. AUTO: once where that saves casts and weights stay in memory (spec/program/units.c). */
 typedef enum qd_fp8_weights { QD_FP8_WEIGHTS_AUTO, QD_FP8_WEIGHTS_STEP, QD_FP8_WEIGHTS_USE } qd_fp8_weights;
+/* What an action of its own finds for all passes of a step: their scales, which take no memory, or
+ * copies too. */
+typedef enum qd_fp8_once { QD_FP8_ONCE_NOTHING, QD_FP8_ONCE_SCALES, QD_FP8_ONCE_COPIES } qd_fp8_once;
 
 /* train.precision=fp8: GEMMs of the linear layers of blocks have fp8 operands
  * (spec/passes/quantize.c). Weights and activations are E4M3. */
@@ -133,7 +136,7 @@ typedef struct qd_op {
      * (qd_action.squares), this op also produces the sums of squares of their rows. */
     bool squares;
     bool again;                /* phase F: a recompute action runs it too; other phases: the second run of an op of phase F */
-    bool once;                 /* phase F: a cast of weights that an action of its own runs instead, for all micro-batches */
+    bool once;                 /* phase F: a scale or cast of weights that an action of its own finds instead, for all passes */
     double flops;
     int64_t bytes; /* minimum memory traffic: every operand once */
 } qd_op;
@@ -177,7 +180,7 @@ typedef enum qd_region {
     QD_REGION_STASH_I, /* from the forward pass to phase I */
     QD_REGION_STASH_W, /* from the forward pass to phase W */
     QD_REGION_MID,     /* from phase I to phase W */
-    QD_REGION_WEIGHTS, /* copies of weights, for all micro-batches */
+    QD_REGION_WEIGHTS, /* copies and scales of weights, for all passes of a step */
     QD_REGION_COUNT
 } qd_region;
 
@@ -223,7 +226,7 @@ typedef struct qd_class_config {
     qd_recompute recompute; /* of blocks; the other modules stash almost nothing */
     qd_swiglu swiglu;
     qd_fp8 fp8;
-    bool cast_once; /* weights are cast by an action of its own, for all micro-batches */
+    qd_fp8_once weights_once;
     const qd_device_traits *traits;
 } qd_class_config;
 
@@ -233,7 +236,7 @@ qd_status qd_module_class_create(const qd_ledger *ledger, int decl, const qd_cla
                                  qd_arena *arena, qd_module_class *out);
 
 /* The phases that an action runs: bits 1 << qd_phase, or one of these values: the ops of phase F
- * that the backward pass recomputes, and those that cast weights for all micro-batches. */
+ * that the backward pass recomputes, and those that cast weights for all passes of a step. */
 #define QD_PHASES_AGAIN (1u << QD_PHASE_COUNT)
 #define QD_PHASES_ONCE (1u << (QD_PHASE_COUNT + 1))
 static inline bool qd_op_runs(const qd_op *op, unsigned phases)

@@ -16,7 +16,7 @@ static qd_phase life_phase(const qd_class_writer *w, const qd_op *op)
 typedef struct span {
     int first, last; /* op indices */
     qd_phase first_phase, last_phase;
-    bool used, once, each; /* by any op; by casts of weights for all micro-batches; by other ops */
+    bool used, once, each; /* by any op; by those that run once per step; by others */
     double key;      /* of scratch values: the order in which they are placed */
 } span;
 

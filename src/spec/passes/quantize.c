@@ -10,8 +10,8 @@
  * backward pass keeps the source anyway: then it casts it again, with the same scale, which takes
  * no memory. Otherwise the backward pass keeps the fp8 copy instead of the source.
  *
- * A weight may be cast once for all micro-batches, in all forms, by an action of its own
- * (qd_op.once).
+ * The scale of a weight may be found once for all passes of a step, by an action of its own, which
+ * may also cast it, in all forms (qd_op.once).
  *
  * Casts are bound by memory, so ops that produce values help them: norms and their gradients find
  * the largest magnitude of what they write, activations and their gradients are cast without being
@@ -132,10 +132,10 @@ static void check_sizes(qd_class_writer *w, const qd_op *op)
                       (long long)rows, STEP);
 }
 
-/* Whether all micro-batches of a step read the same copies of a slot. */
-static bool is_cast_once(const qd_class_writer *w, int slot)
+/* Whether all passes of a step share the scale, or the copies, of a slot. */
+static bool is_once(const qd_class_writer *w, int slot, qd_fp8_once what)
 {
-    return w->slots[slot].kind == QD_SLOT_PARAM && w->config->cast_once;
+    return w->slots[slot].kind == QD_SLOT_PARAM && w->config->weights_once >= what;
 }
 
 /* Whether an op of the backward pass that is not a GEMM in fp8 reads the slot, or it is kept for
@@ -144,7 +144,7 @@ static bool is_kept(const quantizing *q, int slot)
 {
     const qd_class_writer *w = q->w;
     if (w->slots[slot].kind != QD_SLOT_LOCAL)
-        return !is_cast_once(w, slot);
+        return !is_once(w, slot, QD_FP8_ONCE_COPIES);
     for (int i = 0; i < q->old.count; i++) {
         const qd_op *op = &q->old.ops[i];
         for (int j = 0; j < QD_OP_SLOTS && op->phase != QD_PHASE_FORWARD && !is_quantized(w, op); j++)
@@ -277,7 +277,7 @@ static void cast(quantizing *q, int slot, const gemm_operand *as)
     qd_class_measure(w, QD_CLASS_OP(w, CAST, (X, slot), (AMAX, q->amax[slot]), (Y, c.of[0]), (YT, c.of[1]),
                                     (SUMS, as->gradient ? sums_of(q, slot) : -1)));
     for (int i = first; i < w->op_count; i++)
-        w->ops[i].once = is_cast_once(w, slot);
+        w->ops[i].once = is_once(w, slot, w->ops[i].kind == QD_OP_AMAX ? QD_FP8_ONCE_SCALES : QD_FP8_ONCE_COPIES);
 }
 
 /* Sizes of an op that replaces another one. */

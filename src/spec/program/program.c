@@ -595,8 +595,8 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
     QD_TRY(choose_schedule(&b, arena));
     p->strategy.split_backward = strategy->split_backward || b.order.schedule->splits;
     QD_TRY(choose_groups(&b, &p->strategy, &p->storage, arena));
-    bool cast_once;
-    QD_TRY(qd_units_casts(&p->strategy, &cast_once));
+    qd_fp8_once weights_once;
+    QD_TRY(qd_units_casts(&p->strategy, &weights_once));
     qd_class_config classes = {
         .rank = rank, .batch = strategy->micro_batch, .seq = strategy->seq,
         .activation = strategy->activation, .param = strategy->param,
@@ -606,7 +606,7 @@ qd_status qd_program_create(const qd_ledger *ledger, const qd_strategy *strategy
         .overlap = strategy->overlap,
         .tensor_pieces = strategy->tensor_pieces,
         .expert_rows = strategy->expert_rows,
-        .swiglu = strategy->swiglu, .fp8 = strategy->fp8, .cast_once = cast_once,
+        .swiglu = strategy->swiglu, .fp8 = strategy->fp8, .weights_once = weights_once,
         .cp_mode = strategy->cp_mode,
         .traits = strategy->traits,
     };

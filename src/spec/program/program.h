@@ -68,7 +68,7 @@ typedef enum qd_stream_id { QD_STREAM_COMPUTE, QD_STREAM_COMM, QD_STREAM_IN, QD_
     X(FREE, "free")                       /* ends it */                                                        \
     X(LOAD, "load")                       /* tokens, targets and document starts of a micro-batch */           \
     X(ZERO, "zero")                       /* zeroes a range of a buffer */                                     \
-    X(CAST_WEIGHTS, "cast_weights")       /* copies of a module's weights in fp8, for all micro-batches */     \
+    X(CAST_WEIGHTS, "cast_weights")       /* fp8: scales and copies of a module's weights, for the whole step */ \
     X(FORWARD, "forward")                 /* phase F of a module for a micro-batch */                          \
     X(RECOMPUTE, "recompute")             /* ops of phase F whose results the backward pass needs */           \
     X(BACKWARD, "backward")               /* phases I and W */                                                 \

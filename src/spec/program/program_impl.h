@@ -43,7 +43,7 @@ typedef struct qd_unit {
     bool is_kept;  /* the next gather is among the ranks of a smaller group, */
     int kept[QD_FAMILY_COUNT]; /* from this rank's part, -1: it has no row of it */
     int uses_left;
-    int cast;       /* the buffer for copies of its weights in fp8 for all micro-batches, -1: none */
+    int cast;       /* the buffer for scales and copies of its weights in fp8, -1: none */
     bool is_cast;   /* it has them */
     int casts_left; /* items that may read them */
     int in_window; /* number of the item whose window it was last found in */
@@ -196,8 +196,8 @@ void qd_transfers_values(qd_builder *b); /* of tied parameters, after the update
 qd_action *qd_transfers_action(qd_builder *b, qd_action_kind kind, int module, int microbatch, int peer, int buffer, int64_t first,
                                int64_t count, qd_dtype dtype);
 
-/* units.c: parameters that are gathered, and cast once for all micro-batches. */
-qd_status qd_units_casts(const qd_strategy *strategy, bool *once); /* whether they are (fp8.weights) */
+/* units.c: parameters that are gathered, and cast once per step. */
+qd_status qd_units_casts(const qd_strategy *strategy, qd_fp8_once *once); /* whether they are (fp8.weights) */
 qd_status qd_units_create(qd_builder *b, qd_arena *arena);
 void qd_units_before(qd_builder *b, int item); /* gathers what it and the items after it need */
 void qd_units_wait(qd_builder *b, int item);   /* the newest action reads them */

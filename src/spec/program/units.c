@@ -5,7 +5,7 @@
  * needed next are gathered or in flight. zero 1 and 2: whole parameters stay in memory, and the
  * parts that other ranks have updated are gathered once, ahead of the first use.
  *
- * Copies of weights in fp8 that all micro-batches read are made before the first use and freed
+ * Scales and copies of weights in fp8 that all passes read are made before the first use and freed
  * after the last one. They never outlive a step, so whatever changes weights between steps cannot
  * leave old copies behind. */
 #include "spec/program/program_impl.h"
@@ -60,13 +60,20 @@ static const qd_pass_units *item_units(qd_builder *b, const qd_step_item *item)
 }
 
 /* With one micro-batch each form of a weight is cast once anyway, and one copy at a time is in
- * memory. zero 3 frees weights after each use in order to save memory, so it keeps no copies. */
-qd_status qd_units_casts(const qd_strategy *s, bool *once)
+ * memory. zero 3 frees weights after each use in order to save memory, so it keeps no copies. The
+ * scale of a tensor takes no memory; scales of rows and blocks are parts of copies. */
+qd_status qd_units_casts(const qd_strategy *s, qd_fp8_once *once)
 {
-    const bool stays = s->zero < 3 || s->reshard == QD_RESHARD_NEVER;
-    *once = s->training && s->fp8.on &&
-            (s->fp8.weights == QD_FP8_WEIGHTS_STEP || (s->fp8.weights == QD_FP8_WEIGHTS_AUTO && s->micro_batches > 1 && stays));
-    if (*once && !stays)
+    const bool stays = s->zero < 3 || s->reshard == QD_RESHARD_NEVER, keep = s->fp8.weights == QD_FP8_WEIGHTS_STEP;
+    const bool again = s->micro_batches > 1 || s->recompute == QD_RECOMPUTE_FULL;
+    *once = QD_FP8_ONCE_NOTHING;
+    if (!s->training || !s->fp8.on)
+        return QD_OK;
+    if (keep || (s->fp8.weights == QD_FP8_WEIGHTS_AUTO && s->micro_batches > 1 && stays))
+        *once = QD_FP8_ONCE_COPIES;
+    else if (again && s->fp8.recipe == QD_FP8_RECIPE_TENSOR)
+        *once = QD_FP8_ONCE_SCALES;
+    if (keep && !stays)
         return QD_FAIL(QD_USAGE, "fp8.weights=step keeps copies of all weights, which parallel.zero=3 frees after each use: set "
                                  "parallel.reshard_after_forward=false, or fp8.weights=auto");
     return QD_OK;

@@ -188,12 +188,12 @@ static qd_status reads_fresh(const proof_run *r, const proof_class *c, unsigned 
     return QD_OK;
 }
 
-/* Copies of weights for all micro-batches count as those of the first one. */
+/* Scales and copies of weights for all micro-batches count as those of the first one. */
 static qd_status cast_weights(proof_run *r, const proof_class *c)
 {
     const qd_action *a = r->action;
     if (a->use[QD_USE_CAST] < 0 || r->contents[a->use[QD_USE_CAST]].microbatch >= 0)
-        return qd_proof_action_fail(r, -1, 0, -1, "it has no buffer for copies of weights, or one that has some");
+        return qd_proof_action_fail(r, -1, 0, -1, "it has no buffer for weights in fp8, or one that has some");
     QD_TRY(reads_fresh(r, c, QD_PHASES_ONCE));
     fill(r, QD_USE_CAST, a->module, 0);
     return QD_OK;
@@ -205,7 +205,7 @@ static qd_status reads_casts(const proof_run *r, const proof_class *c, unsigned 
     for (int s = 0; s < c->ops->slot_count; s++)
         reads = reads || (c->ops->slots[s].region == QD_REGION_WEIGHTS && (c->reads[s] & phases));
     if (reads && r->action->use[QD_USE_CAST] < 0)
-        return qd_proof_action_fail(r, -1, 0, -1, "it reads copies of weights, but no buffer that it uses has them");
+        return qd_proof_action_fail(r, -1, 0, -1, "it reads weights in fp8 or their scales, but no buffer that it uses has them");
     return reads ? expect(r, QD_USE_CAST, r->action->module, 0) : QD_OK;
 }
 

@@ -320,8 +320,8 @@ static qd_status follow(proof_walk *w, unsigned phases)
     return QD_OK;
 }
 
-/* Full recompute: a block keeps only its ports, and copies of weights for all micro-batches.
- * Gradient writes are those of the first run. */
+/* Full recompute: a block keeps only its ports, and weights in fp8 or their scales. Gradient
+ * writes are those of the first run. */
 static qd_status forget(proof_walk *w)
 {
     for (int i = 0; i < w->ops->slot_count; i++)
