@@ -309,6 +309,7 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
  * caches. For a group of one this is the whole operation; the core never calls a backend for
  * those. */
 void qd_transfer_copy_own(const qd_transfer *op, const qd_copy_way *way);
+qd_copy_way qd_transfer_copy_way(int64_t bytes); /* of a piece of this size, without a given way */
 
 /* Compares a peer's call with ours. QD_MISMATCH names both sides; peer_place may be "". For send
  * and receive the kinds must be counterparts, and roots are not compared. */

@@ -152,13 +152,15 @@ void qd_transfer_own_pieces(const qd_transfer *op, qd_transfer_visit visit, void
 #define STREAM_BYTES (1 << 20) /* without a given way, pieces of this size and more bypass the caches */
 #define PAGES_BYTES (8 << 20)  /* beyond the reach of the TLB */
 
+qd_copy_way qd_transfer_copy_way(int64_t bytes)
+{
+    return bytes < STREAM_BYTES ? QD_COPY_NEAR : bytes < PAGES_BYTES ? QD_COPY_PAGE : QD_COPY_PAGES;
+}
+
 static void copy_piece(void *context, void *to, const void *from, int64_t bytes)
 {
     const qd_copy_way *way = context;
-    qd_comm_copy(to, from, bytes, way                    ? *way
-                                  : bytes < STREAM_BYTES ? QD_COPY_NEAR
-                                  : bytes < PAGES_BYTES  ? QD_COPY_PAGE
-                                                         : QD_COPY_PAGES);
+    qd_comm_copy(to, from, bytes, way ? *way : qd_transfer_copy_way(bytes));
 }
 
 void qd_transfer_copy_own(const qd_transfer *op, const qd_copy_way *way)

@@ -33,6 +33,7 @@ _Static_assert(QD_REMOTE_CARRY_LEAST <= SUM_CHUNK_LEAST && QD_REMOTE_CARRY_ALL <
 /* Rooted operations of larger groups do not send heads to all ranks. */
 #define HEADS_TO_ALL_MOST 64
 #define LARGE ((int64_t)64 << 10) /* copies and sums of this size and more are timed */
+#define KEEP_PIECE ((int64_t)64 << 10)
 
 typedef struct run {
     qd_remote_group *group;
@@ -50,7 +51,8 @@ typedef struct run {
     bool passes;         /* reduce: this rank does not keep its sums; they stay in a stage until they are sent */
     bool in_place;       /* the direct sum overwrites what is being sent */
     bool large;
-    bool keeps;          /* the part that stays on this rank is still to be copied */
+    bool keeps;          /* the part that stays on this rank is not yet copied, but for its first */
+    int64_t kept;        /* bytes */
     bool ended;
 } run;
 _Static_assert(sizeof(run) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
@@ -518,23 +520,31 @@ static bool link_busy(const qd_remote_link *link)
            link->second_rx.done < link->second_rx.chunks;
 }
 
-/* Copies the part that stays on this rank, once. */
-static void keep_own(qd_transfer *op)
+typedef struct window {
+    int64_t skip, left; /* bytes */
+} window;
+
+static void keep_piece(void *context, void *to, const void *from, int64_t bytes)
 {
-    run *r = run_of(op);
-    if (r->keeps)
-        qd_transfer_copy_own(op, NULL);
-    r->keeps = false;
+    window *w = context;
+    const qd_copy_way way = qd_transfer_copy_way(bytes);
+    const int64_t skip = w->skip < bytes ? w->skip : bytes;
+    const int64_t take = w->left < bytes - skip ? w->left : bytes - skip;
+    qd_comm_copy((char *)to + skip, (const char *)from + skip, take, way);
+    w->skip -= skip;
+    w->left -= take;
 }
 
-/* Whether the heads of all ranks have arrived, so that all receives that can be posted are. */
-static bool all_greeted(const qd_transfer *op)
+/* Copies the next bytes, at most so many, of the part that stays on this rank. */
+static void keep_own(qd_transfer *op, int64_t most)
 {
-    const qd_remote_link *links = run_of(op)->group->links;
-    for (int p = 0; p < op->comm->size; p++)
-        if (p != op->comm->rank && links[p].head_wanted && !links[p].greeted)
-            return false;
-    return true;
+    run *r = run_of(op);
+    window w = {.skip = r->kept, .left = most};
+    if (!r->keeps)
+        return;
+    qd_transfer_own_pieces(op, keep_piece, &w);
+    r->kept += most - w.left;
+    r->keeps = w.left == 0;
 }
 
 qd_status qd_remote_coll_start(qd_transfer *op)
@@ -565,14 +575,14 @@ qd_status qd_remote_coll_start(qd_transfer *op)
         const void *payload = NULL;
         if (bytes > 0 && bytes <= qd_remote_carry(link) && r->parent < 0)
             payload = first_source(op, p, 0, link->first_tx.count, stage_of(r, p, STAGE_PACK));
-        int64_t length = qd_remote_write_head(group->world, link, op, bytes, payload, link->tx);
+        int64_t length = qd_remote_write_head(group->world, op, bytes, payload, payload ? bytes : 0, link->tx);
         if (length > (int64_t)sizeof(qd_remote_head))
             link->first_tx.chunks = 0;
         QD_TRY(post_send(group, p, QD_REMOTE_TAG_HEAD, link->tx, length, QD_REMOTE_HEAD_TX));
     }
     r->keeps = q->kind == QD_COLL_ALL_GATHER || q->kind == QD_COLL_ALL_TO_ALL || (q->kind == QD_COLL_GATHER && rank == q->root);
     if (!r->large)
-        keep_own(op);
+        keep_own(op, INT64_MAX);
     return advance(op);
 }
 
@@ -591,12 +601,11 @@ qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
         for (int i = 0; i < completed; i++)
             QD_TRY(complete(op, group->indices[i]));
         QD_TRY(advance(op));
-        if (r->keeps && all_greeted(op))
-            keep_own(op); /* while payloads are in transit */
         if (r->large)
             op->busy_seconds += qd_clock_now() - before;
         atomic_store_explicit(&group->world->naps, 0, memory_order_relaxed);
     } else if (group->active > 0) {
+        keep_own(op, KEEP_PIECE); /* while nothing arrives */
         qd_remote_ask(group, op, -1, &group->asked);
         return QD_OK;
     }
@@ -605,7 +614,7 @@ qd_status qd_remote_coll_poll(qd_transfer *op, bool *done, bool *moved)
     for (int p = 0; p < n; p++)
         if (p != op->comm->rank && link_busy(&group->links[p]))
             return QD_OK;
-    keep_own(op); /* of a group of one */
+    keep_own(op, INT64_MAX); /* what is left of it */
     if (op->request.kind == QD_COLL_SCATTER)
         qd_transfer_copy_own(op, NULL); /* in place: after everything was sent */
     r->ended = *done = *moved = true;

@@ -16,6 +16,7 @@ typedef struct p2p_state {
     bool sending, greeted;
 } p2p_state;
 enum { HEAD, DATA };
+#define FIRST_PART ((int64_t)16 << 10) /* of a long message, with its head: it is copied twice more than the rest */
 _Static_assert(sizeof(p2p_state) <= QD_TRANSFER_STATE_BYTES, "the state must fit into the operation");
 
 static p2p_state *state_of(const qd_transfer *op)
@@ -66,8 +67,9 @@ qd_status qd_remote_p2p_start(qd_transfer *op)
 
     /* Where a head carries much, the receiver copies the first part of a long message while the
      * rest is in transit. */
-    bool carries = s->total <= qd_remote_carry(s->link) || qd_remote_carry(s->link) > QD_REMOTE_CARRY_LEAST;
-    int64_t length = qd_remote_write_head(group->world, s->link, op, s->total, carries ? s->bytes : NULL, *bounce);
+    const int64_t most = qd_remote_carry(s->link), first = most < FIRST_PART ? most : FIRST_PART;
+    const int64_t carried = s->total <= most ? s->total : most > QD_REMOTE_CARRY_LEAST ? first : 0;
+    int64_t length = qd_remote_write_head(group->world, op, s->total, s->bytes, carried, *bounce);
     s->posted = length - (int64_t)sizeof(qd_remote_head);
     QD_TRY(qd_remote_send(group, r->root, QD_REMOTE_TAG_P2P_HEAD, *bounce, length, s->requests, HEAD));
     return post_next(op);

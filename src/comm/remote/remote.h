@@ -222,10 +222,10 @@ static inline int64_t qd_remote_carry(const qd_remote_link *link)
     return link->head_bytes - (int64_t)sizeof(qd_remote_head);
 }
 
-/* Writes the head of `op` into `buffer` (link->head_bytes), followed by as many of the `bytes`
- * bytes of `payload` as fit; NULL: by none. Returns the length of the message. */
-int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link *link, const qd_transfer *op, int64_t bytes,
-                             const void *payload, unsigned char *buffer);
+/* Writes the head of `op`, whose payload has `bytes` bytes, into `buffer`, followed by the first
+ * `carried` bytes of the payload. Returns the length of the message. */
+int64_t qd_remote_write_head(const qd_remote_world *world, const qd_transfer *op, int64_t bytes, const void *payload, int64_t carried,
+                             unsigned char *buffer);
 
 /* A head of the group rank has arrived: what it says about that rank. */
 void qd_remote_hear(qd_remote_group *group, int peer, qd_remote_head *head);

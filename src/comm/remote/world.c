@@ -41,15 +41,13 @@ qd_status qd_remote_recv(qd_remote_group *group, int peer, int channel, void *da
     return world->transport->recv(world->self, group->comm->world_ranks[peer], group->comm->id, channel, data, bytes, requests, index);
 }
 
-int64_t qd_remote_write_head(const qd_remote_world *world, const qd_remote_link *link, const qd_transfer *op, int64_t bytes,
-                             const void *payload, unsigned char *buffer)
+int64_t qd_remote_write_head(const qd_remote_world *world, const qd_transfer *op, int64_t bytes, const void *payload, int64_t carried,
+                             unsigned char *buffer)
 {
-    qd_remote_head head = {.fingerprint = op->fingerprint, .bytes = bytes};
+    qd_remote_head head = {.fingerprint = op->fingerprint, .bytes = bytes, .carried = carried};
     memcpy(head.place, world->place, sizeof head.place);
-    if (payload && bytes > 0) {
-        head.carried = bytes < qd_remote_carry(link) ? bytes : qd_remote_carry(link);
-        memcpy(buffer + sizeof head, payload, (size_t)head.carried);
-    }
+    if (carried > 0)
+        memcpy(buffer + sizeof head, payload, (size_t)carried);
     memcpy(buffer, &head, sizeof head);
     return (int64_t)sizeof head + head.carried;
 }
