@@ -86,7 +86,7 @@ static void amx_finish(const qd_gemm_block *g, float *side, int64_t m, int64_t n
         });
     }
     if (!c)
-        round_sums(a, g->m + m, g->n + n, side, AMX_LINES, rows, cols);
+        round_sums(a, g->m + m, g->n + n, side, AMX_LINES, NULL, 0, rows, cols);
 }
 
 /* Rows of op(a) beyond the last one must not be read: `edge` (32, kc) pairs gets the last panel of
@@ -145,7 +145,7 @@ static void amx_multiply(const qd_gemm_block *g)
         }
     }
     if (g->sums && g->k + g->kc >= qd_gemm_steps(args, g->pairs))
-        round_sums(args, g->m, g->n, g->sums, g->ld_sums, g->rows, g->cols);
+        round_sums(args, g->m, g->n, g->sums, g->ld_sums, NULL, 0, g->rows, g->cols);
 }
 
 /* Twice the chunks of the other tiles: a core computes eight times as fast, and its operands must

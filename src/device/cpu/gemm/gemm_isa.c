@@ -270,6 +270,8 @@ typedef struct tile {
     bool add;
     float *c;
     int64_t ldc;
+    const char *expected; /* prefetched for writing: c, or where its values go afterwards */
+    int64_t expected_row; /* bytes */
 } tile;
 
 #if defined(__AVX512F__)
@@ -328,8 +330,8 @@ QD_INLINE void micro_tile_as(const tile *t, int64_t row, int64_t a_step, bool pa
     for (int r = 0; r < MR; r++) {
 #pragma GCC unroll 4
         for (int j = 0; j < NR; j += LINE)
-            __builtin_prefetch(c + r * t->ldc + j, 1);
-        __builtin_prefetch(c + r * t->ldc + NR - 1, 1);
+            __builtin_prefetch(t->expected + r * t->expected_row + 4 * j, 1);
+        __builtin_prefetch(t->expected + r * t->expected_row + 4 * NR - 4, 1);
         const char *next = t->next + r * t->next_row;
         for (int64_t four = 0; four < fours; four++, p += 4, b += 4 * NR, next += t->next_step) {
             __builtin_prefetch(next, 0, 2);
@@ -413,7 +415,7 @@ typedef void micro_tile(const tile *t);
 /* A tile that extends beyond the edge of c: computed in a full tile on the stack. */
 static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
 {
-    float side[MR * NR];
+    float side[MR * NR] __attribute__((aligned(64)));
     if (t->add) {
         memset(side, 0, sizeof side);
         for (int i = 0; i < rows; i++)
@@ -427,13 +429,17 @@ static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
         memcpy(t->c + i * t->ldc, side + i * NR, (size_t)cols * sizeof(float));
 }
 
-/* Rounds finished sums (rows, cols; row stride ld) into a bf16 c, from row m and column n on. */
-QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const float *sums, int64_t ld, int64_t rows, int64_t cols)
+/* Rounds finished sums (rows, cols; row stride ld) into a bf16 c, from row m and column n on. before:
+ * sums of earlier blocks of k, row stride ld_before, or NULL. */
+QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const float *sums, int64_t ld, const float *before,
+                          int64_t ld_before, int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i++) {
         const int64_t at = (m + i) * a->ldc + n;
         QD_FOR_VECTORS(j, here, cols, {
             vf value = vec_load(sums + i * ld, j, here, QD_F32);
+            if (before)
+                value = vec_load(before + i * ld_before, j, here, QD_F32) + value;
             if (a->accumulate)
                 value += vec_load(a->c, at + j, here, QD_BF16);
             vec_store(a->c, at + j, value, here, QD_BF16);
@@ -441,18 +447,20 @@ QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const f
     }
 }
 
-/* A tile of a bf16 c whose sums are complete: rounded from the stack. */
-static void rounded_tile(micro_tile *micro, const tile *t, const qd_matmul_args *a, int64_t m, int64_t n, int rows, int cols)
+/* A tile of a bf16 c in the last block of k: rounded from the stack. */
+static void rounded_tile(micro_tile *micro, const tile *t, const qd_matmul_args *a, int64_t m, int64_t n, const float *before,
+                         int64_t ld_before, int rows, int cols)
 {
-    float side[MR * NR];
+    float side[MR * NR] __attribute__((aligned(64)));
     tile whole = *t;
     whole.c = side;
     whole.ldc = NR;
+    whole.add = false;
     micro(&whole);
     if (cols == NR)
-        round_sums(a, m, n, side, NR, rows, NR);
+        round_sums(a, m, n, side, NR, before, ld_before, rows, NR);
     else
-        round_sums(a, m, n, side, NR, rows, cols);
+        round_sums(a, m, n, side, NR, before, ld_before, rows, cols);
 }
 
 /* Memory layout of the panels of a. */
@@ -461,11 +469,17 @@ typedef struct layout {
     bool by_rows;
 } layout;
 
+/* a is read in place and widened to fp32, a panel at a time. */
+static bool widens(const qd_gemm_block *g)
+{
+    return g->direct && qd_gemm_widens(g->args, g->pairs);
+}
+
 static layout layout_of_a(const qd_gemm_block *g)
 {
     const qd_matmul_args *a = g->args;
     if (g->direct) {
-        const int64_t row = a->lda * (g->pairs ? 2 : 4);
+        const int64_t row = a->lda * (a->a_dtype == QD_BF16 ? 2 : 4);
         return (layout){.row = row, .panel = MR * row, .by_rows = true};
     }
     return (layout){.row = 4 * (a->trans_a ? 1 : g->kc), .panel = 4 * stride_of_panel(MR, g->kc), .by_rows = !a->trans_a};
@@ -486,47 +500,63 @@ static void share_next(tile *t, const void *panel, int64_t row, int64_t length, 
 static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t high, int64_t wide)
 {
     layout a = layout_of_a(g);
-    if (g->direct)
-        show_reads(g->a, g->rows, a.row, g->kc);
-    else
+    if (!g->direct)
         show_reads(g->a, high, a.panel, MR * g->kc);
+    else if (!widens(g))
+        show_reads(g->a, g->rows, a.row, g->kc);
     show_reads(g->b, wide, 4 * stride_of_panel(NR, g->kc), NR * g->kc);
     if (c)
         show_writes(c, g->rows, ldc, g->cols);
 }
 
+/* A panel of an a that is read in place but cannot be multiplied there: bf16 elements become floats,
+ * and rows beyond the last one 0. to (MR, kc; row stride `ld`) */
+static void copy_panel(float *to, int64_t ld, const qd_gemm_block *g, const char *rows, int64_t row, int64_t count)
+{
+    for (int64_t i = 0; i < MR; i++, to += ld, rows += row) {
+        if (i >= count)
+            memset(to, 0, (size_t)g->kc * sizeof *to);
+        else if (widens(g))
+            QD_FOR_VECTORS(p, n, g->kc, { vec_store(to, p, vec_load(rows, p, n, QD_BF16), n, QD_F32); });
+        else
+            memcpy(to, rows, (size_t)g->kc * sizeof *to);
+    }
+}
+
 static void multiply(const qd_gemm_block *g)
 {
     const qd_matmul_args *args = g->args;
-    bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
-    bool use_bias = args->bias && g->k == 0;
-    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums; /* NULL: tiles are rounded into c */
+    const bool direct = args->c_dtype == QD_F32, add = g->k > 0 || (args->accumulate && direct);
+    const bool use_bias = args->bias && g->k == 0, rounds = !direct && g->k + g->kc >= qd_gemm_steps(args, g->pairs);
+    const int size = direct ? 4 : 2;
+    float *c = direct ? (float *)args->c + g->m * args->ldc + g->n : g->sums; /* NULL: there is only one block of k */
+    char *values = (char *)args->c + (g->m * args->ldc + g->n) * size;
     int64_t ldc = direct ? args->ldc : g->ld_sums, kc = g->kc;
     int64_t high = (g->rows + MR - 1) / MR, wide = (g->cols + NR - 1) / NR;
     layout a = layout_of_a(g);
-    show_block(g, c, ldc, high, wide);
+    show_block(g, rounds ? NULL : c, ldc, high, wide);
     micro_tile *micro = g->pairs ? (a.by_rows ? micro_tile_pair_rows : micro_tile_pair_columns)
                                  : (a.by_rows ? micro_tile_rows : micro_tile_columns);
     const char *panels = g->a;
-    /* Where a is read in place, rows beyond the last one must not be read. */
-    float edge[MR * QD_GEMM_KC];
-    int64_t edge_rows = g->direct ? g->rows % MR : 0;
-    if (edge_rows) {
-        memset(edge, 0, (size_t)(MR * kc) * sizeof(float));
-        for (int64_t i = 0; i < edge_rows; i++)
-            memcpy(edge + i * kc, panels + (high - 1) * a.panel + i * a.row, (size_t)kc * sizeof(float));
-    }
-    int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high;
+    /* Rows of different panels, whose distance may be a multiple of a page, must not share cache sets. */
+    float copied[MR * (QD_GEMM_KC + LINE)] __attribute__((aligned(64)));
+    const int64_t ld_copied = kc + LINE;
+    int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high, held = -1; /* held: the copied panel */
     tile t = {.kc = kc, .add = add, .ldc = ldc};
     for (int64_t o = 0; o < passing; o++) {
         for (int64_t s = 0; s < staying; s++) {
             int64_t i = g->b_stays ? o : s, j = g->b_stays ? s : o;
-            bool on_edge = edge_rows && i == high - 1;
-            t.a = on_edge ? (const char *)edge : panels + i * a.panel;
-            t.a_row = on_edge ? 4 * kc : a.row;
+            int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
+            const bool copies = g->direct && (mr < MR || widens(g));
+            if (copies && held != i)
+                copy_panel(copied, ld_copied, g, panels + i * a.panel, a.row, mr);
+            held = copies ? i : held;
+            t.a = copies ? (const char *)copied : panels + i * a.panel;
+            t.a_row = copies ? 4 * ld_copied : a.row;
             t.b = g->b + j * stride_of_panel(NR, kc);
             t.c = c ? c + i * MR * ldc + j * NR : NULL;
-            int mr = (int)smaller(MR, g->rows - i * MR), nr = (int)smaller(NR, g->cols - j * NR);
+            t.expected = rounds || direct ? values + (i * MR * args->ldc + j * NR) * size : (const char *)t.c;
+            t.expected_row = rounds || direct ? args->ldc * size : 4 * ldc;
             vf bias[NV] = {0};
             for (int v = 0; use_bias && v * QD_VF < nr; v++)
                 bias[v] = vf_load_n_as(args->bias, g->n + j * NR + v * QD_VF, (int)smaller(nr - v * QD_VF, QD_VF),
@@ -537,17 +567,15 @@ static void multiply(const qd_gemm_block *g)
             else if (!g->b_stays)
                 share_next(&t, t.b + stride_of_panel(NR, kc), 4 * (NR * kc / MR), NR * kc / MR, s, staying);
             else
-                share_next(&t, t.a + a.panel, a.by_rows ? a.row : 4 * kc, kc, s, staying);
-            if (!c)
-                rounded_tile(micro, &t, args, g->m + i * MR, g->n + j * NR, mr, nr);
+                share_next(&t, panels + (i + 1) * a.panel, a.by_rows ? a.row : 4 * kc, widens(g) ? kc / 2 : kc, s, staying);
+            if (rounds)
+                rounded_tile(micro, &t, args, g->m + i * MR, g->n + j * NR, t.c, ldc, mr, nr);
             else if (mr == MR && nr == NR)
                 micro(&t);
             else
                 edge_tile(micro, &t, mr, nr);
         }
     }
-    if (g->sums && g->k + kc >= qd_gemm_steps(args, g->pairs))
-        round_sums(args, g->m, g->n, g->sums, g->ld_sums, g->rows, g->cols);
 }
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {

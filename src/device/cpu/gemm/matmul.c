@@ -207,20 +207,22 @@ static void run(qd_cpu *cpu, const qd_matmul_args *a)
 {
     const bool pairs = cpu->dots && a->a_dtype == QD_BF16 && a->b_dtype == QD_BF16;
     const qd_cpu_gemm *gemm = qd_cpu_gemm_of(cpu, pairs);
-    const bool direct = qd_gemm_direct(gemm, a, pairs);
     if (gemm->multiply_row && a->m == 1 && a->k > 0 && !a->trans_a && a->trans_b) {
         row_job row = {gemm, a, pairs};
         int64_t parts = count_parts(a->n, QD_GEMM_ROW_COLUMNS);
         qd_pool_for(cpu->pool, parts, (double)a->n * (double)a->k < SMALL ? parts : 1, run_row, &row);
         return;
     }
+    const int64_t threads = qd_pool_threads(cpu->pool);
+    bool direct = qd_gemm_direct(gemm, a, pairs), own_a = takes_a(gemm, a, direct, threads);
+    if (own_a && qd_gemm_widens(a, pairs))
+        direct = false;
     if (!direct && qd_gemm_run_ahead(cpu, gemm, a, pairs))
         return;
-    job j = {.cpu = cpu, .gemm = gemm, .block = {.args = a, .pairs = pairs, .direct = direct}};
+    job j = {.cpu = cpu, .gemm = gemm, .block = {.args = a, .pairs = pairs, .direct = direct}, .own_a = own_a};
     qd_gemm_block *g = &j.block;
-    const int64_t threads = qd_pool_threads(cpu->pool), steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);
+    const int64_t steps = qd_gemm_steps(a, pairs), kc = larger(qd_gemm_k_block(steps), 1);
     const bool keeps_sums = a->c_dtype != QD_F32 && kc < steps;
-    j.own_a = takes_a(j.gemm, a, direct, threads);
     j.packs_own = !j.own_a || !direct;
     j.packs_shared = j.own_a || !direct;
     j.own = qd_cpu_workspace(cpu, 0);

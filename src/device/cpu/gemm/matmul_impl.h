@@ -82,11 +82,17 @@ static inline const qd_cpu_gemm *qd_cpu_gemm_of(const qd_cpu *cpu, bool pairs)
     return qd_cpu_gemm_for(cpu);
 }
 
-/* op(a) is read in place if it is not transposed and holds what tiles multiply: fp32, or whole
- * tiles of pairs. */
+/* bf16 elements that fp32 multiply-adds need as floats. */
+static inline bool qd_gemm_widens(const qd_matmul_args *a, bool pairs)
+{
+    return !pairs && a->a_dtype == QD_BF16;
+}
+
+/* op(a) can be read in place if it is not transposed and holds what tiles multiply: fp32, whole
+ * tiles of pairs, or bf16 elements, a panel of which is widened for each chunk of b. */
 static inline bool qd_gemm_direct(const qd_cpu_gemm *gemm, const qd_matmul_args *a, bool pairs)
 {
-    return !a->trans_a && (pairs ? a->k % (2 * gemm->tile_steps) == 0 : a->a_dtype == QD_F32);
+    return !a->trans_a && (pairs ? a->k % (2 * gemm->tile_steps) == 0 : a->a_dtype == QD_F32 || a->a_dtype == QD_BF16);
 }
 
 #endif

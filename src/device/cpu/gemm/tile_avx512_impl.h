@@ -18,9 +18,9 @@ _Static_assert(MR == 8 && NV == 3 && QD_VF == 16, "the tile below");
 /* Values that are not needed in every step stay in memory. Strides are in bytes. */
 typedef struct tile_frame {
     int64_t blocks, rest; /* groups of 8 steps per prefetched row of c; steps after all groups */
-    int64_t ldc, next_row, next_step;
-    const char *next;
-    char *c, *c_end;
+    int64_t ldc, next_row, next_step, expected_row;
+    const char *next, *expected, *expected_end;
+    char *c;
     const vf *bias;
     int64_t add;
 } tile_frame;
@@ -88,14 +88,14 @@ typedef struct tile_frame {
 #define TILE_CODE(STEP, op, BY8, BY1)                                                                           \
     TILE_ALL_ROWS(TILE_CLEAR)                                                                               \
     "cmpq $0, %c[blocks](%[f])\n"                                                                           \
-    "mov %c[c_](%[f]), %[c]\n"                                                                              \
+    "mov %c[expected](%[f]), %[c]\n"                                                                        \
     "je 3f\n"                                                                                               \
     "1:\n"                                                                                                  \
     "prefetchw (%[c])\n"                                                                                    \
     "prefetchw 64(%[c])\n"                                                                                  \
     "prefetchw 128(%[c])\n"                                                                                 \
     "prefetchw 188(%[c])\n"                                                                                 \
-    "add %c[ldc](%[f]), %[c]\n"                                                                             \
+    "add %c[expected_row](%[f]), %[c]\n"                                                                    \
     "mov %c[next](%[f]), %[n]\n"                                                                            \
     "mov %c[blocks](%[f]), %[i]\n"                                                                          \
     ".p2align 5\n"                                                                                          \
@@ -108,7 +108,7 @@ typedef struct tile_frame {
     "jnz 2b\n"                                                                                              \
     "mov %c[next_row](%[f]), %[i]\n"                                                                        \
     "add %[i], %c[next](%[f])\n"                                                                            \
-    "cmp %[c], %c[c_end](%[f])\n"                                                                           \
+    "cmp %[c], %c[expected_end](%[f])\n"                                                                    \
     "jne 1b\n"                                                                                              \
     "3: mov %c[rest](%[f]), %[i]\n"                                                                         \
     "test %[i], %[i]\n"                                                                                     \
@@ -133,7 +133,8 @@ typedef struct tile_frame {
 #define TILE_FIELD(name, field) [name] "i"(offsetof(tile_frame, field))
 #define TILE_FIELDS                                                                                         \
     TILE_FIELD(blocks, blocks), TILE_FIELD(rest, rest), TILE_FIELD(ldc, ldc), TILE_FIELD(next_row, next_row), \
-        TILE_FIELD(next, next), TILE_FIELD(c_, c), TILE_FIELD(c_end, c_end), TILE_FIELD(bias, bias), TILE_FIELD(add, add)
+        TILE_FIELD(next, next), TILE_FIELD(expected, expected), TILE_FIELD(expected_row, expected_row),              \
+        TILE_FIELD(expected_end, expected_end), TILE_FIELD(c_, c), TILE_FIELD(bias, bias), TILE_FIELD(add, add)
 #define TILE_CLOBBERS                                                                                       \
     "zmm0", "zmm1", "zmm2", "zmm3", "zmm8", "zmm9", "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", \
         "zmm18", "zmm19", "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29", "zmm30", \
@@ -150,8 +151,8 @@ QD_INLINE tile_frame frame_of(const tile *t)
 {
     int64_t blocks = t->kc / (8 * MR);
     return (tile_frame){.blocks = blocks, .rest = t->kc - blocks * 8 * MR, .ldc = t->ldc * 4, .next_row = t->next_row,
-                        .next_step = t->next_step, .next = t->next, .c = (char *)t->c, .c_end = (char *)(t->c + MR * t->ldc),
-                        .bias = t->bias, .add = t->add};
+                        .next_step = t->next_step, .next = t->next, .expected = t->expected, .expected_row = t->expected_row,
+                        .expected_end = t->expected + MR * t->expected_row, .c = (char *)t->c, .bias = t->bias, .add = t->add};
 }
 
 #define TILE_BY_ROWS(name, op)                                                                              \
