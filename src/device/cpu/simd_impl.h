@@ -248,11 +248,16 @@ QD_INLINE vf vf_from_bf16(vh h)
 QD_INLINE vu vf_round_to_bf16(vf v)
 {
     vu bits = (vu)v;
-    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
 #if defined(__AVX512F__)
+    /* Without constants in registers: long loops have none left, and compilers then load each of them
+     * into a general register first. A sum of NaNs is the first of them, quiet. */
+    static const uint32_t almost_half = 0x7fff;
     __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
-    return (vu)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)bits, _mm512_set1_epi32(0x400000));
+    vu rounded = bits + (bits << 15 >> 31);
+    __asm__("vpaddd %1%{1to16%}, %0, %0" : "+v"(rounded) : "m"(almost_half));
+    return (vu)_mm512_mask_add_ps((__m512)rounded, nan, (__m512)v, (__m512)v);
 #else
+    vu rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
     vu nan = (vu)(v != v);
     return (rounded & ~nan) | ((bits | 0x400000u) & nan);
 #endif
@@ -262,7 +267,9 @@ QD_INLINE vu vf_round_to_bf16(vf v)
 QD_INLINE vh vu_high_halves(vu x)
 {
 #if defined(__AVX512F__)
-    return (vh)_mm512_cvtepi32_epi16(_mm512_srli_epi32((__m512i)x, 16));
+    typedef uint16_t halves __attribute__((vector_size(64)));
+    halves all = (halves)x;
+    return __builtin_shufflevector(all, all, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #else
     return __builtin_convertvector(x >> 16, vh);
 #endif

@@ -434,15 +434,17 @@ static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
 QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const float *sums, int64_t ld, const float *before,
                           int64_t ld_before, int64_t rows, int64_t cols)
 {
-    for (int64_t i = 0; i < rows; i++) {
-        const int64_t at = (m + i) * a->ldc + n;
+    const int64_t ldc = a->ldc;
+    const bool accumulate = a->accumulate;
+    uint16_t *c = (uint16_t *)a->c + m * ldc + n;
+    for (int64_t i = 0; i < rows; i++, c += ldc, sums += ld, before += before ? ld_before : 0) {
         QD_FOR_VECTORS(j, here, cols, {
-            vf value = vec_load(sums + i * ld, j, here, QD_F32);
+            vf value = vec_load(sums, j, here, QD_F32);
             if (before)
-                value = vec_load(before + i * ld_before, j, here, QD_F32) + value;
-            if (a->accumulate)
-                value += vec_load(a->c, at + j, here, QD_BF16);
-            vec_store(a->c, at + j, value, here, QD_BF16);
+                value = vec_load(before, j, here, QD_F32) + value;
+            if (accumulate)
+                value += vec_load(c, j, here, QD_BF16);
+            vec_store(c, j, value, here, QD_BF16);
         });
     }
 }
@@ -579,7 +581,7 @@ static void multiply(const qd_gemm_block *g)
 }
 
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
-    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .tile_steps = 1, .chunk_floats = 96 << 10, .own_floats = 112 << 10,
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .tile_steps = 1, .chunk_floats = 96 << 10, .own_floats = 176 << 10,
     .offset_a = offset_a, .offset_b = offset_b,
     .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply, .multiply_row = multiply_row,
 };
