@@ -394,6 +394,71 @@ static void threads_change_no_bit(void **state)
     check_threads(NULL, 4, 1100, 800, 3000, QD_F32, QD_F32, true); /* two slots */
 }
 
+/* Without dot products a bf16 operand is the floats that its elements stand for: results have the
+ * bits of a GEMM of those, and a bf16 c those of its sums, rounded once. */
+static void check_widening(const char *isa, int threads, int64_t m, int64_t n, int64_t k, bool trans_b, bool with_bias)
+{
+    const int64_t pad = 5, lda = k + pad, ldb = (trans_b ? k : n) + pad, ldc = n + pad, b_rows = trans_b ? n : k;
+    const int64_t elements = m * lda + b_rows * ldb + ldc;
+    uint16_t *half = malloc((size_t)elements * sizeof *half), *rounded = malloc((size_t)(m * ldc) * sizeof *rounded);
+    float *full = malloc((size_t)elements * sizeof *full), *sums = malloc((size_t)(m * ldc) * sizeof *sums);
+    float *same = malloc((size_t)(m * ldc) * sizeof *same);
+    assert_true(half && rounded && full && sums && same);
+    for (int64_t i = 0; i < elements; i++) {
+        half[i] = qd_f32_to_bf16((float)ops_normal());
+        full[i] = qd_bf16_to_f32(half[i]);
+    }
+    qd_device *device = ops_device(isa, threads);
+    qd_matmul_args args = {.a = full, .b = full + m * lda, .bias = with_bias ? full + m * lda + b_rows * ldb : NULL, .c = sums,
+                           .m = m, .n = n, .k = k, .lda = lda, .ldb = ldb, .ldc = ldc, .trans_b = trans_b};
+    ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
+    args.a_dtype = args.b_dtype = QD_BF16;
+    args.a = half;
+    args.b = half + m * lda;
+    args.bias = with_bias ? half + m * lda + b_rows * ldb : NULL;
+    args.c = same;
+    ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
+    args.c = rounded;
+    args.c_dtype = QD_BF16;
+    for (int accumulate = 0; accumulate < 2; accumulate++) {
+        const float before = 0.375f;
+        for (int64_t i = 0; i < m * ldc; i++)
+            rounded[i] = qd_f32_to_bf16(before);
+        args.accumulate = accumulate;
+        ops_assert_ok(qd_device_kernels(device)->matmul(qd_device_compute_stream(device), &args));
+        for (int64_t i = 0; i < m * n; i++) {
+            const int64_t at = i / n * ldc + i % n;
+            const uint16_t wanted = qd_f32_to_bf16(accumulate ? sums[at] + before : sums[at]);
+            if (memcmp(&same[at], &sums[at], sizeof same[at]) != 0 || rounded[at] != wanted)
+                fail_msg("%s, %lld x %lld x %lld: element %lld of bf16 operands is %a and, rounded, %04x, of floats %a and %04x", isa,
+                         (long long)m, (long long)n, (long long)k, (long long)i, same[at], rounded[at], sums[at], wanted);
+        }
+        for (int64_t i = 0; i < m * ldc; i++)
+            if (i % ldc >= n)
+                assert_int_equal(rounded[i], qd_f32_to_bf16(before));
+    }
+    free(half);
+    free(rounded);
+    free(full);
+    free(sums);
+    free(same);
+}
+
+static void bf16_counts_as_its_floats(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t m, n, k;
+    } sizes[] = {{3, 40, 1}, {21, 700, 37}, {8, 600, 1024}, {13, 620, 2 * QD_GEMM_KC + 37}, {70, 61, 1500}};
+    for (int s = 0; s < OPS_CPU_ISAS; s++) {
+        if (!ops_cpu(ops_cpu_isas[s]) || strstr(ops_cpu_isas[s], "bf16") || strstr(ops_cpu_isas[s], "amx"))
+            continue;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+            for (int threads = 1; threads <= 3; threads += 2)
+                check_widening(ops_cpu_isas[s], threads, sizes[i].m, sizes[i].n, sizes[i].k, (i + (size_t)threads / 2) % 2, i % 2);
+    }
+}
+
 static void refuses_bad_arguments(void **state)
 {
     (void)state;
@@ -456,6 +521,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest more[] = {cmocka_unit_test(refuses_bad_arguments), cmocka_unit_test(cuts_only_what_gains),
                                       cmocka_unit_test(pairs_round_as_documented), cmocka_unit_test(pairs_flush_subnormals),
-                                      cmocka_unit_test(a_row_alone_is_bit_identical), cmocka_unit_test(threads_change_no_bit)};
+                                      cmocka_unit_test(a_row_alone_is_bit_identical), cmocka_unit_test(threads_change_no_bit),
+                                      cmocka_unit_test(bf16_counts_as_its_floats)};
     return ops_main(argc, argv, &op, 1, more, sizeof more / sizeof *more);
 }

@@ -249,8 +249,8 @@ QD_INLINE vu vf_round_to_bf16(vf v)
 {
     vu bits = (vu)v;
 #if defined(__AVX512F__)
-    /* Without constants in registers: long loops have none left, and compilers then load each of them
-     * into a general register first. A sum of NaNs is the first of them, quiet. */
+    /* No constants in registers: long loops have none left, and the compiler would bring each by
+     * way of a general register. A sum of NaNs is the first of them, quiet. */
     static const uint32_t almost_half = 0x7fff;
     __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
     vu rounded = bits + (bits << 15 >> 31);

@@ -2,7 +2,8 @@
  * which are as wide as the tile. A panel has 32 bits for each line and step of k: a float, or a
  * pair of bf16 elements for dot products (qd_gemm_block.pairs). Panels of b are (kc, NR), packed:
  * transposed, converted and padded as needed. Panels of a are
- *   by rows     (MR, kc): row stride `lda` if read in place, kc if packed
+ *   by rows     (MR, kc): row stride `lda` if read in place, kc if packed. bf16 rows that are
+ *               multiplied as floats are widened a panel at a time, right before its tiles
  *   by columns  (kc, MR), packed, if a is stored transposed
  * Single steps of a are broadcast, so both orders are equally fast, and a is packed only where
  * it is not stored so.
@@ -429,19 +430,19 @@ static void edge_tile(micro_tile *micro, const tile *t, int rows, int cols)
         memcpy(t->c + i * t->ldc, side + i * NR, (size_t)cols * sizeof(float));
 }
 
-/* Rounds finished sums (rows, cols; row stride ld) into a bf16 c, from row m and column n on. before:
- * sums of earlier blocks of k, row stride ld_before, or NULL. */
+/* Rounds finished sums (rows, cols; row stride ld) into a bf16 c, from row m and column n on.
+ * before: sums of earlier blocks of k, row stride ld_before, or NULL. */
 QD_INLINE void round_sums(const qd_matmul_args *a, int64_t m, int64_t n, const float *sums, int64_t ld, const float *before,
                           int64_t ld_before, int64_t rows, int64_t cols)
 {
     const int64_t ldc = a->ldc;
     const bool accumulate = a->accumulate;
     uint16_t *c = (uint16_t *)a->c + m * ldc + n;
-    for (int64_t i = 0; i < rows; i++, c += ldc, sums += ld, before += before ? ld_before : 0) {
+    for (int64_t i = 0; i < rows; i++, c += ldc) {
         QD_FOR_VECTORS(j, here, cols, {
-            vf value = vec_load(sums, j, here, QD_F32);
+            vf value = vec_load(sums + i * ld, j, here, QD_F32);
             if (before)
-                value = vec_load(before, j, here, QD_F32) + value;
+                value = vec_load(before + i * ld_before, j, here, QD_F32) + value;
             if (accumulate)
                 value += vec_load(c, j, here, QD_BF16);
             vec_store(c, j, value, here, QD_BF16);
@@ -511,8 +512,8 @@ static void show_block(const qd_gemm_block *g, float *c, int64_t ldc, int64_t hi
         show_writes(c, g->rows, ldc, g->cols);
 }
 
-/* A panel of an a that is read in place but cannot be multiplied there: bf16 elements become floats,
- * and rows beyond the last one 0. to (MR, kc; row stride `ld`) */
+/* to (MR, kc; row stride `ld`) = a panel of an a that is read in place, but cannot be multiplied
+ * there: bf16 elements become floats, and rows beyond the last one 0. */
 static void copy_panel(float *to, int64_t ld, const qd_gemm_block *g, const char *rows, int64_t row, int64_t count)
 {
     for (int64_t i = 0; i < MR; i++, to += ld, rows += row) {
@@ -540,7 +541,7 @@ static void multiply(const qd_gemm_block *g)
     micro_tile *micro = g->pairs ? (a.by_rows ? micro_tile_pair_rows : micro_tile_pair_columns)
                                  : (a.by_rows ? micro_tile_rows : micro_tile_columns);
     const char *panels = g->a;
-    /* Rows of different panels, whose distance may be a multiple of a page, must not share cache sets. */
+    /* The rows are a line apart from a whole page, so that they do not share cache sets. */
     float copied[MR * (QD_GEMM_KC + LINE)] __attribute__((aligned(64)));
     const int64_t ld_copied = kc + LINE;
     int64_t passing = g->b_stays ? high : wide, staying = g->b_stays ? wide : high, held = -1; /* held: the copied panel */
@@ -571,7 +572,7 @@ static void multiply(const qd_gemm_block *g)
             else
                 share_next(&t, panels + (i + 1) * a.panel, a.by_rows ? a.row : 4 * kc, widens(g) ? kc / 2 : kc, s, staying);
             if (rounds)
-                rounded_tile(micro, &t, args, g->m + i * MR, g->n + j * NR, t.c, ldc, mr, nr);
+                rounded_tile(micro, &t, args, g->m + i * MR, g->n + j * NR, add ? t.c : NULL, ldc, mr, nr);
             else if (mr == MR && nr == NR)
                 micro(&t);
             else
@@ -580,8 +581,11 @@ static void multiply(const qd_gemm_block *g)
     }
 }
 
+/* Processors with AVX-512 have L2 caches of 1 MiB or more, others often of half that. */
+enum { OWN_FLOATS = (QD_VF == 16 ? 176 : 112) << 10 };
+
 const qd_cpu_gemm QD_ISA_NAME(qd_cpu_gemm) = {
-    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .tile_steps = 1, .chunk_floats = 96 << 10, .own_floats = 176 << 10,
+    .mr = MR, .nr = NR, .row_step = MR > QD_VF ? MR : QD_VF, .tile_steps = 1, .chunk_floats = 96 << 10, .own_floats = OWN_FLOATS,
     .offset_a = offset_a, .offset_b = offset_b,
     .pack_a = pack_a, .pack_b = pack_b, .multiply = multiply, .multiply_row = multiply_row,
 };

@@ -141,9 +141,10 @@ static void cut_chunks(job *j, int threads)
 {
     int64_t step = step_of(j, j->own_a), lines = lines_of(&j->block, j->own_a), at = 0;
     int64_t least = round_up(LEAST, step), kc = larger(j->block.kc, 1);
-    /* A panel of a is widened for each chunk of b: larger chunks are worth more than what they leave of the cache. */
-    const bool widens = j->block.direct && qd_gemm_widens(j->block.args, j->block.pairs);
-    int64_t fits = smaller((widens ? j->gemm->own_floats : j->gemm->chunk_floats) / kc, j->gemm->own_floats / (kc + 16)); /* 16: padding of panels */
+    int64_t fits = j->gemm->own_floats / (kc + 16); /* 16: padding of panels */
+    /* A panel of a is widened once for each chunk of b, so those are larger. */
+    if (!(j->block.direct && qd_gemm_widens(j->block.args, j->block.pairs)))
+        fits = smaller(fits, j->gemm->chunk_floats / kc);
     int64_t most = larger(fits / step * step, least);
     j->chunks = 0;
     j->begin[0] = 0;

@@ -34,7 +34,7 @@ typedef struct qd_gemm_block {
     const qd_matmul_args *args;
     int64_t m, rows, n, cols, k, kc;
     bool pairs;     /* a and b are bf16, and dot products multiply them in pairs */
-    bool direct;    /* op(a) is read in place (qd_gemm_direct) */
+    bool direct;    /* op(a) is read in place (qd_gemm_direct); if it is widened, b_stays */
     const void *a; /* row m: in place if direct, else packed and padded to a multiple of row_step rows */
     const float *b; /* column n, packed */
     bool b_stays;   /* b's few panels stay in cache while a's stream by, or the reverse; set before packing */
@@ -49,7 +49,7 @@ typedef struct qd_cpu_gemm {
     int row_step; /* rows of op(a) are packed in multiples of this, columns of op(b) in multiples of nr */
     int tile_steps; /* pairs of k that a tile multiplies at once */
     int chunk_floats; /* of a packed chunk: part of an L2 cache, through which the other operand streams */
-    int own_floats;   /* including the padding between panels */
+    int own_floats;   /* of the workspace, for a chunk with the padding between panels */
     /* Floats (or pairs) from the first panel of a packed operand to that of line `line` (a multiple
      * of row_step or nr). */
     int64_t (*offset_a)(int64_t line, int64_t kc);
