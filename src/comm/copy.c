@@ -9,6 +9,10 @@
  * or in L2 (copies through the caches). */
 #define STREAM_BLOCK (8 << 10)
 #define COPY_BLOCK (64 << 10)
+/* Longer copies through the caches are made of calls of this size. glibc leaves `rep movsb`, which
+ * does not read the lines of the target first, where a call is larger than the second-level cache
+ * of an AMD processor. */
+#define NEAR_BLOCK (256 << 10)
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -103,9 +107,10 @@ void qd_comm_copy(void *to, const void *from, int64_t bytes, qd_copy_way way)
     if (way != QD_COPY_NEAR) {
         stream(to, from, bytes, way);
         finish_streaming();
-    } else {
-        memcpy(to, from, (size_t)bytes);
+        return;
     }
+    for (int64_t b = 0; b < bytes; b += NEAR_BLOCK)
+        memcpy((char *)to + b, (const char *)from + b, (size_t)(bytes - b < NEAR_BLOCK ? bytes - b : NEAR_BLOCK));
 }
 
 void qd_comm_spread(void *const *to, int count, const void *from, int64_t bytes, qd_copy_way way)
