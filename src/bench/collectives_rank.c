@@ -35,6 +35,7 @@ typedef enum side {
 } side;
 
 enum { SAMPLES_MOST = 41, SAMPLES_LEAST = 5, ROUNDS_MOST = 4096 };
+#define WARM_TURNS 4 /* at most; each rank is the root once in a turn */
 /* A sample is long compared with the clock's resolution and the scheduler's time slice. */
 #define SAMPLE_SECONDS 5e-3
 #define COPIES_LEAST (64 << 10) /* smaller copies measure system calls, not copies */
@@ -115,11 +116,29 @@ static bool takes_part(const bench *b, side s, qd_coll_kind kind, int64_t bytes)
     return s != COPIES || (b->neighbour && others > 0 && bytes >= COPIES_LEAST);
 }
 
-static qd_status copy_within(const bench *b, side s, qd_coll_kind kind, int64_t bytes)
+/* As many bytes as copies_of() says, between as much memory as the operation's buffers have on each
+ * rank, in the same turn: a part of a message is copied from or to the place that the root's part
+ * has with this root, a part that goes to several places is read for each of them, and what a
+ * broadcast has written is the source of the next one. */
+static qd_status copy_within(const bench *b, side s, qd_coll_kind kind, int64_t bytes, int root)
 {
-    int64_t others, own;
-    copies_of(kind, bytes, b->ranks, &others, &own);
-    qd_comm_copy(b->out[s], b->in[s], others + own, (qd_copy_way)(s - BARE));
+    const qd_copy_way way = (qd_copy_way)(s - BARE);
+    const int64_t part = bytes / b->ranks, there = part * root;
+    char *in = (char *)b->in[s], *out = (char *)b->out[s];
+    switch (kind) {
+    case QD_COLL_GATHER: qd_comm_copy(out + there, in, part, way); break;
+    case QD_COLL_SCATTER: qd_comm_copy(out, in + there, part, way); break;
+    case QD_COLL_ALL_GATHER:
+        for (int r = 0; r < b->ranks; r++)
+            qd_comm_copy(out + part * r, in, part, way);
+        break;
+    case QD_COLL_BROADCAST:
+        for (int r = 0; r < b->ranks; r++)
+            if (r != root)
+                qd_comm_copy(out + part * r, out + there, part, way);
+        break;
+    default: qd_comm_copy(out, in, bytes, way); /* all-to-all, send */
+    }
     return qd_comm_barrier(b->comms[LOCAL], NULL);
 }
 
@@ -159,7 +178,7 @@ static qd_status call(const bench *b, side s, qd_coll_kind kind, int64_t count, 
     if (s == COPIES)
         return copy(b, kind, bytes);
     if (is_bare(s))
-        return copy_within(b, s, kind, bytes);
+        return copy_within(b, s, kind, bytes, root);
     if (s == MPI_OWN || s == MPI_MEMORY)
         return qd_mpi_native_call(kind, b->in[s], b->out[s], count, root);
     return ours(b->comms[s], kind, b->in[s], b->out[s], count, root);
@@ -171,14 +190,16 @@ static qd_status sample(const bench *b, side s, qd_coll_kind kind, int64_t count
     int right = (b->rank + 1) % b->ranks, left = (b->rank + b->ranks - 1) % b->ranks;
     double begin = 0;
     /* Warm up: these calls bring this side's buffers back into the caches after the other sides
-     * have run. */
-    for (int64_t i = -b->ranks; i < rounds; i++) {
+     * have run. A shared cache keeps lines only once they are used again, so one turn is not
+     * enough; without more, sides that share their buffers with the one before look faster. */
+    const int64_t warm = rounds < b->ranks ? b->ranks : rounds < WARM_TURNS * b->ranks ? rounds : WARM_TURNS * b->ranks;
+    for (int64_t i = -warm; i < rounds; i++) {
         if (i == 0) {
             QD_TRY(qd_comm_barrier(b->comms[LOCAL], NULL));
             begin = qd_clock_now();
         }
         if (kind != QD_COLL_SEND || s == COPIES || is_bare(s)) {
-            QD_TRY(call(b, s, kind, count, (int)((i + b->ranks) % b->ranks)));
+            QD_TRY(call(b, s, kind, count, (int)((i + warm) % b->ranks)));
             continue;
         }
         /* Even ranks send first, so that a send that waits for its receiver meets one. */
