@@ -10,7 +10,8 @@ static const char *const forced_ways[] = {
     "stream_from=0 stream_copy=lines far_copy=lines far_bytes=0",
     "stream_bytes=" WAYS_NEVER " relay_bytes=" WAYS_NEVER " common_from=" WAYS_NEVER,
     "pass_from=1 placed_from=1 common_from=0 send_placed_from=1 send_share_from=1",
-    "pass_from=" WAYS_NEVER " placed_from=" WAYS_NEVER " send_placed_from=" WAYS_NEVER,
+    "rooted_from=1",
+    "pass_from=" WAYS_NEVER " rooted_from=" WAYS_NEVER " placed_from=" WAYS_NEVER " send_placed_from=" WAYS_NEVER,
     "reach_from=1 reach_most=" WAYS_NEVER " send_reach_from=1 send_share_from=" WAYS_NEVER,
     ("reach_most=0 send_reach_from=" WAYS_NEVER),
 };

@@ -25,11 +25,12 @@
 typedef enum passes {
     NEVER,  /* an all-to-all decides otherwise; a reduce takes one pass where it is split */
     LARGER, /* larger ones only: those of just this size are direct, or faster through the lanes */
-    FROM
+    FROM,
+    EARLY /* from a smaller limit where no more ranks than cores run: only the root is waited for */
 } passes;
 static const passes takes_pass[QD_COLL_KIND_COUNT] = {
     [QD_COLL_ALL_REDUCE] = LARGER, [QD_COLL_REDUCE_SCATTER] = LARGER, [QD_COLL_ALL_GATHER] = FROM,
-    [QD_COLL_BROADCAST] = LARGER,  [QD_COLL_GATHER] = FROM,           [QD_COLL_SCATTER] = FROM,
+    [QD_COLL_BROADCAST] = LARGER,  [QD_COLL_GATHER] = EARLY,          [QD_COLL_SCATTER] = EARLY,
 };
 
 static bool reached(int64_t place)
@@ -64,9 +65,11 @@ bool qd_local_pass_large(const qd_transfer *op)
     /* A rank that waits for the decision has posted without its data. Rounds say in `produced` when
      * it is there; a direct all-reduce reads it as soon as all ranks have posted. */
     if (qd_local_is_direct(op)) return false;
-    int64_t bytes = op->request.count * qd_local_element_size(op), from = qd_local_group_of(op)->header->ways.pass_from;
+    const qd_local_ways *ways = &qd_local_group_of(op)->header->ways;
+    int64_t bytes = op->request.count * qd_local_element_size(op), from = ways->pass_from;
     passes takes = takes_pass[op->request.kind];
-    return qd_transfer_is_split(op) || (takes == FROM && bytes >= from) || (takes == LARGER && bytes > from);
+    if (takes == EARLY && op->comm->world->spin > 0 && ways->rooted_from < from) from = ways->rooted_from;
+    return qd_transfer_is_split(op) || (takes >= FROM && bytes >= from) || (takes == LARGER && bytes > from);
 }
 
 qd_local_pass qd_local_pass_begin(const qd_transfer *op)
@@ -241,6 +244,19 @@ static int segments_of(const qd_transfer *op)
     }
 }
 
+/* Broadcast: which of the message this rank copies for `consumer` (itself, unless it is the root).
+ * The root's share is the end. Of two ranks, rank 0 copies the front with either root: then the
+ * buffers of a broadcast whose result another one sends on stay in the caches of the same core. */
+static void share_of(const qd_transfer *op, int consumer, int64_t *begin, int64_t *end)
+{
+    const qd_coll_request *r = &op->request;
+    bool root_first = op->comm->size == 2 && r->root == 0, first = (op->comm->rank == r->root) == root_first;
+    int64_t pulled = root_helps(op, consumer) ? qd_local_post_of(op, r->root)->pulled : r->count;
+    int64_t border = root_first ? r->count - pulled : pulled;
+    *begin = first ? 0 : border;
+    *end = first ? border : r->count;
+}
+
 /* Moves up to QD_LOCAL_PIECE bytes of the part with `peer`; true if that was the last of it. */
 static bool move_piece(qd_transfer *op, int peer)
 {
@@ -248,14 +264,7 @@ static bool move_piece(qd_transfer *op, int peer)
     const qd_coll_request *r = &op->request;
     int owner = segments_of(op);
     int64_t begin = 0, end = owner < 0 ? r->count : qd_transfer_packed_count(op, owner);
-    if (r->kind == QD_COLL_BROADCAST) { /* the root's share is the end of the message */
-        bool root = op->comm->rank == r->root;
-        int64_t shared = root_helps(op, root ? peer : op->comm->rank) ? qd_local_post_of(op, r->root)->pulled : end;
-        if (root)
-            begin = shared;
-        else
-            end = shared;
-    }
+    if (r->kind == QD_COLL_BROADCAST) share_of(op, op->comm->rank == r->root ? peer : op->comm->rank, &begin, &end);
     int64_t first = begin + s->at, last = first + QD_LOCAL_PIECE / qd_local_element_size(op), at = 0;
     if (last > end) last = end;
     int segments = owner < 0 ? 1 : qd_transfer_segment_count(op, owner);

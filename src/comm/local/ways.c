@@ -19,9 +19,9 @@ typedef struct member {
 static const member members[] = {
     MEMBER(stream_bytes, .least = 0),     MEMBER(stream_from, .least = -1),     MEMBER(relay_bytes, .least = -1),
     MEMBER(stream_copy, .copy = true),    MEMBER(far_copy, .copy = true),       MEMBER(far_bytes, .least = 0),
-    MEMBER(common_from, .least = 0),      MEMBER(pass_from, .least = 1),        MEMBER(placed_from, .least = 1),
-    MEMBER(reach_from, .least = 1),       MEMBER(reach_most, .least = -1),      MEMBER(send_placed_from, .least = 1),
-    MEMBER(send_reach_from, .least = 1),  MEMBER(send_share_from, .least = 1),
+    MEMBER(common_from, .least = 0),      MEMBER(pass_from, .least = 1),        MEMBER(rooted_from, .least = 1),
+    MEMBER(placed_from, .least = 1),      MEMBER(reach_from, .least = 1),       MEMBER(reach_most, .least = -1),
+    MEMBER(send_placed_from, .least = 1), MEMBER(send_reach_from, .least = 1),  MEMBER(send_share_from, .least = 1),
 };
 enum { MEMBERS = sizeof members / sizeof *members };
 _Static_assert(MEMBERS * sizeof(int64_t) == sizeof(qd_local_ways), "every member has a name");
@@ -43,6 +43,7 @@ qd_local_ways qd_local_ways_default(void)
                            .far_bytes = 8 << 20,
                            .common_from = 384 << 10,
                            .pass_from = 64 << 10,
+                           .rooted_from = 4 << 10,
                            .placed_from = 32 << 10,
                            .reach_from = (64 << 10) + 1,
                            .reach_most = -1,

@@ -24,6 +24,7 @@ typedef struct qd_local_ways {
     int64_t common_from;  /* what a rank sends to others in an all-to-all whose chunks any rank copies */
     int64_t pass_from;    /* messages that take one pass between shared buffers; smaller ones, and direct all-reduces, go
                              through the lanes */
+    int64_t rooted_from;  /* instead of pass_from for a gather or scatter, where no more ranks than cores run */
     int64_t placed_from;  /* the same for what a rank sends in an all-to-all, where no more ranks than cores run */
     int64_t reach_from;   /* ordinary memory of processes: messages that go by system call, … */
     int64_t reach_most;   /* … up to this size; larger ones through the ring. -1: by kind (collective.c) */
