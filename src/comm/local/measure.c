@@ -30,7 +30,7 @@ enum { REST, RELAY, PATTERNS };
 #define CLEARLY 1.03   /* how much faster a copy must be to replace the built-in one */
 /* How much faster a copy through the caches must be: in a collective, results in the caches
  * displace the next sources, which this measurement does not show. */
-#define CACHED_LEAST 1.15
+#define CACHED_LEAST 1.05
 
 typedef struct meter {
     int threads, sizes;
@@ -53,7 +53,7 @@ typedef struct worker {
 
 static int calls_of(int64_t bytes)
 {
-    return bytes < 8 << 20 ? 10 : bytes < 32 << 20 ? 3 : 2;
+    return bytes < 8 << 20 ? 10 : bytes < 32 << 20 ? 8 : 2;
 }
 
 static void barrier(worker *w)
