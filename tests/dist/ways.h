@@ -5,10 +5,10 @@
 
 #define WAYS_NEVER "1099511627776"
 static const char *const forced_ways[] = {
-    "stream_from=0 relay_bytes=0 stream_copy=page far_copy=page",
-    "stream_from=0 relay_bytes=0 stream_copy=pages far_copy=pages",
+    "stream_from=0 stream_copy=page far_copy=page",
+    "stream_from=0 stream_copy=pages far_copy=pages",
     "stream_from=0 stream_copy=lines far_copy=lines far_bytes=0",
-    "stream_bytes=" WAYS_NEVER " relay_bytes=" WAYS_NEVER " common_from=" WAYS_NEVER,
+    "stream_bytes=" WAYS_NEVER " common_from=" WAYS_NEVER,
     "pass_from=1 placed_from=1 common_from=0 send_placed_from=1 send_share_from=1",
     "rooted_from=1",
     "pass_from=" WAYS_NEVER " rooted_from=" WAYS_NEVER " placed_from=" WAYS_NEVER " send_placed_from=" WAYS_NEVER,

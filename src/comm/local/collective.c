@@ -70,8 +70,6 @@ qd_copy_way qd_local_copy_way(const qd_transfer *op, int64_t message_bytes, bool
 {
     const qd_local_ways *ways = ways_of(op);
     int64_t from = placed ? stream_from[op->request.kind] : ROUNDS_STREAM_FROM, touched = touched_bytes(op, message_bytes);
-    if (op->request.kind == QD_COLL_BROADCAST && placed && ways->relay_bytes >= 0)
-        return touched < ways->relay_bytes ? QD_COPY_NEAR : (qd_copy_way)ways->stream_copy;
     return qd_local_ways_copy(ways, message_bytes, from, touched);
 }
 
@@ -276,7 +274,6 @@ qd_status qd_local_collective_start(qd_transfer *op)
     s->remote = atomic_load_explicit(&group->remote, memory_order_relaxed);
     s->pass = qd_local_pass_begin(op);
     if (s->pass == QD_LOCAL_UNDECIDED) {
-        post->pulled = qd_local_pass_pulled(op);
         s->own_left = qd_local_pass_leaves_own(op);
     } else {
         begin_rounds(op);

@@ -25,6 +25,7 @@ typedef struct qd_local_state {
     bool all_can_read;
     qd_copy_way large; /* how results are written */
     bool own_left;    /* the own part is not copied yet */
+    bool sliced;      /* one pass, broadcast: each rank copies a slice for all */
     bool done;
     bool chunked;     /* all-to-all: other ranks may copy what this rank receives, if all agree (common.c) */
     bool common;      /* they do */
@@ -126,9 +127,6 @@ bool qd_local_pass_large(const qd_transfer *op);
  * the result of the posts so far. */
 qd_local_pass qd_local_pass_begin(const qd_transfer *op);
 qd_local_pass qd_local_pass_decide(const qd_transfer *op);
-/* Root of a broadcast, published in its post: how many elements each consumer reads whose memory
- * the root reaches. The root writes the rest. */
-int64_t qd_local_pass_pulled(const qd_transfer *op);
 /* All-gather: whether to copy the own part in the pass and not at the start. */
 bool qd_local_pass_leaves_own(const qd_transfer *op);
 /* After the decision: sets up this rank's work. */

@@ -50,8 +50,7 @@ typedef struct qd_local_post {
     void *out;
     int64_t in_at, out_at; /* the same as offsets in the file, or QD_LOCAL_NOWHERE */
     uint32_t can_read; /* this rank has read a word of every other rank's memory */
-    int64_t pulled;    /* messages by system call: bytes that the receiver reads; the sender writes the rest into its memory.
-                          A broadcast in one pass: the same, in elements */
+    int64_t pulled;    /* messages by system call: bytes that the receiver reads; the sender writes the rest into its memory */
     uint32_t shares;   /* messages by address: both sides claim chunks; all-to-all: others may copy for this rank (common.c) */
     int64_t chunk, chunks; /* all-to-all: size in bytes and number of the chunks of this rank's list (common.c) */
     uint32_t way;      /* qd_local_way of a message, or of this rank's blocks in an all-to-all */

@@ -18,9 +18,6 @@
 enum { THREADS_MOST = 4, SIZES_MOST = 8, SIZES_LEAST = 4, RUNS_MOST = 12, RUNS_LEAST = 2, PAUSES = 2000 };
 #define PATIENCE 5.0 /* times the time for a measurement, after which one on a busy machine is given up */
 enum { EVEN, ODD, ALL, HALVES };
-/* REST: from what no thread writes. RELAY: from what the neighbour wrote with the call before. */
-enum { REST, RELAY, PATTERNS };
-#define RELAY_MOST (16 << 20) /* of one copy */
 #define LEAST_BYTES (512 << 10) /* of one copy */
 #define PIECE_BYTES (256 << 10) /* collectives copy in pieces, and a long memcpy may bypass the caches by itself */
 /* Of all buffers: more than the caches that cores share. With less a copy that is slow from and to
@@ -41,7 +38,7 @@ typedef struct meter {
     int runs;                 /* complete ones */
     bool stop;                /* these two: written by the first thread between two barriers */
     double until, given_up;
-    double best[PATTERNS][HALVES][SIZES_MOST][QD_COPY_WAYS]; /* seconds, of the even and of the odd runs; ALL: of both */
+    double best[HALVES][SIZES_MOST][QD_COPY_WAYS]; /* seconds, of the even and of the odd runs; ALL: of both */
 } meter;
 
 typedef struct worker {
@@ -68,14 +65,8 @@ static void barrier(worker *w)
     }
 }
 
-/* Only the limit is taken from this pattern, not the copy. */
-static bool relays(int size, int way)
-{
-    return ((int64_t)LEAST_BYTES << size) <= RELAY_MOST && way <= QD_COPY_PAGE;
-}
-
 /* False: it takes too long. */
-static bool time_copies(worker *w, int run, int pattern, int size, int way)
+static bool time_copies(worker *w, int run, int size, int way)
 {
     meter *m = w->m;
     const int next = (w->index + 1) % m->threads;
@@ -84,13 +75,10 @@ static bool time_copies(worker *w, int run, int pattern, int size, int way)
     /* The first calls bring back into the caches what the way before has displaced: one is not
      * enough where a cache keeps lines only once they are used again. */
     for (int call = 0; call < calls_of(bytes); call++) {
-        const bool back = pattern == RELAY && call % 2;
-        const char *from = pattern == REST || !back ? m->from[next] : m->to[next];
-        char *to = back ? m->from[w->index] : m->to[w->index];
         barrier(w);
         const double from_time = qd_clock_now();
         for (int64_t at = 0; at < bytes; at += PIECE_BYTES)
-            qd_comm_copy(to + at, from + at, PIECE_BYTES, (qd_copy_way)way);
+            qd_comm_copy(m->to[w->index] + at, m->from[next] + at, PIECE_BYTES, (qd_copy_way)way);
         barrier(w);
         const double taken = qd_clock_now() - from_time;
         seconds = call > 0 && taken < seconds ? taken : seconds;
@@ -99,8 +87,8 @@ static bool time_copies(worker *w, int run, int pattern, int size, int way)
         m->stop = qd_clock_now() > m->given_up;
     barrier(w);
     for (int half = run % 2; w->index == 0 && !m->stop && half < HALVES; half += ALL - run % 2)
-        if (seconds < m->best[pattern][half][size][way])
-            m->best[pattern][half][size][way] = seconds;
+        if (seconds < m->best[half][size][way])
+            m->best[half][size][way] = seconds;
     return !m->stop;
 }
 
@@ -123,7 +111,7 @@ static void *work(void *argument)
     for (int run = 0; run < RUNS_MOST; run++) {
         for (int size = 0; size < m->sizes; size++)
             for (int way = 0; way < QD_COPY_WAYS; way++)
-                if (!time_copies(w, run, REST, size, way) || (relays(size, way) && !time_copies(w, run, RELAY, size, way)))
+                if (!time_copies(w, run, size, way))
                     return NULL;
         if (w->index == 0)
             m->stop = ++m->runs >= RUNS_LEAST && qd_clock_now() > m->until;
@@ -143,7 +131,7 @@ static int fastest(const meter *m, int first, int last, int64_t usual)
     for (int way = QD_COPY_PAGE; way < QD_COPY_WAYS; way++) {
         double sum = 0;
         for (int size = first; size <= last; size++)
-            sum += log(m->best[REST][ALL][size][way] * (way == usual ? 1 / CLEARLY : 1.0));
+            sum += log(m->best[ALL][size][way] * (way == usual ? 1 / CLEARLY : 1.0));
         if (sum < least) {
             least = sum;
             best = way;
@@ -153,28 +141,20 @@ static int fastest(const meter *m, int first, int last, int64_t usual)
 }
 
 /* How much faster a copy through the caches is, as a logarithm; 0 at CACHED_LEAST. */
-static double gain_of_caches(const meter *m, int pattern, int half, int size, int way)
+static double gain_of_caches(const meter *m, int half, int size, int way)
 {
-    const double *best = m->best[pattern][half][size];
+    const double *best = m->best[half][size];
     return log(best[way] / best[QD_COPY_NEAR] / CACHED_LEAST);
-}
-
-static int sizes_of(const meter *m, int pattern)
-{
-    int sizes = 0;
-    while (sizes < m->sizes && (pattern == REST || relays(sizes, QD_COPY_NEAR)))
-        sizes++;
-    return sizes;
 }
 
 /* The number of sizes, from the smallest, that are better copied through the caches: the one with
  * the least time lost over all sizes. */
-static int cached_sizes(const meter *m, int pattern, int half, int way)
+static int cached_sizes(const meter *m, int half, int way)
 {
     int best = 0;
     double sum = 0, most = 0;
-    for (int size = 0; size < sizes_of(m, pattern); size++) {
-        sum += gain_of_caches(m, pattern, half, size, way);
+    for (int size = 0; size < m->sizes; size++) {
+        sum += gain_of_caches(m, half, size, way);
         if (sum > most) {
             most = sum;
             best = size + 1;
@@ -185,12 +165,12 @@ static int cached_sizes(const meter *m, int pattern, int half, int way)
 
 /* Bytes of the buffers of all threads from which on copies should bypass the caches. Between the
  * last size that should not and the first that should, the gain is taken as linear. */
-static double stream_limit(const meter *m, int pattern, int half, int way)
+static double stream_limit(const meter *m, int half, int way)
 {
-    const int cached = cached_sizes(m, pattern, half, way);
+    const int cached = cached_sizes(m, half, way);
     double steps = cached > 0 ? cached : -1; /* doublings of the first size; twice the largest, half of the smallest */
-    if (cached > 0 && cached < sizes_of(m, pattern)) {
-        const double before = gain_of_caches(m, pattern, half, cached - 1, way), after = gain_of_caches(m, pattern, half, cached, way);
+    if (cached > 0 && cached < m->sizes) {
+        const double before = gain_of_caches(m, half, cached - 1, way), after = gain_of_caches(m, half, cached, way);
         steps = cached - 1 + before / (before - after);
     }
     return 2.0 * m->threads * LEAST_BYTES * exp2(steps);
@@ -200,19 +180,17 @@ static void choose(const meter *m, qd_local_ways *ways)
 {
     const int last = m->sizes - 1;
     ways->far_copy = fastest(m, last, last, ways->far_copy);
-    const int cached = cached_sizes(m, REST, ALL, (int)ways->far_copy);
+    const int cached = cached_sizes(m, ALL, (int)ways->far_copy);
     ways->stream_copy = fastest(m, cached < last ? cached : last, last, ways->stream_copy);
-    ways->stream_bytes = (int64_t)stream_limit(m, REST, ALL, (int)ways->far_copy) / (64 << 10) * (64 << 10);
-    ways->relay_bytes = (int64_t)stream_limit(m, RELAY, ALL, QD_COPY_PAGE) / (64 << 10) * (64 << 10);
+    ways->stream_bytes = (int64_t)stream_limit(m, ALL, (int)ways->far_copy) / (64 << 10) * (64 << 10);
 }
 
 /* Whether each half of the runs would choose nearly the same sizes, so that no other program can
  * have decided. */
 static bool is_settled(meter *m, const qd_local_ways *ways)
 {
-    const double apart = stream_limit(m, REST, EVEN, (int)ways->far_copy) / stream_limit(m, REST, ODD, (int)ways->far_copy);
-    const double relay = stream_limit(m, RELAY, EVEN, QD_COPY_PAGE) / stream_limit(m, RELAY, ODD, QD_COPY_PAGE);
-    return !atomic_load(&m->failed) && apart >= 0.5 && apart <= 2.0 && relay >= 0.25 && relay <= 4.0;
+    const double apart = stream_limit(m, EVEN, (int)ways->far_copy) / stream_limit(m, ODD, (int)ways->far_copy);
+    return !atomic_load(&m->failed) && apart >= 0.5 && apart <= 2.0;
 }
 
 /* Whether the machine has that many idle cores now. /proc/loadavg: "… 3/250 …" are the threads that
@@ -255,8 +233,8 @@ void qd_local_ways_measure(double seconds, char *text, size_t size, bool *settle
     const int64_t most = free_bytes < TOTAL_BYTES ? free_bytes : TOTAL_BYTES;
     while (m.sizes < SIZES_MOST && (m.sizes < SIZES_LEAST || ((int64_t)2 * m.threads * LEAST_BYTES << m.sizes) <= most))
         m.sizes++;
-    for (int i = 0; i < PATTERNS * HALVES * SIZES_MOST * QD_COPY_WAYS; i++)
-        (&m.best[0][0][0][0])[i] = INFINITY;
+    for (int i = 0; i < HALVES * SIZES_MOST * QD_COPY_WAYS; i++)
+        (&m.best[0][0][0])[i] = INFINITY;
     bool good = is_idle(m.threads);
     for (int i = 0; i < m.threads && good; i++) {
         m.from[i] = qd_memory_take((int64_t)LEAST_BYTES << (m.sizes - 1));

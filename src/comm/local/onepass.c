@@ -7,12 +7,15 @@
  *   reduce           in of all, root's out the same, into the root's output
  *   reduce-scatter   in of all             a rank sums its own slice
  *   all-gather       in and out of all     a rank writes its part into all outputs: it is read once
- *   broadcast        the root's data       the others copy; the root copies a share for those whose
- *                                          data it reaches
+ *   broadcast        the root's data       a rank copies its slice into all outputs, if they are
+ *                                          reached and the message is large; else into its own
  *   scatter          the root's input      the others copy their slices
  *   gather           the root's output     the others write their slices into it
  * In place is safe: the part of another rank's buffer that a rank overwrites is read by that rank
- * only. A copy begins as soon as its other side has posted; a sum needs all posts. */
+ * only. A copy begins as soon as its other side has posted; a sum and a slice need all posts.
+ *
+ * Slices of a broadcast depend on the rank, not on the root: where one is passed on by another, a
+ * core finds in its caches what it wrote with the one before. */
 #include "comm/local/collective_impl.h"
 #include "device/sum.h"
 
@@ -78,12 +81,11 @@ qd_local_pass qd_local_pass_begin(const qd_transfer *op)
                                                                                                         : QD_LOCAL_ROUNDS;
 }
 
-int64_t qd_local_pass_pulled(const qd_transfer *op)
+/* A broadcast that all ranks copy together where they reach all outputs. */
+static bool may_be_sliced(const qd_transfer *op)
 {
     const qd_coll_request *r = &op->request;
-    bool helps = r->kind == QD_COLL_BROADCAST && r->count * qd_local_element_size(op) >= QD_LOCAL_SHARE_BYTES &&
-                 op->comm->world->spin > 0; /* else there is no free core */
-    return helps ? qd_local_pulled(op, r->root, r->count) : r->count;
+    return r->kind == QD_COLL_BROADCAST && r->count * qd_local_element_size(op) >= QD_LOCAL_SHARE_BYTES;
 }
 
 qd_local_pass qd_local_pass_decide(const qd_transfer *op)
@@ -93,7 +95,7 @@ qd_local_pass qd_local_pass_decide(const qd_transfer *op)
         if (!qd_local_has_posted(op, r)) return QD_LOCAL_UNDECIDED;
         if (!allows(op, r, qd_local_post_of(op, r))) return QD_LOCAL_ROUNDS;
     }
-    return QD_LOCAL_ONE_PASS;
+    return may_be_sliced(op) && qd_local_state_of(op)->entered < op->comm->size ? QD_LOCAL_UNDECIDED : QD_LOCAL_ONE_PASS;
 }
 
 bool qd_local_pass_leaves_own(const qd_transfer *op)
@@ -102,22 +104,14 @@ bool qd_local_pass_leaves_own(const qd_transfer *op)
            qd_transfer_packed_count(op, op->comm->rank) * qd_local_element_size(op) > OWN_BYTES;
 }
 
-/* Whether the root of a broadcast copies a share for this consumer. */
-static bool root_helps(const qd_transfer *op, int consumer)
-{
-    const qd_coll_request *r = &op->request;
-    return r->kind == QD_COLL_BROADCAST && qd_local_post_of(op, r->root)->pulled < r->count &&
-           reached(qd_local_post_of(op, consumer)->out_at);
-}
-
-/* Whether `rank` accesses this rank's buffers. A root's help is known with its consumer's post. */
+/* Whether `rank` accesses this rank's buffers. */
 static bool touches(const qd_transfer *op, int rank)
 {
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank;
     if (rank == me) return false;
     switch (r->kind) {
-    case QD_COLL_BROADCAST: return me == r->root || (rank == r->root && root_helps(op, me));
+    case QD_COLL_BROADCAST: return me == r->root || qd_local_state_of(op)->sliced;
     case QD_COLL_SCATTER:
     case QD_COLL_GATHER: return me == r->root;
     default: return true;
@@ -129,7 +123,7 @@ void qd_local_pass_plan(qd_transfer *op)
     qd_local_state *s = qd_local_state_of(op);
     const qd_coll_request *r = &op->request;
     int me = op->comm->rank, n = op->comm->size;
-    uint64_t all = n == 64 ? ~(uint64_t)0 : ((uint64_t)1 << n) - 1, own = (uint64_t)1 << me;
+    uint64_t own = (uint64_t)1 << me;
     s->large = qd_local_copy_way(op, r->count * qd_local_element_size(op), true);
     if (s->large && is_rooted(op)) /* a root's data is often the result of such a call: in no cache */
         s->large = (qd_copy_way)qd_local_group_of(op)->header->ways.far_copy;
@@ -141,7 +135,9 @@ void qd_local_pass_plan(qd_transfer *op)
     case QD_COLL_REDUCE:
     case QD_COLL_ALL_GATHER: s->parts = own; break;
     case QD_COLL_BROADCAST:
-        s->parts = me != r->root ? (uint64_t)1 << r->root : qd_local_post_of(op, me)->pulled < r->count ? all & ~own : 0;
+        s->sliced = may_be_sliced(op);
+        for (int p = 0; p < n; p++) s->sliced = s->sliced && reached(qd_local_post_of(op, p)->out_at);
+        s->parts = s->sliced ? own : me == r->root ? 0 : (uint64_t)1 << r->root;
         break;
     default: s->parts = me == r->root ? 0 : (uint64_t)1 << r->root; /* gather, scatter */
     }
@@ -197,18 +193,18 @@ static void copy_run(qd_transfer *op, int peer, const run *at)
     const qd_local_post *post = qd_local_post_of(op, peer);
     int64_t size = qd_local_element_size(op), bytes = at->length * size;
     int64_t full = at->in_full * size, packed = at->in_packed * size;
-    bool pushes = r->kind == QD_COLL_GATHER || (r->kind == QD_COLL_BROADCAST && op->comm->rank == r->root);
+    bool pushes = r->kind == QD_COLL_GATHER;
     const char *from = pushes ? r->in : qd_local_at(group, post->in_at);
     char *to = pushes ? qd_local_at(group, post->out_at) : r->out;
-    bool unpacks = r->kind == QD_COLL_GATHER;
-    qd_comm_copy(to + (unpacks ? full : packed), from + (unpacks ? packed : full), bytes, s->large);
+    qd_comm_copy(to + (pushes ? full : packed), from + (pushes ? packed : full), bytes, s->large);
     if (pushes)
         qd_local_pushed_of(op, op->comm->rank)[peer] += bytes;
     else
         op->bytes += bytes;
 }
 
-/* All-gather: copies a run of this rank's part into the outputs of all ranks. */
+/* All-gather: copies a run of this rank's part into the outputs of all ranks. Broadcast: a run of
+ * its slice. */
 static void spread_run(qd_transfer *op, const run *at)
 {
     const qd_coll_request *r = &op->request;
@@ -216,15 +212,20 @@ static void spread_run(qd_transfer *op, const run *at)
     qd_local_group *group = qd_local_group_of(op);
     int me = op->comm->rank, n = op->comm->size;
     int64_t size = qd_local_element_size(op), bytes = at->length * size;
-    const char *from = (const char *)r->in + at->in_packed * size;
+    const char *from = s->sliced && me != r->root
+                           ? (const char *)qd_local_at(group, qd_local_post_of(op, r->root)->in_at) + at->in_full * size
+                           : (const char *)r->in + at->in_packed * size;
     void *to[QD_LOCAL_MAX_RANKS];
     int places = 0;
     for (int step = 0; step < n; step++) {
         int rank = (me + step) % n;
         char *out = step == 0 ? r->out : qd_local_at(group, qd_local_post_of(op, rank)->out_at);
-        if (step == 0 && (!s->own_left || out + at->in_full * size == from)) continue;
+        if (s->sliced ? rank == r->root : step == 0 && (!s->own_left || out + at->in_full * size == from)) continue;
         to[places++] = out + at->in_full * size;
-        if (step > 0) qd_local_pushed_of(op, me)[rank] += bytes;
+        if (step > 0)
+            qd_local_pushed_of(op, me)[rank] += bytes;
+        else if (s->sliced)
+            op->bytes += bytes;
     }
     qd_comm_spread(to, places, from, bytes, s->large);
 }
@@ -244,19 +245,6 @@ static int segments_of(const qd_transfer *op)
     }
 }
 
-/* Broadcast: which of the message this rank copies for `consumer` (itself, unless it is the root).
- * The root's share is the end. Of two ranks, rank 0 copies the front with either root: then the
- * buffers of a broadcast whose result another one sends on stay in the caches of the same core. */
-static void share_of(const qd_transfer *op, int consumer, int64_t *begin, int64_t *end)
-{
-    const qd_coll_request *r = &op->request;
-    bool root_first = op->comm->size == 2 && r->root == 0, first = (op->comm->rank == r->root) == root_first;
-    int64_t pulled = root_helps(op, consumer) ? qd_local_post_of(op, r->root)->pulled : r->count;
-    int64_t border = root_first ? r->count - pulled : pulled;
-    *begin = first ? 0 : border;
-    *end = first ? border : r->count;
-}
-
 /* Moves up to QD_LOCAL_PIECE bytes of the part with `peer`; true if that was the last of it. */
 static bool move_piece(qd_transfer *op, int peer)
 {
@@ -264,7 +252,10 @@ static bool move_piece(qd_transfer *op, int peer)
     const qd_coll_request *r = &op->request;
     int owner = segments_of(op);
     int64_t begin = 0, end = owner < 0 ? r->count : qd_transfer_packed_count(op, owner);
-    if (r->kind == QD_COLL_BROADCAST) share_of(op, op->comm->rank == r->root ? peer : op->comm->rank, &begin, &end);
+    if (s->sliced) {
+        qd_slice(r->count, op->comm->size, op->comm->rank, &begin, &end);
+        end += begin;
+    }
     int64_t first = begin + s->at, last = first + QD_LOCAL_PIECE / qd_local_element_size(op), at = 0;
     if (last > end) last = end;
     int segments = owner < 0 ? 1 : qd_transfer_segment_count(op, owner);
@@ -274,7 +265,7 @@ static bool move_piece(qd_transfer *op, int peer)
         run piece = {.in_full = segment.offset + from - at, .in_packed = from, .length = to - from};
         if (from < to && sums(op))
             sum_run(op, &piece);
-        else if (from < to && r->kind == QD_COLL_ALL_GATHER)
+        else if (from < to && (s->sliced || r->kind == QD_COLL_ALL_GATHER))
             spread_run(op, &piece);
         else if (from < to)
             copy_run(op, peer, &piece);

@@ -17,11 +17,11 @@ typedef struct member {
 } member;
 #define MEMBER(name, ...) {#name, offsetof(qd_local_ways, name), __VA_ARGS__}
 static const member members[] = {
-    MEMBER(stream_bytes, .least = 0),     MEMBER(stream_from, .least = -1),     MEMBER(relay_bytes, .least = -1),
-    MEMBER(stream_copy, .copy = true),    MEMBER(far_copy, .copy = true),       MEMBER(far_bytes, .least = 0),
-    MEMBER(common_from, .least = 0),      MEMBER(pass_from, .least = 1),        MEMBER(rooted_from, .least = 1),
-    MEMBER(placed_from, .least = 1),      MEMBER(reach_from, .least = 1),       MEMBER(reach_most, .least = -1),
-    MEMBER(send_placed_from, .least = 1), MEMBER(send_reach_from, .least = 1),  MEMBER(send_share_from, .least = 1),
+    MEMBER(stream_bytes, .least = 0),     MEMBER(stream_from, .least = -1),     MEMBER(stream_copy, .copy = true),
+    MEMBER(far_copy, .copy = true),       MEMBER(far_bytes, .least = 0),        MEMBER(common_from, .least = 0),
+    MEMBER(pass_from, .least = 1),        MEMBER(rooted_from, .least = 1),      MEMBER(placed_from, .least = 1),
+    MEMBER(reach_from, .least = 1),       MEMBER(reach_most, .least = -1),      MEMBER(send_placed_from, .least = 1),
+    MEMBER(send_reach_from, .least = 1),  MEMBER(send_share_from, .least = 1),
 };
 enum { MEMBERS = sizeof members / sizeof *members };
 _Static_assert(MEMBERS * sizeof(int64_t) == sizeof(qd_local_ways), "every member has a name");
@@ -37,7 +37,6 @@ qd_local_ways qd_local_ways_default(void)
      * kind. */
     return (qd_local_ways){.stream_bytes = 0,
                            .stream_from = -1,
-                           .relay_bytes = -1,
                            .stream_copy = QD_COPY_PAGE,
                            .far_copy = QD_COPY_PAGES,
                            .far_bytes = 8 << 20,

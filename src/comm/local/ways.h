@@ -17,7 +17,6 @@ typedef struct qd_local_ways {
     /* Results bypass the caches when the buffers of an operation, those of all ranks together, have
      * at least stream_bytes and its message at least stream_from; -1: by kind (collective.c). */
     int64_t stream_bytes, stream_from;
-    int64_t relay_bytes;  /* instead of both for a broadcast, whose result the next one may read; -1: not measured */
     int64_t stream_copy;  /* qd_copy_way of such results */
     int64_t far_copy;     /* and of messages from far_bytes on, or whose source is in no cache */
     int64_t far_bytes;
