@@ -18,6 +18,7 @@
 #define MAGIC "quadrille collectives "
 #define HEADER MAGIC "1\n"
 #define MEASURE_SECONDS 0.2
+#define ATTEMPTS 3
 enum { FILE_MOST = 64 << 10, MACHINE_BYTES = 320 };
 
 static bool read_word(const char *path, char *word, size_t size)
@@ -136,9 +137,10 @@ void qd_collective_ways_find(const char *given, bool may_measure, qd_collective_
     if (ways->path[0] != '\0')
         read_file(machine, ways, &others);
     if (!ways->kept && may_measure) {
-        bool settled;
+        bool settled = false;
         const double begin = qd_clock_now();
-        qd_local_ways_measure(MEASURE_SECONDS, ways->text, sizeof ways->text, &settled);
+        for (int attempt = 0; attempt < ATTEMPTS && !settled; attempt++) /* what disturbs one is often gone in the next */
+            qd_local_ways_measure(MEASURE_SECONDS, ways->text, sizeof ways->text, &settled);
         ways->seconds = qd_clock_now() - begin;
         if (settled && ways->path[0] != '\0')
             write_file(machine, ways, &others);
