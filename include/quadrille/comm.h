@@ -108,6 +108,11 @@ typedef struct qd_comm_join {
     double seconds;        /* how long to wait for all ranks */
     bool (*stops)(void *context); /* NULL, or called while waiting, several times per second: true ends it with QD_INTERRUPTED */
     void *context;
+    bool stays;            /* this process was in an earlier world of the same ranks, some of which were lost */
+    int least;             /* 0: all ranks must come; otherwise rank 0 begins with so many or more, renumbered without gaps in the
+                              order of their numbers, after `seconds`, and */
+    double patience;       /* where processes stay, after so many seconds */
+    struct qd_door *door;  /* NULL; internal */
 } qd_comm_join;
 /* Sets the defaults: 300 s; no address. */
 QD_API void qd_comm_join_init(qd_comm_join *join, size_t size);
@@ -115,8 +120,8 @@ QD_SIZED_DEFAULT_BY_INIT(qd_comm_join)
 /* Whether this build has UCX. */
 QD_API bool qd_ucx_built(void);
 /* Joins. Collective over the world. The caller owns *comm. QD_UNSUPPORTED in builds without UCX and
- * on machines without its library; QD_USAGE for settings that cannot work or differ between ranks;
- * QD_TIMEOUT names the ranks that are missing. */
+ * on machines without its library; QD_USAGE for settings that cannot work or differ between ranks,
+ * and for a second process of a rank; QD_TIMEOUT names the ranks that are missing. */
 QD_API qd_status qd_ucx_comm_create(const qd_comm_config *config, const qd_comm_join *join, qd_comm **comm);
 
 /* Properties of a communicator. Not collective. */

@@ -4,10 +4,8 @@ ctest: not under thread
 ctest: timeout 240
 ctest: processors 2
 """
-import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,53 +14,14 @@ import unittest
 
 sys.path.insert(0, os.path.join(os.environ["QUADRILLE_SOURCE"], "tests", "support"))
 import inject  # noqa: E402
+import meetings  # noqa: E402
 import program  # noqa: E402
-import worlds  # noqa: E402
 
 LONG = int(os.environ.get("QUADRILLE_REJOINS", "0"))
-SECRET = "0123456789abcdef0123456789abcdef"
-# Runs are stopped once what is tested has happened, however fast the machine is.
-ENDLESS = ["train.steps=100M", "train.schedule=constant"]
-BATCH = "train.global_batch=12"
+BATCH, ENDLESS = meetings.BATCH, meetings.ENDLESS
 
 
-class Rejoins(program.ProgramTest):
-    def setUp(self):
-        super().setUp()
-        self.port = worlds.free_port()
-        self.runs = []
-        self.outputs = 0
-        self.apart = ()  # ranks that others reach over TCP
-
-    def spawn(self, rank, *arguments, size=3, secret=SECRET, **more):
-        variables = worlds.named(size, MASTER_PORT=str(self.port), QUADRILLE_SECRET=secret, **more)
-        self.outputs += 1
-        with open(self.path(f"output{self.outputs}"), "w", encoding="utf-8") as output:
-            run = subprocess.Popen([*(worlds.apart() if rank in self.apart else []), program.PROGRAM, *self.small("run.dir=run", *arguments)], cwd=self.folder, stdout=output,
-                                   stderr=subprocess.PIPE, text=True, env=worlds.environment(variables, rank))
-        run.output = f"output{self.outputs}"
-        self.addCleanup(run.stderr.close)
-        self.addCleanup(run.wait)
-        self.addCleanup(run.kill)
-        return run
-
-    def start(self, *arguments, size=3, restarts=5, wait=20, steps=5):
-        """One process per rank, which have done some steps when this returns."""
-        self.arguments = [*arguments, f"run.restarts={restarts}", f"run.join_deadline={wait}"]
-        self.size = size
-        self.runs = [self.spawn(rank, *self.arguments, size=size) for rank in range(size)]
-        program.wait_until(lambda: self.steps_done() >= steps or any(run.poll() is not None for run in self.runs), 60)
-        for run in self.runs:
-            if run.poll() is not None:
-                errors = "".join(run.communicate()[1] for run in self.runs)
-                if worlds.NO_UCX in errors:
-                    self.skipTest(worlds.NO_UCX)
-                self.fail(errors)
-
-    def replace(self, rank, *more):
-        """Another process takes the place of a rank that has ended."""
-        self.runs[rank] = self.spawn(rank, *self.arguments, *more, size=self.size)
-
+class Rejoins(meetings.Meetings):
     def connect(self):
         """A connection to rank 0; None: it does not listen."""
         try:
@@ -70,65 +29,12 @@ class Rejoins(program.ProgramTest):
         except OSError:
             return None
 
-    def kill(self, rank):
-        self.runs[rank].kill()
-        self.runs[rank].wait()
-
-    def end(self, status, seconds=60):
-        """All ranks end with the status; returns what they have to say about it."""
-        errors = [run.communicate(timeout=seconds)[1] for run in self.runs]
-        self.assertEqual([run.returncode for run in self.runs], [status] * self.size, (errors, self.journal()))
-        return "".join(errors)
-
-    def stop(self, *whole):
-        """Stops the run with a checkpoint; local ranks do as many steps undisturbed, with the same result."""
-        done = self.steps_done()
-        self.wait(lambda: self.steps_done() >= done + 5)
-        for run in self.runs:
-            run.send_signal(signal.SIGTERM)
-        self.end(75)
-        shutil.rmtree(self.path("whole"), ignore_errors=True)
-        steps = [f"train.steps={self.steps_done()}", "train.schedule=constant"]
-        self.ok(self.run_program(*self.small("run.dir=whole", "--ranks", str(self.size), *whole, *steps)))
-        self.assertEqual(self.numbers("run"), self.numbers("whole"))
-        self.assertEqual(self.weights("run"), self.weights("whole"))
-
-    def wait(self, condition, seconds=60):
-        self.assertTrue(program.wait_until(condition, seconds), (self.journal(), [run.poll() for run in self.runs]))
-
-    def text(self, name):
-        with open(self.path(name), encoding="utf-8") as file:
-            return file.read()
-
-    @staticmethod
-    def resident(pid):
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
-
-    def journal(self):
-        try:
-            with open(self.path("run/restarts.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-        except OSError:
-            return []
-
-    def events(self, kind):
-        return [line for line in self.journal() if line["event"] == kind]
-
-    def recovered(self, count):
-        self.wait(lambda: len(self.events("recovered")) == count)
-
-    def weights(self, folder):
-        with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
-            text = file.read()
-        return text[text.index('"tensors"'):]  # names, shapes and the checksums of all values and moments
-
-    def steps_done(self):
-        try:
-            with open(self.path("run/metrics.jsonl"), "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0
+    def connected(self):
+        """Connections of rank 0 at its port with messages that it has not read yet."""
+        with open("/proc/net/tcp", encoding="ascii") as table:
+            rows = [line.split() for line in list(table)[1:]]
+        port = f":{self.port:04X}"
+        return sum(row[1].endswith(port) and row[3] == "01" and int(row[4].split(":")[1], 16) > 0 for row in rows)
 
     def test_replicas(self):
         """Rank 1, which others reach over TCP, then rank 0, are lost and return: no step is repeated, and the others stay."""
@@ -253,6 +159,63 @@ int gethostname(char *name, size_t bytes)
         for run in self.runs:
             run.send_signal(signal.SIGTERM)
         self.assertIn("stopped while ranks were missing, after step", self.end(75))
+
+    def test_one_is_stopped_while_it_waits(self):
+        """It has reached rank 0, which waits for another one."""
+        self.start(BATCH, "run.save_every=10", *ENDLESS, wait=40)
+        self.kill(2)
+        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
+        self.wait(lambda: self.connected() == 1)
+        self.runs[1].send_signal(signal.SIGTERM)
+        self.assertEqual(self.runs[1].wait(timeout=10), 75)
+        self.assertIsNone(self.runs[0].poll())
+        self.runs[0].send_signal(signal.SIGTERM)
+        self.assertEqual(self.runs[0].wait(timeout=10), 75)
+
+    def away(self, run, message):
+        """The process is turned away, with one line."""
+        errors = run.communicate(timeout=30)[1]
+        self.assertEqual(run.returncode, 2, errors)
+        self.assertRegex(errors, f"^quadrille: [^\n]*{message}[^\n]*\n$")
+
+    def test_second_process(self):
+        """A process whose rank is there, or whose world is another one, ends alone: also when it comes as rank 0."""
+        self.start(BATCH, "run.save_every=1000", *ENDLESS)
+        false = self.spawn(0, *self.arguments)
+        self.wait(lambda: self.steps_done() > 10)
+        self.kill(2)
+        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
+        second = [self.spawn(1, *self.arguments), self.spawn(2, *self.arguments, size=4)]
+        self.away(second[1], "rank 2 was started as one of 4 ranks, and rank 0 as one of 3: WORLD_SIZE differs")
+        self.away(second[0], "another process is rank 1 of 3, and has not ended: every process needs a RANK of its own")
+        self.away(false, "another process does, which may be a second one with RANK 0")
+        self.replace(2)
+        self.recovered(1)
+        self.stop(BATCH)
+
+    def test_other_configuration(self):
+        """A process with another configuration ends alone, also as rank 0; the one after it is let in."""
+        self.start(BATCH, "run.save_every=1000", *ENDLESS)
+        for count, rank in enumerate((2, 0), 1):
+            self.kill(rank)
+            self.away(self.spawn(rank, *self.arguments, "train.lr=0.5"), f"train.lr: rank {rank} .*was given 0.5, rank {0 if rank else 1} nothing")
+            self.replace(rank)
+            self.recovered(count)
+        self.assertEqual([line["surviving"] for line in self.events("restart")], [2, 2])
+        self.stop(BATCH)
+
+    def test_no_answer(self):
+        """Rank 0 accepts the connection and has no time: not a wrong secret."""
+        with socket.create_server(("127.0.0.1", self.port)) as server:
+            rank = self.spawn(1, BATCH, "run.join_deadline=3")
+            server.settimeout(30)
+            connection, _ = server.accept()
+            connection.sendall(os.urandom(32))
+            errors = rank.communicate(timeout=30)[1]
+            connection.close()
+        self.assertEqual(rank.returncode, 1, errors)
+        self.assertIn("it has accepted the connection, but does not answer within 5 s: check whether the process of rank 0 is stopped", errors)
+        self.assertNotIn("secret", errors)
 
     def test_same_failure_again(self):
         """A failure of all ranks: they meet again as they are, until it is clear that nothing changes."""

@@ -1,7 +1,8 @@
 /* The handshake of a rendezvous, with libsodium.
  *
  *   rank 0 to rank   nonce
- *   rank to rank 0   version, rank, size, nonce, public key; HMAC-SHA256 of both nonces and these
+ *   rank to rank 0   version, rank, size, flags, nonce, public key; HMAC-SHA256 of both nonces and
+ *                    these
  *   rank 0 to rank   public key; HMAC-SHA256 of everything so far
  *
  * Both codes are made with the key of the world. The rank proves first, so a stranger gets a random
@@ -99,9 +100,9 @@ qd_hello_verdict qd_handshake_judge(const qd_handshake *h, const unsigned char w
     return good ? QD_HELLO_GOOD : QD_HELLO_SECRET;
 }
 
-void qd_handshake_answer(qd_handshake *h, const unsigned char world[QD_KEY_BYTES], int rank, int size)
+void qd_handshake_answer(qd_handshake *h, const unsigned char world[QD_KEY_BYTES], int rank, int size, uint32_t flags)
 {
-    h->hello = (qd_hello){.version = QD_HANDSHAKE_VERSION, .rank = (uint32_t)rank, .size = (uint32_t)size};
+    h->hello = (qd_hello){.version = QD_HANDSHAKE_VERSION, .rank = (uint32_t)rank, .size = (uint32_t)size, .flags = flags};
     memcpy(h->hello.magic, magic, sizeof magic);
     randombytes_buf(h->hello.nonce, sizeof h->hello.nonce);
     make_keys(h, h->hello.key);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QD_HANDSHAKE_VERSION 2
+#define QD_HANDSHAKE_VERSION 3
 enum { QD_KEY_BYTES = 32, QD_NONCE_BYTES = 32, QD_MAC_BYTES = 32, QD_SEAL_BYTES = 16 };
 
 /* Rank 0 to a stranger: a fresh number, which tells nothing. */
@@ -16,10 +16,12 @@ typedef struct qd_greeting {
     unsigned char nonce[QD_NONCE_BYTES];
 } qd_greeting;
 
+#define QD_HELLO_STAYS 1u /* flags: this process was in an earlier world of the run */
+
 /* The answer. Numbers are little-endian on all machines that this runs on. */
 typedef struct qd_hello {
     char magic[8];
-    uint32_t version, rank, size, zero;
+    uint32_t version, rank, size, flags;
     unsigned char nonce[QD_NONCE_BYTES], key[QD_KEY_BYTES]; /* key: the public half of one made for this connection */
     unsigned char mac[QD_MAC_BYTES];
 } qd_hello;
@@ -49,8 +51,9 @@ void qd_handshake_greet(qd_handshake *h);
 typedef enum qd_hello_verdict { QD_HELLO_GOOD, QD_HELLO_JUNK, QD_HELLO_VERSION, QD_HELLO_SECRET } qd_hello_verdict;
 qd_hello_verdict qd_handshake_judge(const qd_handshake *h, const unsigned char world[QD_KEY_BYTES], qd_welcome *welcome,
                                     qd_channel *channel);
-/* Another rank: answers the greeting; false if rank 0 does not know the secret. */
-void qd_handshake_answer(qd_handshake *h, const unsigned char world[QD_KEY_BYTES], int rank, int size);
+/* Another rank: answers the greeting, with QD_HELLO_… flags; false if rank 0 does not know the
+ * secret. */
+void qd_handshake_answer(qd_handshake *h, const unsigned char world[QD_KEY_BYTES], int rank, int size, uint32_t flags);
 bool qd_handshake_accept(qd_handshake *h, const unsigned char world[QD_KEY_BYTES], const qd_welcome *welcome, qd_channel *channel);
 
 /* Sealed text: QD_SEAL_BYTES longer. open: false if it is not what the other end sealed next. */

@@ -2,6 +2,7 @@
 #ifndef QD_COMM_RENDEZVOUS_MEETING_H
 #define QD_COMM_RENDEZVOUS_MEETING_H
 
+#include "comm/rendezvous/door.h"
 #include "comm/rendezvous/handshake.h"
 #include "comm/rendezvous/rendezvous.h"
 
@@ -10,6 +11,23 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+/* The first byte of a message. The first one of rank 0 answers a rank that has proved itself. */
+enum {
+    QD_SAYS_TABLE,
+    QD_SAYS_FAILED, /* the meeting has failed; a qd_status and a text follow */
+    QD_SAYS_LEAVING,
+    QD_SAYS_ALL_LEFT,
+    QD_SAYS_LOST,
+    /* Answers: */
+    QD_SAYS_ADMITTED,
+    QD_SAYS_LATER, /* try again: a world without this rank exists */
+    QD_SAYS_TAKEN, /* another process is this rank */
+    QD_SAYS_AWAY,  /* this rank can never be let in; a qd_status and a text follow */
+    QD_SAYS_OVER   /* the run has ended; a qd_status follows */
+};
+#define QD_ANSWER_SECONDS 2.0 /* rank 0 waits no longer than this for a rank to take its answer */
+#define QD_TAKEN_SECONDS 5.0  /* another process may be ending, or its end may not be known yet */
+
 /* Connections to rank 0 that have not proved anything yet. */
 enum { STRANGERS_MOST = 128 };
 
@@ -17,14 +35,20 @@ enum { STRANGERS_MOST = 128 };
 typedef struct qd_peer {
     int fd; /* -1: none */
     qd_channel channel;
-    bool left; /* it has said that it leaves */
+    bool left;  /* it has said that it leaves */
+    bool stays; /* rank 0: it was in an earlier world */
 } qd_peer;
 
 struct qd_rendezvous {
-    int rank, size;
+    int rank, size; /* until all have met, those that the process was started with */
     unsigned char key[QD_KEY_BYTES];
     bool keyed; /* there is a secret */
     double seconds;
+    bool (*stops)(void *context);
+    void *context;
+    bool stays; /* this process, or one that has come, was in an earlier world */
+    bool met;      /* all have come */
+    qd_door *door; /* rank 0 of a run with several worlds; NULL: none */
     char where[128]; /* "10.0.0.1 port 29500": where rank 0 is */
     char interface[IF_NAMESIZE];
     qd_peer *peers; /* (size) rank 0: of all others; others: entry 0 alone */
@@ -35,9 +59,13 @@ struct qd_rendezvous {
     atomic_int lost; /* 1 + rank, or 0 */
 };
 
-/* Reads or writes all bytes until `end` (qd_clock_now()). False on failure: *why. */
+/* Reads or writes all bytes until `end` (qd_clock_now()). False on failure: *why, which is
+ * QD_NO_ANSWER after `end`. */
+#define QD_NO_ANSWER "it does not answer"
 bool qd_socket_read(int fd, void *data, size_t bytes, double end, const char **why);
 bool qd_socket_write(int fd, const void *data, size_t bytes, double end, const char **why);
+/* Whether there is something to read, after at most `seconds`. */
+bool qd_socket_readable(int fd, double seconds);
 /* Makes a socket ready for use here; it never blocks. */
 void qd_socket_prepare(int fd);
 
@@ -57,13 +85,18 @@ qd_status qd_interface_address(const char *interface, struct sockaddr_storage *a
 /* Whether the other end of this loopback connection belongs to a process of this user. */
 bool qd_socket_same_user(int fd);
 
-/* rendezvous.c: rank 0 tells a rank why it has given up: `status`, with the present message. */
-void qd_rendezvous_refuse(qd_peer *peer, qd_status status, double seconds);
+/* rendezvous.c: a message of rank 0 to a rank: QD_SAYS_…, `status` and `text`. */
+bool qd_rendezvous_say(qd_peer *peer, int what, qd_status status, const char *text, double seconds);
+bool qd_rendezvous_stops(const qd_rendezvous *r);
 /* rendezvous.c: QD_USAGE for an address that is not a loopback one, without a secret. */
 qd_status qd_rendezvous_unprotected(const qd_comm_join *join);
 
-/* listen.c: rank 0 waits for the others. connect.c: another rank finds rank 0. */
+/* listen.c: the world of a door has ended. */
+void qd_door_forget(qd_door *door, const qd_rendezvous *world);
+
+/* listen.c: rank 0 waits for the others, and renumbers those that have come. connect.c: another
+ * rank finds rank 0. *over: there is nothing to join: the run has ended in order. */
 qd_status qd_rendezvous_listen(qd_rendezvous *r, const qd_comm_join *join);
-qd_status qd_rendezvous_connect(qd_rendezvous *r, const qd_comm_join *join);
+qd_status qd_rendezvous_connect(qd_rendezvous *r, const qd_comm_join *join, bool *over);
 
 #endif

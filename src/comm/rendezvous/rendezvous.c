@@ -15,11 +15,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* The first byte of a message. */
-enum { TABLE, FAILED, LEAVING, ALL_LEFT, LOST };
 #define MESSAGE_MOST ((int64_t)1 << 30) /* bytes; lengths are sent in 32 bits */
 #define SEND_SECONDS 5.0 /* for a message of the watching thread */
 #define SLACK_SECONDS 10.0 /* rank 0 does not count time in which it was kept from running */
+#define STOP_SECONDS 0.2 /* between two questions whether to stop */
 #define SECRET_LEAST 16  /* bytes: a shorter secret can be found by trying */
 enum { OTHER_FILES = 64 }; /* that a rank has open, at least */
 
@@ -64,6 +63,7 @@ static qd_status allow_connections(const qd_comm_join *join)
 
 qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **out)
 {
+    bool over = false;
     *out = NULL;
     QD_TRY(check(join));
     QD_TRY(allow_connections(join));
@@ -74,6 +74,10 @@ qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **out)
     r->size = join->ranks;
     r->keyed = join->secret_bytes > 0;
     r->seconds = join->seconds;
+    r->stops = join->stops;
+    r->context = join->context;
+    r->stays = join->stays;
+    r->door = join->rank == 0 ? join->door : NULL;
     r->kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     r->peers = calloc((size_t)r->size, sizeof *r->peers);
     for (int p = 0; r->peers && p < r->size; p++)
@@ -82,14 +86,30 @@ qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **out)
                        : r->kick < 0 ? QD_FAIL(QD_SYSTEM, "no event for the rendezvous: %s", strerror(errno))
                                       : qd_handshake_key(join->secret, (size_t)join->secret_bytes, r->key);
     if (status == QD_OK)
-        status = r->rank == 0 ? qd_rendezvous_listen(r, join) : qd_rendezvous_connect(r, join);
-    if (status != QD_OK) {
-        qd_error_frame(__FILE__, __LINE__, __func__);
+        status = r->rank == 0 ? qd_rendezvous_listen(r, join) : qd_rendezvous_connect(r, join, &over);
+    if (status != QD_OK || over) {
+        if (status != QD_OK)
+            qd_error_frame(__FILE__, __LINE__, __func__);
         qd_rendezvous_close(r);
         return status;
     }
     *out = r;
     return QD_OK;
+}
+
+int qd_rendezvous_rank(const qd_rendezvous *r)
+{
+    return r->rank;
+}
+
+int qd_rendezvous_size(const qd_rendezvous *r)
+{
+    return r->size;
+}
+
+bool qd_rendezvous_stops(const qd_rendezvous *r)
+{
+    return r->stops && r->stops(r->context);
 }
 
 const char *qd_rendezvous_interface(const qd_rendezvous *r)
@@ -104,17 +124,26 @@ void qd_rendezvous_table_free(qd_rendezvous_table *table)
     *table = (qd_rendezvous_table){0};
 }
 
-/* Rank 0's part: the message is TABLE, 7 bytes of nothing, the offsets, then the blobs. */
+/* Before the blobs: QD_SAYS_TABLE, 3 bytes of nothing, the rank of the receiver (4), the number of
+ * ranks and the offsets. */
+static int64_t head_bytes(int size)
+{
+    return 16 + 8 * ((int64_t)size + 1);
+}
+
+/* Rank 0's part. */
 static qd_status gather(qd_rendezvous *r, const void *blob, int64_t bytes, unsigned char **message, int64_t *length)
 {
-    int64_t head = 8 + 8 * ((int64_t)r->size + 1), capacity = head + bytes, at = 0;
+    const int64_t head = head_bytes(r->size), size = r->size;
+    int64_t at = 0;
     double end = qd_clock_now() + r->seconds;
-    unsigned char *all = calloc(1, (size_t)capacity);
+    unsigned char *all = calloc(1, (size_t)(head + bytes));
     if (!all)
         return QD_FAIL(QD_NO_MEMORY, "no memory for what %d ranks exchange", r->size);
+    memcpy(all + 8, &size, sizeof size);
     memcpy(all + head, blob, (size_t)bytes);
     at = bytes;
-    memcpy(all + 16, &at, sizeof at);
+    memcpy(all + 24, &at, sizeof at);
     for (int p = 1; p < r->size; p++) {
         unsigned char *part;
         int64_t part_bytes;
@@ -138,31 +167,32 @@ static qd_status gather(qd_rendezvous *r, const void *blob, int64_t bytes, unsig
             return QD_FAIL(QD_UNSUPPORTED, "ranks 0 to %d exchange more than %lld bytes at the start: the world of %d ranks is too large",
                            p, (long long)MESSAGE_MOST, r->size);
         }
-        memcpy(all + 16 + 8 * p, &at, sizeof at);
+        memcpy(all + 24 + 8 * p, &at, sizeof at);
     }
     *message = all;
     *length = head + at;
     return QD_OK;
 }
 
-static qd_status send_all(qd_rendezvous *r, const unsigned char *message, int64_t length)
+static qd_status send_all(qd_rendezvous *r, unsigned char *message, int64_t length)
 {
     double end = qd_clock_now() + r->seconds;
     qd_status status = QD_OK;
     for (int p = 1; p < r->size; p++) {
         const char *why = "";
+        memcpy(message + 4, &(int32_t){p}, 4);
         if (!qd_peer_send(&r->peers[p], message, length, end, &why) && status == QD_OK)
             status = QD_FAIL(QD_SYSTEM, "rank %d was lost at the start: %s", p, why);
     }
     return status;
 }
 
-void qd_rendezvous_refuse(qd_peer *peer, qd_status status, double seconds)
+bool qd_rendezvous_say(qd_peer *peer, int what, qd_status status, const char *text, double seconds)
 {
     const char *why;
-    unsigned char text[QD_ERROR_MESSAGE_BYTES + 2] = {FAILED, (unsigned char)status};
-    snprintf((char *)text + 2, sizeof text - 2, "%s", qd_error_message());
-    qd_peer_send(peer, text, 2 + (int64_t)strlen((char *)text + 2), qd_clock_now() + seconds, &why);
+    unsigned char message[QD_ERROR_MESSAGE_BYTES + 2] = {(unsigned char)what, (unsigned char)status};
+    snprintf((char *)message + 2, sizeof message - 2, "%s", text);
+    return qd_peer_send(peer, message, 2 + (int64_t)strlen((char *)message + 2), qd_clock_now() + seconds, &why);
 }
 
 /* The others wait for the table. */
@@ -170,28 +200,51 @@ static void send_failure(qd_rendezvous *r, qd_status status)
 {
     for (int p = 1; p < r->size; p++)
         if (r->peers[p].fd >= 0)
-            qd_rendezvous_refuse(&r->peers[p], status, 1.0);
+            qd_rendezvous_say(&r->peers[p], QD_SAYS_FAILED, status, qd_error_message(), 1.0);
 }
 
 static qd_status receive_table(qd_rendezvous *r, unsigned char **message, int64_t *length)
 {
     const char *why = "";
-    int64_t most = 8 + 8 * ((int64_t)r->size + 1) + QD_RENDEZVOUS_BLOB_MOST * r->size;
+    const int64_t most = head_bytes(r->size) + QD_RENDEZVOUS_BLOB_MOST * r->size;
     const double end = qd_clock_now() + 2 * r->seconds + SLACK_SECONDS;
+    while (!r->met && qd_clock_now() < end && !qd_socket_readable(r->peers[0].fd, STOP_SECONDS)) /* others may be missing */
+        if (qd_rendezvous_stops(r))
+            return QD_FAIL(QD_INTERRUPTED, "interrupted while rank %d, at rank 0, waited for other ranks", r->rank);
     if (!qd_peer_receive(&r->peers[0], most < MESSAGE_MOST ? most : MESSAGE_MOST, end, message, length, &why))
         return QD_FAIL(QD_SYSTEM, "rank 0, at %s, was lost at the start: %s", r->where, why);
-    if (*length > 0 && (*message)[0] == TABLE)
+    if (*length > 0 && (*message)[0] == QD_SAYS_TABLE)
         return QD_OK;
-    const bool again = *length > 1 && (*message)[1] == QD_SYSTEM;
-    qd_status status = QD_FAIL(again ? QD_SYSTEM : QD_REMOTE, "%s", *length > 2 ? (char *)*message + 2 : "rank 0 has failed at the start");
+    const bool again = *length > 1 && (*message)[1] == QD_SYSTEM, away = *length > 0 && (*message)[0] == QD_SAYS_AWAY;
+    qd_status status = QD_FAIL(away ? QD_USAGE : again ? QD_SYSTEM : QD_REMOTE, "%s",
+                               *length > 2 ? (char *)*message + 2 : "rank 0 has failed at the start");
     free(*message);
     return status;
+}
+
+/* Another rank than 0 learns here how many have come, and which of them it is. */
+static bool take_head(qd_rendezvous *r, const unsigned char *message, int64_t length)
+{
+    int64_t size;
+    int32_t rank;
+    if (r->rank == 0)
+        return true;
+    if (length < head_bytes(1))
+        return false;
+    memcpy(&rank, message + 4, sizeof rank);
+    memcpy(&size, message + 8, sizeof size);
+    if (size < 2 || size > r->size || rank < 1 || rank >= size)
+        return false;
+    r->size = (int)size;
+    r->rank = rank;
+    r->met = true;
+    return true;
 }
 
 qd_status qd_rendezvous_exchange(qd_rendezvous *r, const void *blob, int64_t bytes, qd_rendezvous_table *table)
 {
     unsigned char *message = NULL;
-    int64_t length = 0, head = 8 + 8 * ((int64_t)r->size + 1);
+    int64_t length = 0;
     const char *why = "";
     qd_status status;
     *table = (qd_rendezvous_table){0};
@@ -211,10 +264,12 @@ qd_status qd_rendezvous_exchange(qd_rendezvous *r, const void *blob, int64_t byt
             free(message);
         return status;
     }
+    bool good = take_head(r, message, length);
+    const int64_t head = head_bytes(r->size);
     table->offsets = calloc((size_t)r->size + 1, sizeof *table->offsets);
-    bool good = length >= head && table->offsets;
+    good = good && length >= head && table->offsets;
     for (int p = 0; good && p <= r->size; p++) {
-        memcpy(&table->offsets[p], message + 8 + 8 * p, sizeof table->offsets[p]);
+        memcpy(&table->offsets[p], message + 16 + 8 * p, sizeof table->offsets[p]);
         good = table->offsets[p] >= (p ? table->offsets[p - 1] : 0) && table->offsets[p] <= length - head;
     }
     table->total = good ? table->offsets[r->size] : 0;
@@ -254,7 +309,7 @@ static void meet(qd_rendezvous *r)
             return;
     if (!atomic_load(&r->leaving) || atomic_load(&r->all_left))
         return;
-    tell(r, ALL_LEFT, 0, -1);
+    tell(r, QD_SAYS_ALL_LEFT, 0, -1);
     atomic_store(&r->all_left, true);
 }
 
@@ -272,17 +327,17 @@ static void listen_to(qd_rendezvous *r, int p)
             return;
         lose(r, p); /* of another rank than 0, peer 0 is rank 0 */
         if (r->rank == 0)
-            tell(r, LOST, p, p);
+            tell(r, QD_SAYS_LOST, p, p);
         return;
     }
     int32_t rank = -1;
     if (bytes >= 5)
         memcpy(&rank, text + 1, 4);
-    if (text[0] == LEAVING)
+    if (text[0] == QD_SAYS_LEAVING)
         peer->left = true;
-    else if (text[0] == ALL_LEFT)
+    else if (text[0] == QD_SAYS_ALL_LEFT)
         atomic_store(&r->all_left, true);
-    else if (text[0] == LOST && rank >= 0 && rank < r->size)
+    else if (text[0] == QD_SAYS_LOST && rank >= 0 && rank < r->size)
         lose(r, rank);
     free(text);
 }
@@ -306,7 +361,7 @@ static void *watch_main(void *context)
                 listen_to(r, p);
         if (atomic_load(&r->leaving) && !told && r->rank != 0) {
             told = true;
-            tell(r, LEAVING, r->rank, -1);
+            tell(r, QD_SAYS_LEAVING, r->rank, -1);
         }
         if (r->rank == 0)
             meet(r);
@@ -349,6 +404,8 @@ void qd_rendezvous_close(qd_rendezvous *r)
 {
     if (!r)
         return;
+    if (r->door)
+        qd_door_forget(r->door, r);
     atomic_store(&r->closing, true);
     if (r->watching) {
         kick(r);

@@ -17,8 +17,13 @@ typedef struct qd_rendezvous qd_rendezvous;
 
 /* Meets all ranks. Collective over the world. QD_USAGE for settings that cannot work; QD_TIMEOUT
  * names the ranks that are missing. Here and in an exchange, QD_SYSTEM: a rank was lost, and the
- * others may meet again; QD_REMOTE: rank 0 has given up, with its message. */
+ * others may meet again; QD_REMOTE: rank 0 has given up, with its message; QD_INTERRUPTED:
+ * join->stops says so. NULL in *meeting: the run that was to be joined has ended in order. */
 qd_status qd_rendezvous_open(const qd_comm_join *join, qd_rendezvous **meeting);
+
+/* Known after the first exchange: only then is it settled who has come. */
+int qd_rendezvous_rank(const qd_rendezvous *meeting);
+int qd_rendezvous_size(const qd_rendezvous *meeting);
 
 /* What each rank has given: blob r is bytes[offsets[r], offsets[r + 1]). */
 typedef struct qd_rendezvous_table {

@@ -40,6 +40,11 @@ static bool wait_ready(int fd, short events, double end)
     }
 }
 
+bool qd_socket_readable(int fd, double seconds)
+{
+    return wait_ready(fd, POLLIN, qd_clock_now() + seconds);
+}
+
 static bool move(int fd, void *data, size_t bytes, bool out, double end, const char **why)
 {
     for (size_t done = 0; done < bytes;) {
@@ -48,7 +53,7 @@ static bool move(int fd, void *data, size_t bytes, bool out, double end, const c
             done += (size_t)n;
         } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
             if (!wait_ready(fd, out ? POLLOUT : POLLIN, end)) {
-                *why = "it does not answer";
+                *why = QD_NO_ANSWER;
                 return false;
             }
         } else {

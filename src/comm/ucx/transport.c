@@ -398,6 +398,8 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
     memcpy(blob, &own, sizeof own);
     memcpy(blob + sizeof own, address, length);
     QD_TRY_DONE(qd_rendezvous_exchange(u->meeting, blob, (int64_t)(sizeof own + length), &table));
+    u->rank = qd_rendezvous_rank(u->meeting);
+    u->size = qd_rendezvous_size(u->meeting);
     for (int p = 0; p < u->size; p++) {
         const unsigned char *at = table.bytes + table.offsets[p];
         if (table.offsets[p + 1] - table.offsets[p] <= (int64_t)sizeof own)
@@ -529,6 +531,8 @@ qd_status qd_ucx_comm_create(const qd_comm_config *config, const qd_comm_join *j
     u->size = how.ranks;
     u->broken = -1;
     QD_TRY_DONE(qd_rendezvous_open(&how, &u->meeting));
+    if (!u->meeting) /* the run has ended */
+        goto done;
     u->peers = calloc((size_t)u->size, sizeof *u->peers);
     if (!u->peers)
         QD_TRY_DONE(QD_FAIL(QD_NO_MEMORY, "no memory for a world of %d ranks", how.ranks));

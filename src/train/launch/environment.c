@@ -107,12 +107,12 @@ static bool is_asked(void *stop)
     return atomic_load((const atomic_int *)stop) != 0;
 }
 
-qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *options, double seconds, const atomic_int *stop,
+qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *options, const qd_comm_join *how, const atomic_int *stop,
                                const qd_comm_config *config, qd_comm **comm)
 {
     char secret[SECRET_MOST];
     const char *file = options ? qd_options_string(options, "run.secret_file") : "", *variable = getenv("QUADRILLE_SECRET");
-    qd_comm_join join = qd_comm_join_default();
+    qd_comm_join join = how ? *how : qd_comm_join_default();
     *comm = NULL;
     join.address = world->address;
     join.port = world->port;
@@ -122,7 +122,7 @@ qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *o
     join.context = (void *)(uintptr_t)stop;
     if (options) {
         join.interface = qd_options_string(options, "run.interface");
-        join.seconds = seconds > 0.0 ? seconds : qd_options_float(options, "run.join_deadline");
+        join.seconds = how ? how->seconds : qd_options_float(options, "run.join_deadline");
     }
     if (file[0] != '\0') {
         QD_TRY(read_secret(file, secret, &join.secret_bytes));

@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/thread.h"
 #include "comm/guard.h"
+#include "comm/rendezvous/door.h"
 #include "train/launch/launch.h"
 #include "train/ranks/common.h"
 #include "train/elastic/handover.h"
@@ -54,6 +55,9 @@ struct qd_rejoin {
     int rank;
     bool stayed;
     bool knows; /* the past of the run: it has once agreed with the others on how to go on */
+    bool knew;  /* when it joined the present world */
+    bool final; /* the run ends, whatever is new in it */
+    qd_door *door; /* rank 0 */
     bool cored;
     qd_cores_set cores; /* of this process: a trainer may restrict it to some of them */
     double begin;       /* clock time since which this rank waits for the others */
@@ -84,7 +88,7 @@ static void drop_state(void *context)
     drop_part(r);
 }
 
-qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *observer, qd_rejoin **rejoin)
+qd_status qd_rejoin_create(qd_run *run, int rank, int ranks, const qd_train_observer *observer, qd_rejoin **rejoin)
 {
     qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
     if (!r)
@@ -96,7 +100,7 @@ qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *obser
     run->on_first_step = drop_state;
     run->first_step_context = r;
     r->cored = qd_thread_cores(&r->cores) == QD_OK;
-    return QD_OK;
+    return rank == 0 ? qd_door_create(ranks, &r->door) : QD_OK;
 }
 
 /* Frees what the rank has kept of the world that it has left, the trainer above all. */
@@ -120,6 +124,7 @@ void qd_rejoin_destroy(qd_rejoin *r)
     qd_options_destroy(r->options);
     qd_options_destroy(r->adopted);
     qd_journal_end(&r->journal);
+    qd_door_destroy(r->door);
     free(r);
 }
 
@@ -148,10 +153,13 @@ static double deadline(const qd_rejoin *r)
     return qd_options_float(r->given, "run.join_deadline");
 }
 
-double qd_rejoin_seconds(const qd_rejoin *r)
+void qd_rejoin_how(qd_rejoin *r, qd_comm_join *how)
 {
     const double left = ceil(10.0 * (r->begin + deadline(r) - qd_clock_now())) / 10.0, least = deadline(r) < 1.0 ? deadline(r) : 1.0;
-    return left > least ? left : least;
+    r->knew = r->knows;
+    how->seconds = left > least ? left : least;
+    how->stays = r->stayed;
+    how->door = r->door;
 }
 
 /* That this rank knows of: rank 0 has the report of each. */
@@ -247,6 +255,31 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
     return true;
 }
 
+bool qd_rejoin_parts(qd_rejoin *r, qd_comm *world, qd_status *status, bool *again)
+{
+    const bool mine = qd_error_message()[0] != '\0'; /* qd_agree() */
+    const int size = qd_comm_size(world);
+    /* Whether ranks stay, whether one of them has failed, and the first that has. */
+    int32_t known[3] = {r->knew, r->final || (r->knew && mine), mine ? size - qd_comm_rank(world) : 0};
+    qd_error_record record;
+    char text[160];
+    if (qd_ended_in_order(*status))
+        return false;
+    qd_error_keep(&record);
+    const bool good = qd_comm_all_reduce(world, known, known, 3, QD_I32, QD_MAX, NULL) == QD_OK;
+    qd_error_put_back(&record);
+    if (!good || !known[0] || known[1])
+        return false;
+    *again = !mine;
+    if (mine)
+        return true;
+    qd_error_clear();
+    snprintf(text, sizeof text, "the new process of rank %d cannot take part, and reports why: waiting for another one", size - known[2]);
+    qd_journal_note(&r->journal, text);
+    *status = QD_OK;
+    return true;
+}
+
 /* What is of this machine stays as it is given here. */
 static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, size_t length)
 {
@@ -258,7 +291,7 @@ static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, s
     return QD_OK;
 }
 
-qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world)
+qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world, int *first)
 {
     const int size = qd_comm_size(world), rank = qd_comm_rank(world);
     const bool adopts = !r->knows && !r->adopted && qd_options_bool(r->given, "run.resume");
@@ -267,6 +300,7 @@ qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world)
     char *theirs = NULL;
     QD_TRY(qd_comm_all_reduce(world, &stays, &stays, 1, QD_I64, QD_MAX, NULL));
     const int root = size - (int)stays; /* the first that stays */
+    *first = root % size;
     if (root == size)
         return QD_OK;
     qd_launch_config_put(r->given, &own);
@@ -471,8 +505,8 @@ static qd_status look(const qd_rejoin *r, qd_comm *world, bool *holds, bool *com
 static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int staying, qd_status failure, bool *agreed, bool *complete)
 {
     bool holds, in_memory;
-    qd_status status = qd_journal_judge(&r->journal, failure, NULL, NULL);
-    *agreed = status != QD_OK;
+    qd_status status = failure != QD_OK ? qd_journal_judge(&r->journal, failure, NULL, NULL) : QD_OK;
+    r->final = *agreed = status != QD_OK;
     if (*agreed && r->rank != 0)
         qd_error_clear(); /* rank 0 reports it */
     QD_TRY(status);

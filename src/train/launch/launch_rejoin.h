@@ -12,25 +12,30 @@
 
 typedef struct qd_rejoin qd_rejoin;
 
-/* run: complete but for its configuration, which the functions below set. observer: of rank 0. Both
- * outlive it. */
-qd_status qd_rejoin_create(qd_run *run, int rank, const qd_train_observer *observer, qd_rejoin **rejoin);
+/* ranks: WORLD_SIZE. run: complete but for its configuration, which the functions below set.
+ * observer: of rank 0. Both outlive it. */
+qd_status qd_rejoin_create(qd_run *run, int rank, int ranks, const qd_train_observer *observer, qd_rejoin **rejoin);
 void qd_rejoin_destroy(qd_rejoin *rejoin); /* NULL is legal */
 qd_journal *qd_rejoin_journal(qd_rejoin *rejoin);
 
-/* How long this rank may still wait for the others. */
-double qd_rejoin_seconds(const qd_rejoin *rejoin);
+/* How it is to join the others. */
+void qd_rejoin_how(qd_rejoin *rejoin, qd_comm_join *how);
 /* It could not join them, with *status. True: it is to try again; false: the run ends with what is
  * now in *status and the error record. */
 bool qd_rejoin_tries(qd_rejoin *rejoin, qd_status *status);
 
 /* Collective, once the ranks have met. A new process that was started with run.resume takes the
- * configuration of those that stay, if there are any. */
-qd_status qd_rejoin_settle(qd_rejoin *rejoin, qd_comm *world);
+ * configuration of those that stay, if there are any. *first: the lowest of these; 0: none. */
+qd_status qd_rejoin_settle(qd_rejoin *rejoin, qd_comm *world, int *first);
 /* Collective, in place of qd_config_resolve(): options and configuration of the run, the state to
  * start with, and the line of the journal. *agreed: the run ends with the
  * returned status, of which all ranks know. *complete: there is nothing left to do. */
 qd_status qd_rejoin_agree(qd_rejoin *rejoin, qd_comm *world, bool *agreed, bool *complete);
+
+/* Collective: all ranks know of a failure, before anything was done in `world`. True: it concerns
+ * processes that are new in a run that others continue: those end with *status, the others leave
+ * the world in order and meet *again. */
+bool qd_rejoin_parts(qd_rejoin *rejoin, qd_comm *world, qd_status *status, bool *again);
 
 /* All ranks have agreed that the run may use its folder. */
 void qd_rejoin_begun(qd_rejoin *rejoin);

@@ -82,13 +82,13 @@ static void tell_failure(qd_status status, const qd_train_observer *observer, qd
 }
 
 /* If this fails too, the earlier failure is the one to report. options: NULL if they cannot be
- * read. seconds: see qd_launch_world_join(). */
-static qd_status join_world(const qd_launch_place *p, const qd_options *options, double seconds, const qd_launch_marks *marks,
+ * read. how: see qd_launch_world_join(). */
+static qd_status join_world(const qd_launch_place *p, const qd_options *options, const qd_comm_join *how, const qd_launch_marks *marks,
                             const qd_comm_config *config, qd_status early, qd_comm **world)
 {
     qd_error_record record;
     qd_error_keep(&record);
-    qd_status status = p->joins ? qd_launch_world_join(&p->world, options, seconds, &marks->stop, config, world)
+    qd_status status = p->joins ? qd_launch_world_join(&p->world, options, how, &marks->stop, config, world)
                                 : qd_mpi_comm_create(config, world);
     if (status == QD_INTERRUPTED)
         status = qd_run_early_end(atomic_load(&marks->stop), "ranks were missing");
@@ -147,10 +147,11 @@ static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *obs
 {
     qd_run *run = m->run;
     const int size = qd_comm_size(world);
+    int first = 0;
     *complete = false;
     if (m->rejoin)
-        QD_TRY(qd_rejoin_settle(m->rejoin, world));
-    QD_TRY(qd_common_setup(world, run->options, m->rejoin != NULL, agreed));
+        QD_TRY(qd_rejoin_settle(m->rejoin, world, &first));
+    QD_TRY(qd_common_setup(world, run->options, m->rejoin != NULL, first, agreed));
     if (m->rejoin)
         QD_TRY(qd_rejoin_agree(m->rejoin, world, agreed, complete));
     else
@@ -196,9 +197,11 @@ static qd_status live(member *m, bool *again)
     qd_comm *world = NULL;
     qd_kept *kept = NULL;
     qd_told told;
+    qd_comm_join how = qd_comm_join_default();
     bool agreed = false, ran = false, complete = false; /* agreed: all ranks know of the failure: no abort is needed */
-    qd_status status = join_world(m->place, run->options, m->rejoin ? qd_rejoin_seconds(m->rejoin) : 0.0, m->marks, &comm_config, early,
-                                  &world);
+    if (m->rejoin)
+        qd_rejoin_how(m->rejoin, &how);
+    qd_status status = join_world(m->place, run->options, m->rejoin ? &how : NULL, m->marks, &comm_config, early, &world);
     *again = status != QD_OK && early == QD_OK && m->rejoin && qd_rejoin_tries(m->rejoin, &status);
     if (status != QD_OK || !world)
         return status;
@@ -228,7 +231,8 @@ done:
     run->handover = NULL;
     atomic_store(&m->marks->speaks_for_lost, speaks_for(world, qd_comm_lost(world)));
     *again = may_rest(m, status, agreed, ran, kept);
-    if (*again) {
+    const bool parts = agreed && !ran && m->rejoin && qd_rejoin_parts(m->rejoin, world, &status, again);
+    if (*again && !parts) {
         *again = qd_rejoin_rests(m->rejoin, world, kept, &status);
     } else {
         tell_failure(status, &told.observer, m->marks);
@@ -244,13 +248,11 @@ qd_status qd_launch_member(const qd_launch_place *place, qd_run *run, qd_run_sum
                            qd_launch_marks *marks)
 {
     member m = {.place = place, .run = run, .summary = summary, .given = observer, .marks = marks};
-    qd_status status;
-    bool again;
+    qd_status status = QD_OK;
     if (place->joins && qd_options_int(run->options, "run.restarts") > 0)
-        QD_TRY(qd_rejoin_create(run, place->rank, observer, &m.rejoin));
-    do {
+        status = qd_rejoin_create(run, place->rank, place->size, observer, &m.rejoin);
+    for (bool again = status == QD_OK; again;)
         status = live(&m, &again);
-    } while (again);
     qd_rejoin_destroy(m.rejoin);
     return status;
 }
@@ -260,7 +262,7 @@ qd_status qd_launch_not_started(const qd_launch_place *p, qd_status status, cons
     qd_comm_config config = qd_comm_config_default();
     qd_comm *world = NULL;
     bool agreed;
-    if (join_world(p, NULL, 0.0, marks, &config, status, &world) != QD_OK)
+    if (join_world(p, NULL, NULL, marks, &config, status, &world) != QD_OK)
         return status;
     if (qd_comm_size(world) == 1) { /* the other ranks cannot be reached this way */
         qd_comm_destroy(world);

@@ -127,17 +127,18 @@ static void find_setup(setup *s)
     dl_iterate_phdr(find_build, &(object){&here, s->build, sizeof s->build});
 }
 
-static qd_status compare_programs(const setup *own, const setup *first, int rank, const char *host)
+/* root: the rank whose setup `first` is. */
+static qd_status compare_programs(const setup *own, const setup *first, int root, int rank, const char *host)
 {
     if (memcmp(own->version, first->version, sizeof own->version) != 0)
         return QD_FAIL(
-            QD_USAGE, "rank %d on host %s runs quadrille %.31s, rank 0 runs %.31s: install one version on all machines",
-            rank, host, own->version, first->version);
+            QD_USAGE, "rank %d on host %s runs quadrille %.31s, rank %d runs %.31s: install one version on all machines",
+            rank, host, own->version, root, first->version);
     if (memcmp(own->build, first->build, sizeof own->build) != 0)
         return QD_FAIL(
             QD_USAGE,
-            "rank %d on host %s runs another build of quadrille %.31s than rank 0: install one build on all machines",
-            rank, host, own->version);
+            "rank %d on host %s runs another build of quadrille %.31s than rank %d: install one build on all machines",
+            rank, host, own->version, root);
     return QD_OK;
 }
 
@@ -180,7 +181,8 @@ static const char *find_other(const char *list, size_t length, const char *other
     return NULL;
 }
 
-static qd_status compare_configurations(const qd_strbuf *own, const char *first, size_t length, bool rejoins, int rank, const char *host)
+static qd_status compare_configurations(const qd_strbuf *own, const char *first, size_t length, bool rejoins, int root, int rank,
+                                        const char *host)
 {
     const char *entry = find_other(own->data, own->length, first, length, rejoins);
     if (!entry)
@@ -189,12 +191,12 @@ static qd_status compare_configurations(const qd_strbuf *own, const char *first,
         return QD_OK;
     const char *mine = find_value(own->data, own->length, entry), *theirs = find_value(first, length, entry);
     return QD_FAIL(QD_USAGE,
-                   "%.*s: rank %d on host %s was given %.80s, rank 0 %.80s: all ranks must have the same "
+                   "%.*s: rank %d on host %s was given %.80s, rank %d %.80s: all ranks must have the same "
                    "configuration; check that its file is the same on all machines",
-                   (int)strcspn(entry, "="), entry, rank, host, mine ? mine : "nothing", theirs ? theirs : "nothing");
+                   (int)strcspn(entry, "="), entry, rank, host, mine ? mine : "nothing", root, theirs ? theirs : "nothing");
 }
 
-qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, bool *agreed)
+qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, int root, bool *agreed)
 {
     setup own, first;
     qd_strbuf text = {0};
@@ -207,15 +209,15 @@ qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins
     qd_status status = text.failed ? QD_FAIL(QD_NO_MEMORY, "no memory to compare configurations") : QD_OK;
     QD_TRY_DONE(qd_agree(comm, status, agreed));
     first = own;
-    QD_TRY_DONE(qd_comm_broadcast(comm, &first, sizeof first, QD_U8, 0, NULL));
-    QD_TRY_DONE(qd_agree(comm, compare_programs(&own, &first, rank, host), agreed));
+    QD_TRY_DONE(qd_comm_broadcast(comm, &first, sizeof first, QD_U8, root, NULL));
+    QD_TRY_DONE(qd_agree(comm, compare_programs(&own, &first, root, rank, host), agreed));
     theirs = calloc(1, (size_t)first.length + 1);
     status = theirs ? QD_OK : QD_FAIL(QD_NO_MEMORY, "no memory to compare configurations");
     QD_TRY_DONE(qd_agree(comm, status, agreed));
-    if (rank == 0 && first.length > 0)
+    if (rank == root && first.length > 0)
         memcpy(theirs, text.data, (size_t)first.length);
-    QD_TRY_DONE(qd_comm_broadcast(comm, theirs, first.length, QD_U8, 0, NULL));
-    status = qd_agree(comm, compare_configurations(&text, theirs, (size_t)first.length, rejoins, rank, host), agreed);
+    QD_TRY_DONE(qd_comm_broadcast(comm, theirs, first.length, QD_U8, root, NULL));
+    status = qd_agree(comm, compare_configurations(&text, theirs, (size_t)first.length, rejoins, root, rank, host), agreed);
 done:
     free(theirs);
     qd_strbuf_free(&text);

@@ -23,11 +23,11 @@ qd_status qd_agree_alone(qd_comm *comm, qd_status mine, bool *agreed);
 
 /* These end in qd_agree().
  *
- * QD_USAGE when a rank runs another program than rank 0, or was given another configuration: the
- * first key that differs is named. Paths (data.path and so on) and the number of threads may
+ * QD_USAGE when a rank runs another program than rank `root`, or was given another configuration:
+ * the first key that differs is named. Paths (data.path and so on) and the number of threads may
  * differ. rejoins: so may run.resume and run.overwrite, because some ranks may be in the middle of
  * the run that others begin. */
-qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, bool *agreed);
+qd_status qd_common_setup(qd_comm *comm, const qd_options *options, bool rejoins, int root, bool *agreed);
 /* Not collective. Whether the rank may have another value of this "key=value". */
 bool qd_common_may_differ(const char *entry);
 /* QD_USAGE when a rank does not see rank 0's folder, or the one in which it will be created. Leaves
