@@ -155,7 +155,9 @@ typedef struct attempts {
 static qd_status judge(const qd_rendezvous *r, const qd_comm_join *join, attempts *a, outcome result, qd_status status, const char *why)
 {
     const double now = qd_clock_now();
-    const char *hint = strcmp(why, strerror(ECONNREFUSED)) == 0 ? " (it accepts connections only while ranks are missing)" : "";
+    const char *hint = r->stays ? "; no other rank listens there, and the process that replaces rank 0 did not come"
+                       : strcmp(why, strerror(ECONNREFUSED)) == 0 ? " (it accepts connections only while ranks are missing)"
+                                                                   : "";
     if (result == LATER || result == TAKEN) {
         a->begin = now;
         a->pause = LATER_SECONDS;

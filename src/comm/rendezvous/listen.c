@@ -426,16 +426,21 @@ static qd_status open_port(qd_door *d, const qd_comm_join *join)
     return QD_OK;
 }
 
+static void count_waiting(qd_door *d)
+{
+    int waiting = 0;
+    for (int p = 1; p < d->ranks; p++)
+        waiting += waits(&d->places[p]);
+    atomic_store(&d->waiting, waiting);
+}
+
 static void *serve_main(void *context)
 {
     qd_door *d = context;
     while (!atomic_load(&d->closing)) {
-        int waiting = 0;
         if (serve(d) != QD_OK)
             qd_error_clear();
-        for (int p = 1; p < d->ranks; p++)
-            waiting += waits(&d->places[p]);
-        atomic_store(&d->waiting, waiting);
+        count_waiting(d);
     }
     return NULL;
 }
@@ -474,6 +479,7 @@ static void keep_open(qd_door *d, int least)
     pthread_mutex_lock(&d->lock);
     d->world = r;
     pthread_mutex_unlock(&d->lock);
+    count_waiting(d);
     if (least > 0 && r->size < d->ranks)
         d->serving = pthread_create(&d->thread, NULL, serve_main, d) == 0;
     if (!d->serving)
@@ -485,7 +491,6 @@ static qd_status meet(qd_door *d, qd_rendezvous *r, const qd_comm_join *join)
     d->meeting = r;
     d->keyed = r->keyed;
     memcpy(d->key, r->key, sizeof d->key);
-    atomic_store(&d->waiting, 0);
     for (int p = 1; p < d->ranks; p++) /* a rank that has knocked is on its way */
         d->places[p].expected = d->places[p].invited && (d->places[p].expected || waits(&d->places[p]));
     qd_status status = open_port(d, join);
@@ -561,8 +566,11 @@ int qd_door_waiting(const qd_door *d)
 void qd_door_invite(qd_door *d, const bool *invited)
 {
     stop_serving(d);
-    for (int p = 0; p < d->ranks; p++)
+    for (int p = 0; p < d->ranks; p++) {
         d->places[p].invited = invited[p];
+        if (d->places[p].inside && !invited[p])
+            d->places[p].knocked = qd_clock_now(); /* it will */
+    }
 }
 
 void qd_door_forget(qd_door *d, const qd_rendezvous *world)

@@ -135,16 +135,31 @@ static bool may_write(void)
     return getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur == RLIM_INFINITY;
 }
 
+static qd_status find_left(const qd_program *p, uint64_t left, qd_arena *arena, qd_state_pieces *pieces, bool *complete)
+{
+    return qd_pieces_left(p, qd_pieces_kinds(p) | QD_PIECES_OMITTED, left, arena, pieces, complete);
+}
+
+qd_status qd_handover_covers(qd_trainer *t, uint64_t left, bool *complete)
+{
+    qd_arena *arena = NULL;
+    qd_state_pieces pieces;
+    *complete = false;
+    QD_TRY(qd_arena_create(&arena));
+    qd_status status = find_left(qd_trainer_program(t), left, arena, &pieces, complete);
+    qd_arena_destroy(arena);
+    return status;
+}
+
 qd_status qd_handover_write(int fd, qd_trainer *t, uint64_t left, const qd_handover_facts *facts, bool *complete)
 {
-    const qd_program *p = qd_trainer_program(t);
     qd_arena *arena = NULL;
     qd_state_pieces pieces;
     *complete = false;
     if (!may_write())
         return QD_OK;
     QD_TRY(qd_arena_create(&arena));
-    qd_status status = qd_pieces_left(p, qd_pieces_kinds(p) | QD_PIECES_OMITTED, left, arena, &pieces, complete);
+    qd_status status = find_left(qd_trainer_program(t), left, arena, &pieces, complete);
     if (status == QD_OK && *complete)
         status = put_section(fd, t, &pieces, facts);
     qd_arena_destroy(arena);

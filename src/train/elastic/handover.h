@@ -29,6 +29,8 @@ typedef struct qd_handover_facts {
 
 /* An empty one. The caller closes the descriptor. */
 qd_status qd_handover_create(int *fd);
+/* Not collective. Whether the ranks in `left` (bits) have all of the state between them. */
+qd_status qd_handover_covers(qd_trainer *trainer, uint64_t left, bool *complete);
 /* Not collective. Adds what this rank has to hand over if only the ranks in `left` (bits) have the
  * state. *complete: together they have all of it; otherwise nothing is written. */
 qd_status qd_handover_write(int fd, qd_trainer *trainer, uint64_t left, const qd_handover_facts *facts, bool *complete);

@@ -80,6 +80,11 @@ int64_t qd_kept_last(const qd_kept *kept)
     return kept->s.started ? qd_trainer_position(kept->s.trainer).step : -1;
 }
 
+qd_status qd_kept_covers(const qd_kept *kept, uint64_t left, bool *complete)
+{
+    return qd_handover_covers(kept->s.trainer, left, complete);
+}
+
 qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete)
 {
     const qd_rank_run *s = &kept->s;

@@ -118,8 +118,10 @@ qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *o
     join.port = world->port;
     join.rank = world->rank;
     join.ranks = world->size;
-    join.stops = is_asked;
-    join.context = (void *)(uintptr_t)stop;
+    if (!join.stops) {
+        join.stops = is_asked;
+        join.context = (void *)(uintptr_t)stop;
+    }
     if (options) {
         join.interface = qd_options_string(options, "run.interface");
         join.seconds = how ? how->seconds : qd_options_float(options, "run.join_deadline");

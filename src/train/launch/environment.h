@@ -24,7 +24,8 @@ bool qd_launch_world_slurm(int rank, int size, qd_launch_world *world);
 /* Joins it. The secret: run.secret_file, or else the variable QUADRILLE_SECRET. options: NULL if
  * they cannot be read. how: what a run with several worlds says about this one; NULL: all ranks
  * meet, within run.join_deadline. stop: once it is not 0, the wait for other ranks ends with
- * QD_INTERRUPTED. NULL in *comm: there is nothing to join, because the run has ended in order. */
+ * QD_INTERRUPTED, unless `how` decides on that. NULL in *comm: there is nothing to join, because
+ * the run has ended in order. */
 qd_status qd_launch_world_join(const qd_launch_world *world, const qd_options *options, const qd_comm_join *how, const atomic_int *stop,
                                const qd_comm_config *config, qd_comm **comm);
 

@@ -212,12 +212,12 @@ static _Noreturn void end_local_rank(const qd_launch_place *p, qd_status status)
 }
 
 /* Rank 0, after each step. */
-static bool asks_rest(void *context)
+static qd_rest asks_rest(void *context)
 {
     const qd_launch_place *p = context;
     qd_order order;
     int fds[QD_ORDER_FDS];
-    return qd_order_receive(p->order_fd, false, &order, fds) && order.kind == QD_ORDER_REST;
+    return qd_order_receive(p->order_fd, false, &order, fds) && order.kind == QD_ORDER_REST ? QD_REST : QD_REST_NOT;
 }
 
 static void close_all(int *const *fds, int count)
@@ -337,7 +337,8 @@ static qd_status check_world(const qd_launch_place *p, bool mpi, const qd_option
     const bool returns = p->joins && strcmp(p->starter, "srun") != 0; /* a lost rank may be started again, and meet the others */
     const char *supervisor = qd_options_int(options, "run.restarts") > 0 && !returns ? "run.restarts" : NULL;
     static const char *const supervisors[] = {"run.elastic", "run.available", "run.hosts", "run.host_check"};
-    for (size_t i = 0; i < sizeof supervisors / sizeof *supervisors && !supervisor; i++)
+    const bool shrinks = returns && strcmp(p->starter, "torchrun") != 0; /* which ends all ranks when one ends */
+    for (size_t i = shrinks; i < sizeof supervisors / sizeof *supervisors && !supervisor; i++) /* the first is run.elastic */
         supervisor = qd_options_string(options, supervisors[i])[0] != '\0' ? supervisors[i] : NULL;
     if (p->role == QD_ROLE_LOCAL_RANK && (p->rank < 0 || p->world_fd < 0 || p->report_fd < 0 || p->config_fd < 0 || p->launcher == 0))
         return QD_FAIL(QD_USAGE, QD_ENV_RANK " is set in the environment: it is for local ranks, unset it");

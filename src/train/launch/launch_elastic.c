@@ -66,13 +66,13 @@ static void read_available(qd_elastic *e)
     snprintf(e->reason, sizeof e->reason, "%d rank%s available", number, number == 1 ? " is" : "s are");
 }
 
-void qd_elastic_limit(qd_elastic *e, int ranks)
+void qd_elastic_limit(qd_elastic *e, int ranks, const char *reason)
 {
     if (ranks == e->limit)
         return;
     e->limit = ranks;
     e->asked_at = qd_clock_now();
-    snprintf(e->reason, sizeof e->reason, "hosts for %d rank%s are left", ranks, ranks == 1 ? "" : "s");
+    snprintf(e->reason, sizeof e->reason, "%s", reason);
 }
 
 static qd_status set_int(qd_options *options, const char *key, int64_t value)

@@ -14,7 +14,7 @@ typedef struct qd_elastic {
     int least, most;      /* of run.elastic; 0: the number of ranks is fixed */
     char path[PATH_MAX];  /* the file that says how many are available */
     int available;        /* what it has said last */
-    int limit;            /* what the hosts can take; below 0: not known */
+    int limit;            /* what the hosts can take, or how many ranks have come; below 0: not known */
     int lost;             /* ranks that failed again and again, since the file has changed */
     int allowed, ranks;   /* the most that may run, and how many of them a layout can use; 0: not known yet */
     qd_options *options;  /* with that layout */
@@ -28,8 +28,8 @@ void qd_elastic_begin(qd_elastic *e, const qd_config *config);
 void qd_elastic_end(qd_elastic *e);
 /* What was said to the run that this one replaces does not hold for it. */
 void qd_elastic_forget(const qd_elastic *e, const qd_config *config);
-/* The hosts can take so many ranks. */
-void qd_elastic_limit(qd_elastic *e, int ranks);
+/* No more ranks than these are there, for that reason. */
+void qd_elastic_limit(qd_elastic *e, int ranks, const char *reason);
 /* The number of ranks that the run should have now; 0: no other than `ranks`, which it has; below
  * 0: it cannot run, and `reason` says why. */
 int qd_elastic_wanted(qd_elastic *e, const qd_options *given, int ranks);

@@ -2,7 +2,9 @@
  *
  *   1. It has left its world, whose connections stay open until the next one exists, and waits
  *      for the others up to run.join_deadline.
- *   2. All tell all what they know of the failure and which state they have, and judge it.
+ *   2. All tell all what they know of the failure and which state they have, and judge it. If a
+ *      layout uses only some of them (launch_rejoin_size.c), these meet once more without the
+ *      others.
  *   3. Those with the latest state write it to memory, each its part. If that is not all of it, an
  *      earlier state or the newest checkpoint is used.
  *   4. The trainers of the last world are freed, those of the next one created, and the parts are
@@ -11,12 +13,10 @@
  * The parts stay until the next world has done a step, so that the loss of a rank that has written
  * none costs none meanwhile. The loss of one that has costs the state. */
 #define _GNU_SOURCE
-#include "train/launch/launch_rejoin.h"
+#include "train/launch/launch_rejoin_impl.h"
 
 #include "base/clock.h"
-#include "base/thread.h"
 #include "comm/guard.h"
-#include "comm/rendezvous/door.h"
 #include "train/launch/launch.h"
 #include "train/ranks/common.h"
 #include "train/elastic/handover.h"
@@ -32,44 +32,7 @@
 #include <unistd.h>
 
 #define PAUSE_SECONDS 0.2 /* before the ranks meet once more */
-enum { MOST_LEFT = 64 };  /* ranks whose parts make up a state: bits of a word */
-
-/* What a rank tells the others. Plain data. */
-typedef struct offer {
-    int64_t attempt;    /* of the world that it has left; 0: it is a new process, or knows as little as one */
-    int64_t step, has;  /* the last that it has done; that whose state it has in its trainer; -1: none */
-    int64_t part;       /* step of the state of which it has written a part; -1: none */
-    int64_t writers;    /* of how many */
-    int64_t rank;       /* in the world that it has left */
-    double since;       /* seconds since it has failed */
-    int64_t status;
-    char message[QD_ERROR_MESSAGE_BYTES];
-} offer;
-
-struct qd_rejoin {
-    qd_run *run;
-    qd_journal journal;
-    const qd_options *given, *started; /* started: what the user gave to this process, if that is not what the others have */
-    qd_options *adopted;
-    qd_options *options; /* of the present world; NULL: those that were given */
-    int rank;
-    bool stayed;
-    bool knows; /* the past of the run: it has once agreed with the others on how to go on */
-    bool knew;  /* when it joined the present world */
-    bool final; /* the run ends, whatever is new in it */
-    qd_door *door; /* rank 0 */
-    bool cored;
-    qd_cores_set cores; /* of this process: a trainer may restrict it to some of them */
-    double begin;       /* clock time since which this rank waits for the others */
-    /* Of the world that it has left: */
-    qd_comm *left;
-    qd_kept *kept;
-    qd_failure failure;
-    int64_t step;
-    /* The part of the state that it has written: */
-    int fd; /* -1: none */
-    int64_t part, writers;
-};
+#define SOON_SECONDS 10.0 /* ranks of which none was lost meet within this time */
 
 static void drop_part(qd_rejoin *r)
 {
@@ -93,13 +56,14 @@ qd_status qd_rejoin_create(qd_run *run, int rank, int ranks, const qd_train_obse
     qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
     if (!r)
         return QD_FAIL(QD_NO_MEMORY, "no memory for a rank");
-    *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .step = -1, .fd = -1, .part = -1,
-                     .begin = qd_clock_now()};
+    *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .places = ranks, .step = -1, .fd = -1,
+                     .part = -1, .begin = qd_clock_now()};
     qd_journal_begin(&r->journal, run, rank == 0 ? observer : NULL);
     r->journal.held = true;
     run->on_first_step = drop_state;
     run->first_step_context = r;
     r->cored = qd_thread_cores(&r->cores) == QD_OK;
+    qd_rejoin_begin_size(r);
     return rank == 0 ? qd_door_create(ranks, &r->door) : QD_OK;
 }
 
@@ -112,17 +76,32 @@ static void let_go(qd_rejoin *r)
     r->left = NULL;
 }
 
-void qd_rejoin_destroy(qd_rejoin *r)
+void qd_rejoin_forget(qd_rejoin *r)
+{
+    let_go(r);
+    drop_part(r);
+    r->failure = (qd_failure){0};
+    r->knows = r->stayed = false;
+    r->step = -1;
+    r->before = 0;
+    r->begin = qd_clock_now();
+}
+
+void qd_rejoin_destroy(qd_rejoin *r, qd_status status)
 {
     if (!r)
         return;
+    if (r->door) /* of a failure, the ranks of the last world have a message */
+        qd_door_say_end(r->door, status == QD_OK || qd_ended_in_order(status) ? status : QD_REMOTE);
     if (r->journal.text.length > 0) /* the ranks may have cleared the folder */
         qd_journal_write(&r->journal);
     let_go(r);
     drop_part(r);
     r->run->options = r->started;
     qd_options_destroy(r->options);
+    qd_options_destroy(r->sized);
     qd_options_destroy(r->adopted);
+    qd_elastic_end(&r->elastic);
     qd_journal_end(&r->journal);
     qd_door_destroy(r->door);
     free(r);
@@ -136,6 +115,7 @@ qd_journal *qd_rejoin_journal(qd_rejoin *r)
 void qd_rejoin_begun(qd_rejoin *r)
 {
     r->journal.past.begun = 1;
+    qd_rejoin_forget_size(r);
     if (r->journal.held && r->journal.text.length > 0) { /* lines of before */
         r->journal.held = false;
         qd_journal_write(&r->journal);
@@ -153,12 +133,26 @@ static double deadline(const qd_rejoin *r)
     return qd_options_float(r->given, "run.join_deadline");
 }
 
+/* Whether a signal ends the wait for the others. Where none was lost they are about to be there,
+ * and stop with a checkpoint in the next world. */
+static bool ends_wait(void *context)
+{
+    const qd_rejoin *r = context;
+    const bool all_there = r->left && r->failure.status == QD_OK && qd_clock_now() < r->begin + SOON_SECONDS;
+    return atomic_load(r->run->stop) != 0 && !all_there;
+}
+
 void qd_rejoin_how(qd_rejoin *r, qd_comm_join *how)
 {
     const double left = ceil(10.0 * (r->begin + deadline(r) - qd_clock_now())) / 10.0, least = deadline(r) < 1.0 ? deadline(r) : 1.0;
     r->knew = r->knows;
+    r->run->options = r->given;
+    how->least = r->elastic.least < r->places ? r->elastic.least : r->places;
+    how->patience = qd_options_float(r->given, "run.rejoin_wait");
     how->seconds = left > least ? left : least;
     how->stays = r->stayed;
+    how->stops = ends_wait;
+    how->context = r;
     how->door = r->door;
 }
 
@@ -212,10 +206,28 @@ bool qd_rejoin_tries(qd_rejoin *r, qd_status *status)
     return false;
 }
 
+/* Goes to meet the others. */
+static void leave(qd_rejoin *r, qd_comm *world, qd_kept *kept)
+{
+    r->left = world;
+    r->kept = kept;
+    r->before = qd_comm_size(world);
+    r->begin = r->journal.failed_at = qd_clock_now();
+    r->stayed = true;
+    if (r->cored)
+        (void)qd_thread_bind(&r->cores);
+}
+
+void qd_rejoin_pauses(qd_rejoin *r, qd_comm *world, qd_kept *kept)
+{
+    qd_comm_forsake(world);
+    r->step = qd_kept_last(kept);
+    leave(r, world, kept);
+}
+
 bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *status)
 {
     char text[QD_ERROR_MESSAGE_BYTES + 128];
-    const double now = qd_clock_now();
     if (!r->knows && !qd_journal_cause(*status)) { /* a new process that cannot join: the others wait for another one */
         qd_kept_destroy(kept);
         qd_comm_destroy(world);
@@ -240,12 +252,8 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
         qd_kept_destroy(kept);
         qd_comm_destroy(world);
     } else {
-        r->left = world;
-        r->kept = kept;
-        r->begin = r->journal.failed_at = now;
+        leave(r, world, kept);
     }
-    if (r->cored)
-        (void)qd_thread_bind(&r->cores);
     if (qd_journal_cause(*status)) {
         snprintf(text, sizeof text, "%s: waiting up to %g s until all ranks are back", qd_error_message(), deadline(r));
         qd_journal_note(&r->journal, text);
@@ -288,6 +296,7 @@ static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, s
         if (qd_common_may_differ(own->data + at))
             QD_TRY(qd_options_assign(r->adopted, own->data + at));
     r->run->options = r->given = r->adopted;
+    qd_rejoin_begin_size(r);
     return QD_OK;
 }
 
@@ -301,6 +310,7 @@ qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world, int *first)
     QD_TRY(qd_comm_all_reduce(world, &stays, &stays, 1, QD_I64, QD_MAX, NULL));
     const int root = size - (int)stays; /* the first that stays */
     *first = root % size;
+    r->fresh = root == size;
     if (root == size)
         return QD_OK;
     qd_launch_config_put(r->given, &own);
@@ -324,6 +334,7 @@ static void tell(const qd_rejoin *r, offer *own)
 {
     *own = (offer){.attempt = r->knows ? r->journal.past.attempt : 0, .step = r->step, .has = r->kept ? qd_kept_step(r->kept) : -1,
                    .part = r->fd >= 0 ? r->part : -1, .writers = r->writers, .rank = r->left ? qd_comm_rank(r->left) : -1,
+                   .ranks = r->before, .place = r->rank,
                    .since = qd_clock_now() - r->journal.failed_at, .status = r->failure.status};
     memcpy(own->message, r->failure.message, sizeof own->message);
     if (r->run->config.from_checkpoint || own->rank >= MOST_LEFT)
@@ -354,7 +365,7 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
     for (int p = 0; p < size; p++) {
         offer *o = &offers[p];
         if (o->attempt < offers[first].attempt) {
-            *o = (offer){.step = -1, .has = -1, .part = -1, .rank = -1};
+            *o = (offer){.step = -1, .has = -1, .part = -1, .rank = -1, .place = o->place};
             continue;
         }
         ++*staying;
@@ -363,6 +374,7 @@ static qd_status learn(qd_rejoin *r, qd_comm *world, offer *offers, int *staying
         if (first > 0) /* rank 0, which knows, is new */
             step = o->step > step ? o->step : step;
         since = o->since > since ? o->since : since;
+        r->before = o->ranks > r->before ? (int)o->ranks : r->before;
     }
     if (step >= 0)
         r->journal.past.step = step;
@@ -422,9 +434,7 @@ static qd_status write_state(qd_rejoin *r, qd_comm *world, const offer *offers, 
     return status;
 }
 
-/* The latest of the states below `below` that ranks have in their trainers, or that ranks have
- * written of which none is lost. -1: none. */
-static int64_t latest(const offer *offers, int size, int64_t below, bool *written)
+int64_t qd_rejoin_latest(const offer *offers, int size, int64_t below, bool *written)
 {
     int64_t step = -1;
     *written = false;
@@ -450,7 +460,7 @@ static qd_status take_state(qd_rejoin *r, qd_comm *world, const offer *offers, b
     int64_t step = -1;
     *in_memory = false;
     for (int64_t below = INT64_MAX; !*in_memory; below = step) {
-        step = latest(offers, size, below, in_memory);
+        step = qd_rejoin_latest(offers, size, below, in_memory);
         if (step < 0 || *in_memory)
             break;
         QD_TRY(write_state(r, world, offers, step, in_memory));
@@ -467,7 +477,7 @@ static qd_status set_options(qd_rejoin *r, bool resumes)
 {
     qd_options *next = NULL;
     qd_status status = QD_OK;
-    QD_TRY(qd_options_copy(r->given, &next));
+    QD_TRY(qd_options_copy(r->sized ? r->sized : r->given, &next));
     if (r->journal.past.begun)
         status = qd_options_set(next, "run.resume", resumes ? "true" : "false");
     if (status == QD_OK && r->journal.past.begun)
@@ -502,7 +512,8 @@ static qd_status look(const qd_rejoin *r, qd_comm *world, bool *holds, bool *com
 }
 
 /* Collective. The run continues after `failure`. */
-static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int staying, qd_status failure, bool *agreed, bool *complete)
+static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int staying, qd_status failure, bool *agreed, bool *complete,
+                       bool *narrows)
 {
     bool holds, in_memory;
     qd_status status = failure != QD_OK ? qd_journal_judge(&r->journal, failure, NULL, NULL) : QD_OK;
@@ -511,35 +522,46 @@ static qd_status go_on(qd_rejoin *r, qd_comm *world, const offer *offers, int st
         qd_error_clear(); /* rank 0 reports it */
     QD_TRY(status);
     qd_error_clear();
+    if (failure != QD_OK || !r->judged)
+        r->staying = staying;
+    r->judged = r->judged || failure != QD_OK;
     r->failure = (qd_failure){0};
     QD_TRY(look(r, world, &holds, complete));
-    if (*complete)
+    if (!*complete)
+        QD_TRY(qd_rejoin_narrow(r, world, offers, narrows));
+    if (*complete || *narrows)
         return QD_OK;
     QD_TRY(take_state(r, world, offers, &in_memory));
     QD_TRY(set_options(r, in_memory || holds));
     QD_TRY(qd_config_resolve(r->run->options, qd_comm_size(world), &r->run->config));
     r->run->state_in_memory = in_memory;
     r->run->ranks_stay = true;
-    qd_journal_restart(&r->journal, in_memory, staying);
+    if (r->judged)
+        qd_journal_restart(&r->journal, in_memory, r->staying < r->run->config.world ? r->staying : r->run->config.world);
+    r->judged = false;
+    qd_rejoin_note_size(r, offers, in_memory);
     return QD_OK;
 }
 
-qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *complete)
+qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *complete, bool *narrows)
 {
     const int size = qd_comm_size(world);
     int staying = 0;
     qd_status failure = QD_OK;
     offer *offers = calloc((size_t)size, sizeof *offers);
-    *complete = false;
-    QD_TRY(qd_config_resolve(r->given, size, &r->run->config));
+    *complete = *narrows = false;
+    QD_TRY(qd_rejoin_fit(r, world, agreed));
     if (!offers)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", size);
     tell(r, &offers[qd_comm_rank(world)]);
     qd_status status = learn(r, world, offers, &staying, &failure);
     if (status == QD_OK && staying > 0) {
-        status = go_on(r, world, offers, staying, failure, agreed, complete);
+        status = go_on(r, world, offers, staying, failure, agreed, complete, narrows);
     } else if (status == QD_OK) {
-        r->knows = true;
+        status = qd_rejoin_narrow(r, world, offers, narrows);
+        r->knows = status == QD_OK && !*narrows;
+    }
+    if (status == QD_OK && staying == 0 && r->knows) {
         r->journal.past.resumed = r->run->config.resume;
         if (r->run->config.resume)
             qd_journal_load(&r->journal);

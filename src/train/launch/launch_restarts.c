@@ -99,6 +99,7 @@ static qd_status read_hosts(keeper *k)
 /* The hosts that answer now, if there are any. */
 static qd_status ready_hosts(keeper *k)
 {
+    char reason[64];
     QD_TRY(read_hosts(k));
     if (k->hosts.count == 0)
         return QD_OK;
@@ -116,7 +117,8 @@ static qd_status ready_hosts(keeper *k)
     }
     free(before);
     const int slots = qd_hosts_slots(&k->hosts);
-    qd_elastic_limit(&k->elastic, slots);
+    snprintf(reason, sizeof reason, "hosts for %d rank%s are left", slots, slots == 1 ? "" : "s");
+    qd_elastic_limit(&k->elastic, slots, reason);
     if (k->elastic.most == 0 && k->needs == 0)
         k->needs = qd_options_is_set(k->given, "parallel.ranks") ? (int)qd_options_int(k->given, "parallel.ranks") : slots;
     if (k->elastic.most == 0 && (slots < k->needs || slots == 0))

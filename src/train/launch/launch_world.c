@@ -137,13 +137,13 @@ static qd_status check_early(const member *m)
 {
     qd_run *run = m->run;
     if (m->rejoin)
-        return qd_rejoin_stayed(m->rejoin) ? QD_OK : qd_run_plan(run->options, m->place->size, &run->config, m->summary);
+        return qd_rejoin_stayed(m->rejoin) ? QD_OK : qd_rejoin_plan(m->rejoin, m->summary);
     return m->place->size > 0 ? qd_run_prepare(run->options, m->place->size, run->stop, &run->config, m->summary)
                               : qd_config_resolve(run->options, 0, &run->config);
 }
 
 /* Collective. Configuration, run folder and text of the run in this world. */
-static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *observer, bool *agreed, bool *complete)
+static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *observer, bool *agreed, bool *complete, bool *narrows)
 {
     qd_run *run = m->run;
     const int size = qd_comm_size(world);
@@ -153,11 +153,13 @@ static qd_status prepare(member *m, qd_comm *world, const qd_train_observer *obs
         QD_TRY(qd_rejoin_settle(m->rejoin, world, &first));
     QD_TRY(qd_common_setup(world, run->options, m->rejoin != NULL, first, agreed));
     if (m->rejoin)
-        QD_TRY(qd_rejoin_agree(m->rejoin, world, agreed, complete));
+        QD_TRY(qd_rejoin_agree(m->rejoin, world, agreed, complete, narrows));
     else
         QD_TRY(qd_config_resolve(run->options, size, &run->config));
-    if (*complete)
+    if (*complete || *narrows)
         return QD_OK;
+    if (m->rejoin && !run->ranks_stay && m->summary->plan.world != size) /* fewer than were expected */
+        QD_TRY(qd_agree_alone(world, qd_run_plan(run->options, size, &run->config, m->summary), agreed));
     qd_launch_catch_stacks(&run->config, qd_comm_rank(world));
     run->observer = observer;
     if (m->rejoin) {
@@ -198,7 +200,7 @@ static qd_status live(member *m, bool *again)
     qd_kept *kept = NULL;
     qd_told told;
     qd_comm_join how = qd_comm_join_default();
-    bool agreed = false, ran = false, complete = false; /* agreed: all ranks know of the failure: no abort is needed */
+    bool agreed = false, ran = false, complete = false, narrows = false; /* agreed: all ranks know of the failure: no abort is needed */
     if (m->rejoin)
         qd_rejoin_how(m->rejoin, &how);
     qd_status status = join_world(m->place, run->options, m->rejoin ? &how : NULL, m->marks, &comm_config, early, &world);
@@ -208,7 +210,7 @@ static qd_status live(member *m, bool *again)
     qd_told_begin(&told, m->given, &m->marks->told);
     told.journal = m->rejoin ? qd_rejoin_journal(m->rejoin) : NULL;
     int size = qd_comm_size(world);
-    if (m->place->size > 1 && size == 1)
+    if (m->place->size > 1 && size == 1 && !m->place->joins)
         QD_TRY_DONE(QD_FAIL(QD_USAGE,
                             "%s started %d processes, but MPI sees one: start them with the mpirun of the MPI library that quadrille was "
                             "built with, or in a way that "
@@ -219,9 +221,9 @@ static qd_status live(member *m, bool *again)
     QD_TRY_DONE(qd_agree_alone(world, early, &agreed));
     QD_TRY_DONE(qd_comm_guard_start(world, qd_patience_stopped(&(qd_patience){0}, comm_config.deadline_seconds),
                                     m->rejoin ? NULL : qd_told_lost, &told));
-    QD_TRY_DONE(prepare(m, world, &told.observer, &agreed, &complete));
+    QD_TRY_DONE(prepare(m, world, &told.observer, &agreed, &complete, &narrows));
     agreed = false; /* from here on qd_run_rank() aborts the others itself */
-    ran = !complete;
+    ran = !complete && !narrows;
     if (ran)
         status = qd_run_rank(run, world, m->rejoin ? &kept : NULL);
 done:
@@ -234,7 +236,11 @@ done:
     const bool parts = agreed && !ran && m->rejoin && qd_rejoin_parts(m->rejoin, world, &status, again);
     if (*again && !parts) {
         *again = qd_rejoin_rests(m->rejoin, world, kept, &status);
+    } else if (kept) {
+        qd_rejoin_pauses(m->rejoin, world, kept);
+        *again = true;
     } else {
+        *again = *again || narrows;
         tell_failure(status, &told.observer, m->marks);
         qd_kept_destroy(kept);
         qd_comm_destroy(world);
@@ -253,7 +259,7 @@ qd_status qd_launch_member(const qd_launch_place *place, qd_run *run, qd_run_sum
         status = qd_rejoin_create(run, place->rank, place->size, observer, &m.rejoin);
     for (bool again = status == QD_OK; again;)
         status = live(&m, &again);
-    qd_rejoin_destroy(m.rejoin);
+    qd_rejoin_destroy(m.rejoin, status);
     return status;
 }
 

@@ -165,13 +165,14 @@ static qd_status ask_ranks(qd_rank_run *s, int64_t step, double step_seconds)
      * on disk is never older than one interval. */
     double seconds = s->run->config.save_seconds, early = fmin(s->save_took, seconds / 2);
     bool due = qd_comm_rank(s->control) == 0 && seconds > 0.0 && qd_clock_now() - s->saved_at >= seconds - early;
-    bool rest = qd_comm_rank(s->control) == 0 && s->run->asks_rest && s->run->asks_rest(s->run->rest_context);
+    qd_rest rest = qd_comm_rank(s->control) == 0 && s->run->asks_rest ? s->run->asks_rest(s->run->rest_context) : QD_REST_NOT;
     int32_t asked[4] = {atomic_load(s->run->stop), due, qd_run_tuning_due(s, step, step_seconds), rest};
     QD_TRY(qd_comm_all_reduce(s->control, asked, asked, 4, QD_I32, QD_MAX, NULL));
     s->stop = asked[0];
     s->time_to_save = asked[1] != 0;
     s->time_to_tune = asked[2] != 0;
-    s->rests = asked[3] != 0;
+    s->rests = asked[3] != QD_REST_NOT;
+    s->time_to_save = s->time_to_save || asked[3] == QD_REST_SAVED;
     return QD_OK;
 }
 

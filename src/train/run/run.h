@@ -8,6 +8,9 @@
 #include <quadrille/train.h>
 #include <stdatomic.h>
 
+/* QD_REST_SAVED: with a checkpoint. */
+typedef enum qd_rest { QD_REST_NOT, QD_REST, QD_REST_SAVED } qd_rest;
+
 typedef struct qd_run {
     const qd_options *options;
     qd_config config;
@@ -16,7 +19,7 @@ typedef struct qd_run {
     struct qd_handover *handover;      /* the state to start with, from other ranks (handover.h); NULL: none */
     bool state_in_memory;              /* it will be handed over: no checkpoint is needed */
     bool ranks_stay;                   /* processes of the present ranks, with their memory, become those of the next */
-    bool (*asks_rest)(void *context);  /* rank 0, after each step: whether all ranks are to rest; NULL: never */
+    qd_rest (*asks_rest)(void *context); /* rank 0, after each step: whether all ranks are to rest; NULL: never */
     void *rest_context;
     void (*on_first_step)(void *context); /* on every rank, once it has done a step: the handover is not needed any more; may be NULL */
     void *first_step_context;
@@ -68,6 +71,8 @@ qd_status qd_run_rank(const qd_run *run, qd_comm *world, qd_kept **kept);
 /* elastic/keep.c. The step after which the state is that of the run; -1: it is incomplete. */
 int64_t qd_kept_step(const qd_kept *kept);
 int64_t qd_kept_last(const qd_kept *kept); /* the last step that it has done, in whatever state that left it; -1: none */
+/* Whether the ranks in `left` have all of that state between them. */
+qd_status qd_kept_covers(const qd_kept *kept, uint64_t left, bool *complete);
 /* As qd_handover_write(). */
 qd_status qd_kept_write(qd_kept *kept, int fd, uint64_t left, bool *complete);
 void qd_kept_destroy(qd_kept *kept); /* NULL is legal */
