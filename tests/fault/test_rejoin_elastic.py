@@ -50,7 +50,7 @@ class ElasticRejoins(meetings.Meetings):
 
     def test_shrinks_and_grows(self):
         """A rank is lost for a while: no step is repeated, and the processes of the others stay."""
-        self.start(BATCH, "run.save_every=1000", "run.elastic=1..3", "run.rejoin_wait=0.5", *ENDLESS)
+        self.start(BATCH, "run.save_every=1000", "run.elastic=1..3", "run.rejoin_wait=1", *ENDLESS)
         first = list(self.runs)
         self.kill(1)
         self.recovered(1)
@@ -58,7 +58,7 @@ class ElasticRejoins(meetings.Meetings):
         self.recovered(2)
         self.assertEqual([first[rank].poll() for rank in (0, 2)], [None, None])
         self.assertEqual(self.resized("from", "ranks", "places", "in_memory", "reason"),
-                         [(3, 2, "0 2", True, "ranks that were lost did not return within 0.5 s"), (2, 3, "0 1 2", True, "ranks have returned")])
+                         [(3, 2, "0 2", True, "ranks that were lost did not return within 1 s"), (2, 3, "0 1 2", True, "ranks have returned")])
         self.assertEqual([(line["surviving"], line["in_memory"]) for line in self.events("restart")], [(2, True)])
         self.kill(2)
         self.kill(1)
@@ -72,7 +72,7 @@ class ElasticRejoins(meetings.Meetings):
 
     def test_spare(self):
         """A rank that no layout uses waits; it takes the place of a lost one. The mesh is the same, and so are all bits."""
-        self.start("train.global_batch=8", "run.save_every=1000", "run.elastic=2..3", "run.rejoin_wait=0.5", *ENDLESS)
+        self.start("train.global_batch=8", "run.save_every=1000", "run.elastic=2..3", "run.rejoin_wait=1", *ENDLESS)
         self.kill(1)
         self.recovered(1)
         self.assertEqual(self.resized("from"), [])
@@ -85,7 +85,7 @@ class ElasticRejoins(meetings.Meetings):
     def test_state_of_those_chosen(self):
         """tp 2 × dp 2 without rank 1: of the others, 0 and 3 have the state, and 2 waits. All ends when the run does."""
         layout = [BATCH, "parallel.tp=2", "train.schedule=constant", "train.steps=60"]
-        self.start(*layout, "run.save_every=1000", "run.elastic=2..4", "run.rejoin_wait=0.5", size=4)
+        self.start(*layout, "run.save_every=1000", "run.elastic=2..4", "run.rejoin_wait=1", size=4)
         self.kill(1)
         self.wait(lambda: self.resized("ranks"))
         self.assertEqual(self.resized("from", "ranks", "places", "in_memory"), [(4, 2, "0 3", True)])
@@ -97,7 +97,7 @@ class ElasticRejoins(meetings.Meetings):
 
     def test_shards(self):
         """What only the lost rank had comes from the checkpoint, and a smaller number that was asked for loses nothing."""
-        self.start(BATCH, "parallel.zero=3", "run.save_every=10", "run.elastic=2..4", "run.rejoin_wait=0.5", *ENDLESS, size=4)
+        self.start(BATCH, "parallel.zero=3", "run.save_every=10", "run.elastic=2..4", "run.rejoin_wait=1", *ENDLESS, size=4)
         self.ok(subprocess.run([program.PROGRAM, "resize", self.path("run"), "3"], capture_output=True, text=True, check=False))
         self.recovered(1)
         self.wait(lambda: self.steps_done() >= 20)
@@ -106,7 +106,7 @@ class ElasticRejoins(meetings.Meetings):
         self.kill(3)
         self.recovered(3)
         self.assertEqual(self.resized("from", "ranks", "reason"), [(4, 3, "3 ranks are available"), (3, 4, "ranks have returned"),
-                                                                   (4, 3, "ranks that were lost did not return within 0.5 s")])
+                                                                   (4, 3, "ranks that were lost did not return within 1 s")])
         self.assertEqual([(line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")], [(3, False, True)])
         self.replace(3)
         self.recovered(4)
@@ -114,7 +114,7 @@ class ElasticRejoins(meetings.Meetings):
 
     def test_rank_0_is_lost(self):
         """Only its replacement can listen: the others wait for that, and then go on without a rank that is missing."""
-        self.start(BATCH, "run.save_every=1000", "run.elastic=2..3", "run.rejoin_wait=0.5", *ENDLESS, wait=4)
+        self.start(BATCH, "run.save_every=1000", "run.elastic=2..3", "run.rejoin_wait=1", *ENDLESS, wait=4)
         self.kill(0)
         self.kill(2)
         time.sleep(1)
@@ -138,7 +138,7 @@ class ElasticRejoins(meetings.Meetings):
     @unittest.skipUnless(LONG, "QUADRILLE_REJOINS is not set")
     def test_many(self):
         """Random ranks at random moments, which return after a random time: before the others continue, or much later."""
-        self.start(BATCH, "run.save_every=20", "run.elastic=1..4", "run.rejoin_wait=0.5", *ENDLESS, size=4, restarts=20 * LONG, wait=60)
+        self.start(BATCH, "run.save_every=20", "run.elastic=1..4", "run.rejoin_wait=1", *ENDLESS, size=4, restarts=20 * LONG, wait=60)
         self.wait(lambda: self.steps_done() >= 25)
         chance = random.Random(9)
         away = {}

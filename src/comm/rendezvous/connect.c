@@ -160,7 +160,7 @@ static qd_status judge(const qd_rendezvous *r, const qd_comm_join *join, attempt
                                                                    : "";
     if (result == LATER || result == TAKEN) {
         a->begin = now;
-        a->pause = LATER_SECONDS;
+        a->pause = r->stays ? AGAIN_SECONDS : LATER_SECONDS; /* the others meet at this moment */
     }
     if (result == REFUSED && a->refused++ == 0)
         a->refused_at = now;

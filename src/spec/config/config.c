@@ -251,7 +251,7 @@ static const qd_option options_table[] = {
      "ranks without MPI: the network interface to use, by name or address; empty: the one on the way to rank 0", NULL},
     {"run.join_deadline", QD_OPTION_FLOAT, "300", 0.1, 1e6, NULL,
      "ranks without MPI: seconds that they wait for all, at the start and after the loss of one (see run.rejoin_wait)", NULL},
-    {"run.rejoin_wait", QD_OPTION_FLOAT, "30", 0, 1e6, NULL,
+    {"run.rejoin_wait", QD_OPTION_FLOAT, "30", 1, 1e6, NULL,
      "run.elastic without MPI: seconds that ranks wait for a lost one to return before the run continues with those that are left", NULL},
     {"run.memory_check", QD_OPTION_BOOL, "true", 0, 0, NULL,
      "cpu: refuse to start if the ranks need more memory than their machine has free; false: start anyway", NULL},

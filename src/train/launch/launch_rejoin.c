@@ -214,6 +214,10 @@ static void leave(qd_rejoin *r, qd_comm *world, qd_kept *kept)
     r->before = qd_comm_size(world);
     r->begin = r->journal.failed_at = qd_clock_now();
     r->stayed = true;
+}
+
+static void unbind(const qd_rejoin *r)
+{
     if (r->cored)
         (void)qd_thread_bind(&r->cores);
 }
@@ -223,6 +227,7 @@ void qd_rejoin_pauses(qd_rejoin *r, qd_comm *world, qd_kept *kept)
     qd_comm_forsake(world);
     r->step = qd_kept_last(kept);
     leave(r, world, kept);
+    unbind(r);
 }
 
 bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *status)
@@ -254,8 +259,10 @@ bool qd_rejoin_rests(qd_rejoin *r, qd_comm *world, qd_kept *kept, qd_status *sta
     } else {
         leave(r, world, kept);
     }
+    unbind(r);
     if (qd_journal_cause(*status)) {
-        snprintf(text, sizeof text, "%s: waiting up to %g s until all ranks are back", qd_error_message(), deadline(r));
+        snprintf(text, sizeof text, "%s: waiting up to %g s until all ranks are back", qd_error_message(),
+                 r->elastic.most > 0 ? fmin(deadline(r), qd_options_float(r->given, "run.rejoin_wait")) : deadline(r));
         qd_journal_note(&r->journal, text);
     }
     qd_error_clear();
@@ -334,8 +341,8 @@ static void tell(const qd_rejoin *r, offer *own)
 {
     *own = (offer){.attempt = r->knows ? r->journal.past.attempt : 0, .step = r->step, .has = r->kept ? qd_kept_step(r->kept) : -1,
                    .part = r->fd >= 0 ? r->part : -1, .writers = r->writers, .rank = r->left ? qd_comm_rank(r->left) : -1,
-                   .ranks = r->before, .place = r->rank,
-                   .since = qd_clock_now() - r->journal.failed_at, .status = r->failure.status};
+                   .ranks = r->before, .place = r->rank, .since = qd_clock_now() - r->journal.failed_at,
+                   .status = r->failure.status};
     memcpy(own->message, r->failure.message, sizeof own->message);
     if (r->run->config.from_checkpoint || own->rank >= MOST_LEFT)
         own->has = own->part = -1;
@@ -548,9 +555,9 @@ qd_status qd_rejoin_agree(qd_rejoin *r, qd_comm *world, bool *agreed, bool *comp
     const int size = qd_comm_size(world);
     int staying = 0;
     qd_status failure = QD_OK;
-    offer *offers = calloc((size_t)size, sizeof *offers);
     *complete = *narrows = false;
     QD_TRY(qd_rejoin_fit(r, world, agreed));
+    offer *offers = calloc((size_t)size, sizeof *offers);
     if (!offers)
         return QD_FAIL(QD_NO_MEMORY, "no memory for %d ranks", size);
     tell(r, &offers[qd_comm_rank(world)]);
