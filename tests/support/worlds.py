@@ -80,7 +80,8 @@ class World:
         variables = named(ranks) if backend == "ucx" else {}
         with open(errors, "ab") as file:
             file.truncate(0)
-            self.started = [subprocess.Popen([*(apart() if mixed and backend == "ucx" and rank % 2 else []), *command], stdout=subprocess.DEVNULL, stderr=file, cwd=os.path.dirname(errors),
+            self.started = [subprocess.Popen([*(apart() if mixed and backend == "ucx" and rank % 2 else []), *command],
+                                             stdout=subprocess.DEVNULL, stderr=file, cwd=os.path.dirname(errors),
                                              env=environment(variables, rank) if backend == "ucx" else None)
                             for rank in range(ranks if backend == "ucx" else 1)]
 

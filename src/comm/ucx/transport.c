@@ -414,8 +414,8 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
         ucp_ep_params_t ep = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                             UCP_EP_PARAM_FIELD_ERR_HANDLER,
                               .address = (const ucp_address_t *)(const void *)(at + sizeof own),
-                              /* With the other mode UCX receives over TCP into a buffer of its own first. It
-                               * reports broken connections in both. */
+                              /* With the other mode UCX receives over TCP into a buffer of its own
+                               * first. It reports broken connections in both. */
                               .err_mode = u->peers[p].tcp ? UCP_ERR_HANDLING_MODE_NONE : UCP_ERR_HANDLING_MODE_PEER,
                               .err_handler = {.cb = on_error, .arg = &u->peers[p]}};
         if (p == 0) { /* all ranks have made theirs: whoever comes first finds the others ready */
