@@ -17,14 +17,15 @@
 void __real_qd_local_ways_measure(double seconds, char *text, size_t size, bool *settled);
 void __wrap_qd_local_ways_measure(double seconds, char *text, size_t size, bool *settled);
 static int measured;
-static bool undisturbed = true;
+static int disturbed; /* this many measurements do not settle */
 void __wrap_qd_local_ways_measure(double seconds, char *text, size_t size, bool *settled)
 {
     qd_local_ways ways = qd_local_ways_default();
     assert_true(seconds > 0 && seconds <= 0.2);
     ways.stream_bytes = 1000 + ++measured;
     qd_local_ways_write(&ways, text, size);
-    *settled = undisturbed;
+    *settled = disturbed <= 0;
+    disturbed--;
 }
 
 static void test_text(void **state)
@@ -86,8 +87,8 @@ static void get(const char *path, char *text, size_t size)
     fclose(file);
 }
 
-/* Whether the file is measured for, and what the file has afterwards. */
-static void expect(const char *path, bool measures, bool keeps)
+/* How many measurements are made for the file, and whether it has one afterwards. */
+static void expect(const char *path, int measures, bool keeps)
 {
     qd_collective_ways ways;
     const int before = measured;
@@ -109,8 +110,8 @@ static void test_file(void **state)
     snprintf(path, sizeof path, "%s/collectives", scratch_folder());
     qd_collective_ways_find(path, false, &ways); /* no file */
     assert_string_equal(ways.text, "");
-    expect(path, true, true);
-    expect(path, false, true);
+    expect(path, 1, true);
+    expect(path, 0, true);
     get(path, good, sizeof good);
     static const char *const damaged[] = {"",
                                           "quad",
@@ -120,40 +121,44 @@ static void test_file(void **state)
                                           "quadrille collectives 1\n\n"};
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
         put(path, damaged[i]);
-        expect(path, true, true);
-        expect(path, false, true);
+        expect(path, 1, true);
+        expect(path, 0, true);
     }
     /* Another file, by a mistake in the path, is never replaced. */
     static const char *const others[] = {"x", "my notes\n", "quadrille tuning 4; a GPU\n"};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         put(path, others[i]);
-        expect(path, true, false);
+        expect(path, 1, false);
         get(path, changed, sizeof changed);
         assert_string_equal(changed, others[i]);
     }
     put(path, "");
-    expect(path, true, true);
+    expect(path, 1, true);
     /* Cut off anywhere, it is used or measured again, but never misread. */
     for (size_t length = 0; length < strlen(good); length++) {
         snprintf(text, sizeof text, "%.*s", (int)length, good);
         put(path, text);
-        expect(path, true, true);
+        expect(path, 1, true);
     }
     /* The line of another machine stays, and this machine does not use it. */
     put(path, "quadrille collectives 1\nAn Abacus, 1 core: stream_bytes=77\n");
-    expect(path, true, true);
+    expect(path, 1, true);
     get(path, changed, sizeof changed);
     assert_non_null(strstr(changed, "An Abacus, 1 core: stream_bytes=77\n"));
     qd_collective_ways_find(path, false, &ways);
     assert_null(strstr(ways.text, "=77"));
-    /* Disturbed by other programs: neither used nor kept. */
-    undisturbed = false;
+    /* Disturbed by other programs: measured again; what never settles is neither used nor kept. */
+    disturbed = 3;
     remove(path);
-    expect(path, true, false);
-    undisturbed = true;
+    expect(path, 3, false);
+    disturbed = 2;
+    expect(path, 3, true);
+    disturbed = 1;
+    remove(path);
+    expect(path, 2, true);
     /* No file can be written, or none is wanted. */
-    expect("/proc/none/collectives", true, false);
-    expect(scratch_folder(), true, false);
+    expect("/proc/none/collectives", 1, false);
+    expect(scratch_folder(), 1, false);
     qd_collective_ways_find("none", true, &ways);
     assert_true(ways.text[0] == '\0' && !ways.kept);
 }
