@@ -294,6 +294,13 @@ static void where_weights_are_cast_once(void **state)
     trained_ok(qd_fit_explain(&large, 0, needs.persistent + needs.dynamic, false, &text));
     assert_non_null(strstr(text.data, "fp8.weights=use needs"));
     qd_strbuf_free(&text);
+    /* One micro-batch has no copies; smaller ones fit only without. */
+    large = layout_config(LLAMA FP8 "train.micro_batch=8");
+    use = layout_config(LLAMA FP8 "train.micro_batch=1 train.recompute=full fp8.weights=use");
+    const trained_bytes least = trained_needs(&use);
+    trained_ok(qd_fit_explain(&large, 0, least.persistent + least.dynamic, false, &text));
+    assert_non_null(strstr(text.data, "train.micro_batch=1 train.recompute=full fp8.weights=use needs"));
+    qd_strbuf_free(&text);
     qd_arena *arena;
     qd_program *program;
     qd_config refused = layout_config(LLAMA FP8 "parallel.ranks=2 parallel.zero=3 fp8.weights=step");

@@ -46,7 +46,7 @@ static void put_kinds(const qd_memory_report *memory, qd_strbuf *text)
 enum { MOST_CHANGES = 24 };
 
 typedef struct change {
-    char text[96];
+    char text[112];
     qd_config config;
 } change;
 
@@ -60,7 +60,8 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.swiglu=again");
         count++;
     }
-    if (s->fp8.on && s->fp8.weights != QD_FP8_WEIGHTS_USE) {
+    const bool casts_once = s->fp8.on && s->fp8.weights != QD_FP8_WEIGHTS_USE;
+    if (casts_once) {
         list[count].config = *config;
         list[count].config.strategy.fp8.weights = QD_FP8_WEIGHTS_USE;
         snprintf(list[count].text, sizeof list[count].text, "fp8.weights=use");
@@ -106,7 +107,9 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=%lld", (long long)size);
         count++;
     }
-    enum { AS_IT_IS, SPLIT, OFFLOADED }; /* the optimizer state, combined with the smallest activations */
+    /* The optimizer state, combined with the smallest activations. Several micro-batches would keep
+     * copies of weights in fp8. */
+    enum { AS_IT_IS, SPLIT, OFFLOADED };
     const char *const texts[] = {"", " train.master=split", " train.offload=optimizer"};
     const bool tried[] = {s->micro_batch > 1, can_split, !s->offload};
     for (int state = AS_IT_IS; state <= OFFLOADED; state++) {
@@ -116,10 +119,11 @@ static int list_changes(const qd_config *config, const qd_strategy *s, change *l
         list[count].config.strategy.micro_batch = 1;
         list[count].config.strategy.recompute = QD_RECOMPUTE_FULL;
         list[count].config.strategy.recompute_layers = -1;
+        list[count].config.strategy.fp8.weights = casts_once ? QD_FP8_WEIGHTS_USE : s->fp8.weights;
         list[count].config.strategy.offload = s->offload || state == OFFLOADED;
         list[count].config.strategy.split_master = state == SPLIT || (s->split_master && state == AS_IT_IS);
-        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s", texts[state],
-                 state == OFFLOADED ? whole : "");
+        snprintf(list[count].text, sizeof list[count].text, "train.micro_batch=1 train.recompute=full%s%s%s",
+                 casts_once ? " fp8.weights=use" : "", texts[state], state == OFFLOADED ? whole : "");
         count++;
     }
     return count;
