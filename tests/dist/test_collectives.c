@@ -457,10 +457,12 @@ static qd_status body_every(qd_comm *world, void *arg)
 static qd_status huge_messages(bench *b)
 {
     const int64_t count = HUGE_ELEMENTS;
-    QD_TRY(try_all_reduce(b, count, QD_F32, QD_SUM, false));
     QD_TRY(try_reduce_scatter(b, count, QD_F32, QD_SUM, false));
     QD_TRY(try_reduce(b, count, QD_F32, QD_SUM, 1, true));
-    for (int in_place = 0; in_place < 2; in_place++) QD_TRY(try_all_gather(b, count, QD_F32, in_place));
+    for (int in_place = 0; in_place < 2; in_place++) {
+        QD_TRY(try_all_reduce(b, count, QD_F32, QD_SUM, in_place));
+        QD_TRY(try_all_gather(b, count, QD_F32, in_place));
+    }
     QD_TRY(try_broadcast(b, count, QD_F32, 1));
     QD_TRY(try_gather_scatter(b, count, QD_F32, 0));
     QD_TRY(try_all_to_all(b, count / b->size, QD_F32));
@@ -753,6 +755,10 @@ static void test_huge(void **unused)
 {
     (void)unused;
     run_everywhere("huge", (const int[]){2, 3}, 2);
+    qd_ranks_result first[5], results[5]; /* of 5 ranks, the second phase sends several chunks of sums at once */
+    run_same("huge", QD_RANKS_THREADS, "", 5, NULL, first);
+    if (qd_ranks_mode_available(QD_RANKS_MPI)) run_same("huge", QD_RANKS_MPI, "", 5, first, results);
+    if (qd_ranks_mode_available(QD_RANKS_UCX) && may_live_apart()) run_same("huge", QD_RANKS_UCX, "apart", 5, first, results);
 }
 
 static void test_groups(void **unused)
