@@ -21,11 +21,10 @@ enum { SENDER_BITS = 20, CHANNEL_BITS = 3, GROUP_BITS = 40 };
 #define WIRE_GROUP (((int64_t)1 << GROUP_BITS) - 1) /* of the first message between two ranks */
 _Static_assert(QD_REMOTE_CHANNELS <= 1 << CHANNEL_BITS, "a channel must fit into a tag");
 
-/* A request is a word: one of these, or UCX's pointer with 1 + the rank of the peer above it where
- * the message is one over TCP. BROKEN: it will never end, because the peer is lost; the world fails
- * as soon as it is known why. */
+/* A request is a word: one of these, or UCX's pointer, at which UCX keeps a place for the rank of
+ * the peer. BROKEN: it will never end, because the peer is lost; the world fails as soon as it is
+ * known why. */
 enum { UNUSED, ENDED, BROKEN, MOST_WORDS };
-enum { POINTER_BITS = 47, MOST_TCP_PEERS = (1 << (64 - POINTER_BITS)) - 1 };
 
 #define LOST_SECONDS 1.0   /* what the rendezvous reports about a broken connection comes first */
 #define REPORT_SECONDS 0.5 /* a rank of the same machine may know more about a lost one, and report it */
@@ -110,8 +109,10 @@ static uint64_t request_from(ucx_state *u, ucs_status_ptr_t begun, int peer)
 {
     if (begun == NULL)
         return ENDED;
-    if (!UCS_PTR_IS_ERR(begun))
-        return (uint64_t)(uintptr_t)begun | (uint64_t)(peer >= 0 && u->peers[peer].tcp ? peer + 1 : 0) << POINTER_BITS;
+    if (!UCS_PTR_IS_ERR(begun)) {
+        *(int *)begun = peer;
+        return (uint64_t)(uintptr_t)begun;
+    }
     if (peer >= 0)
         peer_broken(u, peer, UCS_PTR_STATUS(begun));
     return BROKEN;
@@ -137,7 +138,7 @@ static qd_status ucx_recv(void *self, int from, int64_t group, int channel, void
 
 static void *pointer_of(uint64_t request)
 {
-    return (void *)(uintptr_t)(request & (((uint64_t)1 << POINTER_BITS) - 1));
+    return (void *)(uintptr_t)request;
 }
 
 /* *done: the request has ended and is unused again. */
@@ -193,6 +194,13 @@ static qd_status test_some(void *self, void *array, int count, int *completed, i
     return QD_OK;
 }
 
+/* Whether the peer is reached over TCP and its connection is broken, so that nothing arrives any
+ * more. */
+static bool is_cut(const ucx_state *u, int peer)
+{
+    return peer >= 0 && u->peers[peer].tcp && u->peers[peer].broken;
+}
+
 static bool give_up(void *self, void *array, int count)
 {
     ucx_state *u = self;
@@ -209,12 +217,11 @@ static bool give_up(void *self, void *array, int count)
         progress(u);
         for (int i = 0; i < count; i++) {
             void *pending = pointer_of(requests[i]);
-            int peer = (int)(requests[i] >> POINTER_BITS) - 1;
             if (requests[i] < MOST_WORDS)
                 continue;
             if (ucp_request_check_status(pending) != UCS_INPROGRESS) {
                 ucp_request_free(pending);
-            } else if (peer < 0 || !u->peers[peer].broken) { /* over a broken connection nothing arrives */
+            } else if (!is_cut(u, *(int *)pending)) {
                 any = true;
                 continue;
             }
@@ -348,8 +355,10 @@ static qd_status choose(ucp_config_t *config, const char *interface)
 static qd_status start(ucx_state *u)
 {
     ucp_config_t *config = NULL;
-    ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_MT_WORKERS_SHARED,
+    ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS | UCP_PARAM_FIELD_MT_WORKERS_SHARED |
+                                         UCP_PARAM_FIELD_REQUEST_SIZE,
                            .features = UCP_FEATURE_TAG,
+                           .request_size = sizeof(int), /* the rank of the peer */
                            .estimated_num_eps = (size_t)u->size};
     ucp_worker_params_t worker = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE, .thread_mode = UCS_THREAD_MODE_SERIALIZED};
     QD_TRY(qd_ucx_ports_begin(&u->ports));
@@ -409,7 +418,7 @@ static qd_status introduce(ucx_state *u, qd_remote_facts *facts)
         facts[p] = theirs.facts;
         facts[p].host[sizeof facts[p].host - 1] = '\0';
         u->peers[p].state = u;
-        u->peers[p].tcp = !own.rdma && !theirs.rdma && p < MOST_TCP_PEERS && u->rank < MOST_TCP_PEERS &&
+        u->peers[p].tcp = !own.rdma && !theirs.rdma &&
                           memcmp(own.facts.machine, facts[p].machine, sizeof own.facts.machine) != 0;
         ucp_ep_params_t ep = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                                             UCP_EP_PARAM_FIELD_ERR_HANDLER,
