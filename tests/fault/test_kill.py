@@ -51,7 +51,8 @@ class Kill(program.ProgramTest):
         ranks, options = layouts.arguments(self.layout)
         arguments = ["train", f"data.path={self.corpus}", *options, *RUN, f"train.steps={STEPS[self.backend]}",
                      f"run.join_deadline={6 + ranks}", f"run.dir={folder}", *more]
-        self.world = worlds.World(self.backend, ranks, arguments, self.corpus, self.path("errors"), mixed=True)
+        self.world = worlds.World(self.backend, ranks, arguments, self.corpus, self.path("errors"),
+                                  mixed=self.counts["kills"] % 2 == 1)
         return self.world
 
     @staticmethod
