@@ -71,10 +71,20 @@ class ElasticRejoins(meetings.Meetings):
         self.assertIn("the run continues with 2 ranks instead of 3, which are the processes with RANK 0 2", self.text(first[0].output))
 
     def test_spare(self):
-        """A rank that no layout uses waits; it takes the place of a lost one. The mesh is the same, and so are all bits."""
-        self.start("train.global_batch=8", "run.save_every=1000", "run.elastic=2..3", "run.rejoin_wait=1", *ENDLESS)
+        """A rank that no layout uses waits. It outlives all others, takes the configuration of those that resume the run, and then the
+        place of a lost one: the mesh is the same, and so are all bits."""
+        self.start("train.global_batch=8", "run.save_every=10", "run.elastic=2..3", "run.rejoin_wait=1", *ENDLESS)
+        spare = self.runs[2]
+        self.wait(lambda: self.steps_done() >= 25)
+        for rank in (0, 1):
+            self.kill(rank)
+        done = self.steps_done()
+        for rank in (0, 1):
+            self.replace(rank, "--resume")
+        self.wait(lambda: self.steps_done() >= done + 5 or any(run.poll() is not None for run in self.runs))
         self.kill(1)
         self.recovered(1)
+        self.assertIsNone(spare.poll())
         self.assertEqual(self.resized("from"), [])
         self.assertEqual([(line["surviving"], line["in_memory"], line["resumes"]) for line in self.events("restart")], [(1, True, True)])
         self.replace(1)

@@ -51,6 +51,13 @@ static void drop_state(void *context)
     drop_part(r);
 }
 
+/* The journal is written once the ranks have agreed that the run may use its folder. */
+static void begin_journal(qd_rejoin *r, const qd_train_observer *observer)
+{
+    qd_journal_begin(&r->journal, r->run, observer);
+    r->journal.held = true;
+}
+
 qd_status qd_rejoin_create(qd_run *run, int rank, int ranks, const qd_train_observer *observer, qd_rejoin **rejoin)
 {
     qd_rejoin *r = *rejoin = calloc(1, sizeof *r);
@@ -58,8 +65,7 @@ qd_status qd_rejoin_create(qd_run *run, int rank, int ranks, const qd_train_obse
         return QD_FAIL(QD_NO_MEMORY, "no memory for a rank");
     *r = (qd_rejoin){.run = run, .given = run->options, .started = run->options, .rank = rank, .places = ranks, .step = -1, .fd = -1,
                      .part = -1, .begin = qd_clock_now()};
-    qd_journal_begin(&r->journal, run, rank == 0 ? observer : NULL);
-    r->journal.held = true;
+    begin_journal(r, rank == 0 ? observer : NULL);
     run->on_first_step = drop_state;
     run->first_step_context = r;
     r->cored = qd_thread_cores(&r->cores) == QD_OK;
@@ -80,8 +86,16 @@ void qd_rejoin_forget(qd_rejoin *r)
 {
     let_go(r);
     drop_part(r);
+    qd_options_destroy(r->adopted);
+    r->adopted = NULL;
+    r->run->options = r->given = r->started;
+    r->run->config.resume = r->run->state_in_memory = r->run->ranks_stay = false;
+    qd_rejoin_begin_size(r);
+    qd_journal_end(&r->journal);
+    begin_journal(r, NULL); /* rank 0 forgets nothing */
     r->failure = (qd_failure){0};
-    r->knows = r->stayed = false;
+    r->knows = r->stayed = r->judged = false;
+    r->waits = true;
     r->step = -1;
     r->before = 0;
     r->begin = qd_clock_now();
@@ -310,16 +324,16 @@ static qd_status adopt(qd_rejoin *r, const qd_strbuf *own, const char *theirs, s
 qd_status qd_rejoin_settle(qd_rejoin *r, qd_comm *world, int *first)
 {
     const int size = qd_comm_size(world), rank = qd_comm_rank(world);
-    const bool adopts = !r->knows && !r->adopted && qd_options_bool(r->given, "run.resume");
-    int64_t stays = r->knows ? size - rank : 0, length = 0;
+    int64_t known[2] = {r->knows ? size - rank : 0, r->waits}, length = 0;
     qd_strbuf own = {0};
     char *theirs = NULL;
-    QD_TRY(qd_comm_all_reduce(world, &stays, &stays, 1, QD_I64, QD_MAX, NULL));
-    const int root = size - (int)stays; /* the first that stays */
-    *first = root % size;
-    r->fresh = root == size;
-    if (root == size)
+    QD_TRY(qd_comm_all_reduce(world, known, known, 2, QD_I64, QD_MAX, NULL));
+    const int root = (size - (int)known[0]) % size; /* the first that stays; rank 0, which never waits, if none does */
+    *first = root;
+    r->fresh = known[0] == 0;
+    if (r->fresh && !known[1])
         return QD_OK;
+    const bool resumes = !r->fresh && qd_options_bool(r->given, "run.resume"), adopts = !r->knows && !r->adopted && (r->waits || resumes);
     qd_launch_config_put(r->given, &own);
     length = (int64_t)own.length;
     qd_status status = qd_comm_broadcast(world, &length, 1, QD_I64, root, NULL);

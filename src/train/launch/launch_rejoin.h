@@ -28,7 +28,8 @@ void qd_rejoin_how(qd_rejoin *rejoin, qd_comm_join *how);
 bool qd_rejoin_tries(qd_rejoin *rejoin, qd_status *status);
 
 /* Collective, once the ranks have met. A new process that was started with run.resume takes the
- * configuration of those that stay, if there are any. *first: the lowest of these; 0: none. */
+ * configuration of those that stay, if there are any; one that no layout has used takes that of
+ * rank 0 if none stays. *first: the lowest of those that stay; 0: none. */
 qd_status qd_rejoin_settle(qd_rejoin *rejoin, qd_comm *world, int *first);
 /* Collective, in place of qd_config_resolve(): options and configuration of the run, the state to
  * start with, and the line of the journal. *agreed: the run ends with the

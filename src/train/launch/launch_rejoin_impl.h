@@ -32,6 +32,7 @@ struct qd_rejoin {
     bool stayed;
     bool knows; /* the past of the run: it has once agreed with the others on how to go on */
     bool knew;  /* when it joined the present world */
+    bool waits; /* a layout has left it out once; it may outlive the run of which it has the configuration */
     bool fresh; /* no rank of the present world has known it */
     bool final; /* the run ends, whatever is new in it */
     qd_door *door; /* rank 0 */
