@@ -102,19 +102,45 @@ int gethostname(char *name, size_t bytes)
         self.wait(lambda: self.steps_done() >= done)
         self.stop(BATCH)
 
-    def test_secret(self):
-        """A stranger cannot take the place of a lost rank, nor end the run; the port is open only while ranks meet."""
+    def away(self, run, message):
+        """The process is turned away, with one line."""
+        errors = run.communicate(timeout=30)[1]
+        self.assertEqual(run.returncode, 2, errors)
+        self.assertRegex(errors, f"^quadrille: [^\n]*{message}[^\n]*\n$")
+
+    def unanswered(self):
+        """A server that accepts connections and greets, and a rank that takes it for rank 0."""
+        server = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(server.close)
+        run, self.port = self.port, server.getsockname()[1]
+        rank = self.spawn(1, BATCH, "run.join_deadline=3")
+        self.port = run
+        server.settimeout(30)
+        connection, _ = server.accept()
+        self.addCleanup(connection.close)
+        connection.sendall(os.urandom(32))
+        return rank
+
+    def test_others(self):
+        """A stranger cannot take the place of a lost rank, nor end the run; the port is open only while ranks meet. A process whose rank
+        is there, also as rank 0, or whose world is another one, ends alone. All take 5 s, at the same time."""
+        unanswered = self.unanswered()
         self.start(BATCH, "run.save_every=1000", *ENDLESS)
         self.assertRaises(OSError, socket.create_connection, ("127.0.0.1", self.port), 2)
+        false = self.spawn(0, *self.arguments)
+        self.wait(lambda: self.steps_done() > 10)
         self.kill(2)
         self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
         wrong = self.spawn(2, *self.arguments, secret="another secret of the world")
+        second = [self.spawn(1, *self.arguments), self.spawn(2, *self.arguments, size=4)]
         strangers = []
         for junk in (b"", b"GET / HTTP/1.0\r\n\r\n", 300 * b"x", b"QDRANKS\0" + bytes(112)):
             self.wait(lambda: strangers.append(self.connect()) or strangers[-1])
             strangers[-1].sendall(junk)
-        self.assertEqual(wrong.wait(timeout=30), 2)
-        self.assertIn("it refuses this rank", wrong.communicate()[1])
+        self.away(wrong, "it refuses this rank")
+        self.away(second[1], "rank 2 was started as one of 4 ranks, and rank 0 as one of 3: WORLD_SIZE differs")
+        self.away(second[0], "another process is rank 1 of 3, and has not ended: every process needs a RANK of its own")
+        self.away(false, "another process does, which may be a second one with RANK 0")
         self.assertEqual(len(self.events("recovered")), 0)
         self.replace(2)
         self.recovered(1)
@@ -123,6 +149,10 @@ int gethostname(char *name, size_t bytes)
             if stranger:
                 stranger.close()
         self.stop(BATCH)
+        errors = unanswered.communicate(timeout=30)[1]  # a rank 0 that has no time is not a wrong secret
+        self.assertEqual(unanswered.returncode, 1, errors)
+        self.assertIn("it has accepted the connection, but does not answer within 5 s: check whether the process of rank 0 is stopped", errors)
+        self.assertNotIn("secret", errors)
 
     def test_folder_of_another_run(self):
         """Whatever happens before the ranks have looked into the folder, it is not theirs."""
@@ -172,27 +202,6 @@ int gethostname(char *name, size_t bytes)
         self.runs[0].send_signal(signal.SIGTERM)
         self.assertEqual(self.runs[0].wait(timeout=10), 75)
 
-    def away(self, run, message):
-        """The process is turned away, with one line."""
-        errors = run.communicate(timeout=30)[1]
-        self.assertEqual(run.returncode, 2, errors)
-        self.assertRegex(errors, f"^quadrille: [^\n]*{message}[^\n]*\n$")
-
-    def test_second_process(self):
-        """A process whose rank is there, or whose world is another one, ends alone: also when it comes as rank 0."""
-        self.start(BATCH, "run.save_every=1000", *ENDLESS)
-        false = self.spawn(0, *self.arguments)
-        self.wait(lambda: self.steps_done() > 10)
-        self.kill(2)
-        self.wait(lambda: "waiting up to" in self.text(self.runs[0].output))
-        second = [self.spawn(1, *self.arguments), self.spawn(2, *self.arguments, size=4)]
-        self.away(second[1], "rank 2 was started as one of 4 ranks, and rank 0 as one of 3: WORLD_SIZE differs")
-        self.away(second[0], "another process is rank 1 of 3, and has not ended: every process needs a RANK of its own")
-        self.away(false, "another process does, which may be a second one with RANK 0")
-        self.replace(2)
-        self.recovered(1)
-        self.stop(BATCH)
-
     def test_other_configuration(self):
         """A process with another configuration ends alone, also as rank 0; the one after it is let in."""
         self.start(BATCH, "run.save_every=1000", *ENDLESS)
@@ -203,19 +212,6 @@ int gethostname(char *name, size_t bytes)
             self.recovered(count)
         self.assertEqual([line["surviving"] for line in self.events("restart")], [2, 2])
         self.stop(BATCH)
-
-    def test_no_answer(self):
-        """Rank 0 accepts the connection and has no time: not a wrong secret."""
-        with socket.create_server(("127.0.0.1", self.port)) as server:
-            rank = self.spawn(1, BATCH, "run.join_deadline=3")
-            server.settimeout(30)
-            connection, _ = server.accept()
-            connection.sendall(os.urandom(32))
-            errors = rank.communicate(timeout=30)[1]
-            connection.close()
-        self.assertEqual(rank.returncode, 1, errors)
-        self.assertIn("it has accepted the connection, but does not answer within 5 s: check whether the process of rank 0 is stopped", errors)
-        self.assertNotIn("secret", errors)
 
     def test_same_failure_again(self):
         """A failure of all ranks: they meet again as they are, until it is clear that nothing changes."""
