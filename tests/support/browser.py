@@ -18,6 +18,12 @@ import zlib
 
 # Numbers of keys without a character, as the browser counts them.
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+# What Chromium answers when the page is replaced while it evaluates an expression.
+LEFT = ("Inspected target navigated", "Execution context was destroyed", "Cannot find context")
+
+
+class LeftPage(RuntimeError):
+    """The page that was asked is no longer there."""
 
 
 def find():
@@ -107,7 +113,8 @@ class Browser:
                 break
             if answer.get("id") == self.number:
                 if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']}")
+                    left = any(words in str(answer["error"]) for words in LEFT)
+                    raise (LeftPage if left else RuntimeError)(f"{method}: {answer['error']}")
                 return answer["result"]
             self.note(answer)
         raise TimeoutError(f"{method}: no answer in {seconds} s")
@@ -152,7 +159,10 @@ class Browser:
         """The first true value of an expression."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            value = self.value(script)
+            try:
+                value = self.value(script)
+            except LeftPage:  # the next one is being loaded
+                value = None
             if value:
                 return value
             time.sleep(0.05)
