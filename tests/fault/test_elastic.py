@@ -23,13 +23,6 @@ ENDLESS = ["train.steps=100M", "train.schedule=constant"]
 
 
 class Elastic(program.ProgramTest):
-    def journal(self, folder="run"):
-        try:
-            with open(self.path(f"{folder}/restarts.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-        except OSError:
-            return []
-
     def events(self, kind, folder="run"):
         return [line for line in self.journal(folder) if line["event"] == kind]
 
@@ -41,13 +34,6 @@ class Elastic(program.ProgramTest):
     def children(self, run):
         with open(f"/proc/{run.pid}/task/{run.pid}/children", encoding="ascii") as file:
             return [int(pid) for pid in file.read().split()]
-
-    def steps_done(self, folder="run"):
-        try:
-            with open(self.path(f"{folder}/metrics.jsonl"), "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0
 
     def start(self, *arguments):
         with open(self.path("output"), "w", encoding="utf-8") as output:

@@ -5,7 +5,6 @@ ctest: not under address
 ctest: not under thread
 ctest: timeout 400
 """
-import json
 import os
 import signal
 import subprocess
@@ -27,22 +26,8 @@ class Vanishing(program.ProgramTest):
         self.addCleanup(self.network.remove)
         self.alpha, self.beta = self.network.hosts
 
-    def journal(self):
-        try:
-            with open(self.path("run/restarts.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-        except OSError:
-            return []
-
     def has(self, event, count=1):
         return len([line for line in self.journal() if line["event"] == event]) >= count
-
-    def steps_done(self):
-        try:
-            with open(self.path("run/metrics.jsonl"), "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0
 
     def start(self, *words, environment=None):
         """The supervisor runs on alpha."""

@@ -2,7 +2,6 @@
 failure for a success, and a wrong file of hosts ends no run.
 ctest: timeout 120
 """
-import json
 import os
 import signal
 import subprocess
@@ -18,10 +17,6 @@ ONCE = """[ -e tried ] || { touch tried; echo "quadrille: beta cannot be reached
 
 
 class Commands(program.ProgramTest):
-    def journal(self, folder="run"):
-        with open(self.path(f"{folder}/restarts.jsonl"), encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
     def script(self, text, end='exec "$@"'):
         """The command gets the number of ranks and the hosts."""
         name = self.write("start", f'ranks=$1 hosts=$2; shift 2\necho "$ranks $hosts" >> starts\n{text}\n{end}\n')

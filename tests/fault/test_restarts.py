@@ -3,7 +3,6 @@ to an undisturbed one; its journal tells what happened. QUADRILLE_FAILURES=100 f
 ctest: timeout 240
 ctest: processors 2
 """
-import json
 import os
 import random
 import signal
@@ -23,10 +22,6 @@ RUN = ["train.global_batch=6", f"train.steps={STEPS}", f"parallel.ranks={RANKS}"
 
 
 class Restarts(program.ProgramTest):
-    def journal(self, folder):
-        with open(self.path(f"{folder}/restarts.jsonl"), encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
-
     def weights(self, folder):
         with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
             text = file.read()
@@ -35,13 +30,6 @@ class Restarts(program.ProgramTest):
     def ranks(self, run):
         pids = {program.rank_of(pid): pid for pid in program.processes(self.corpus) if pid != run.pid}
         return {rank: pid for rank, pid in pids.items() if rank is not None}
-
-    def steps_done(self, folder):
-        try:
-            with open(self.path(f"{folder}/metrics.jsonl"), "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0
 
     def test_random_failures(self):
         self.ok(self.run_program(*self.small(*RUN, "run.dir=whole")))

@@ -1,5 +1,4 @@
 """Ranks that meet without MPI and keep their processes when others are lost (run.restarts)."""
-import json
 import os
 import shutil
 import signal
@@ -62,8 +61,8 @@ class Meetings(program.ProgramTest):
         self.assertEqual([run.returncode for run in self.runs], [status] * self.size, (errors, self.journal()))
         return "".join(errors)
 
-    def stop(self, *whole):
-        """Stops the run with a checkpoint; local ranks do as many steps undisturbed, with the same result."""
+    def stop_and_repeat(self, *whole):
+        """Stops the run with a checkpoint; a run in the folder whole does as many steps undisturbed."""
         done = self.steps_done()
         self.wait(lambda: self.steps_done() >= done + 5)
         for run in self.runs:
@@ -71,7 +70,11 @@ class Meetings(program.ProgramTest):
         self.end(75)
         shutil.rmtree(self.path("whole"), ignore_errors=True)
         steps = [f"train.steps={self.steps_done()}", "train.schedule=constant"]
-        self.ok(self.run_program(*self.small("run.dir=whole", "--ranks", str(self.size), *whole, *steps)))
+        self.ok(self.run_program(*self.small("run.dir=whole", *whole, *steps)))
+
+    def stop(self, *whole):
+        """The same with local ranks, which have the same result."""
+        self.stop_and_repeat("--ranks", str(self.size), *whole)
         self.assertEqual(self.numbers("run"), self.numbers("whole"))
         self.assertEqual(self.weights("run"), self.weights("whole"))
 
@@ -87,13 +90,6 @@ class Meetings(program.ProgramTest):
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def journal(self):
-        try:
-            with open(self.path("run/restarts.jsonl"), encoding="utf-8") as file:
-                return [json.loads(line) for line in file]
-        except OSError:
-            return []
-
     def events(self, kind):
         return [line for line in self.journal() if line["event"] == kind]
 
@@ -104,10 +100,3 @@ class Meetings(program.ProgramTest):
         with open(self.path(f"{folder}/checkpoints/latest/manifest.json"), encoding="utf-8") as file:
             text = file.read()
         return text[text.index('"tensors"'):]  # names, shapes and the checksums of all values and moments
-
-    def steps_done(self):
-        try:
-            with open(self.path("run/metrics.jsonl"), "rb") as file:
-                return file.read().count(b"\n")
-        except OSError:
-            return 0

@@ -90,6 +90,22 @@ class ProgramTest(unittest.TestCase):
         with open(os.path.join(self.folder, folder, "metrics.jsonl"), encoding="utf-8") as file:
             return [json.loads(line) for line in file]
 
+    def steps_done(self, folder="run"):
+        """How many steps a run has reported so far; it may not have started."""
+        try:
+            with open(self.path(f"{folder}/metrics.jsonl"), "rb") as file:
+                return file.read().count(b"\n")
+        except OSError:
+            return 0
+
+    def journal(self, folder="run"):
+        """What a run with run.restarts has noted so far."""
+        try:
+            with open(self.path(f"{folder}/restarts.jsonl"), encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except OSError:
+            return []
+
     def numbers(self, folder):
         """The metrics that must not depend on the layout, as written: for bit-identical comparison."""
         kept = ("step", "loss", "grad_norm", "lr", "tokens")
